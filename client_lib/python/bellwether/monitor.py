@@ -83,7 +83,8 @@ class Monitor:
                 if layer.watched:
                     layer.watch_weights()
         else:
-            patches.see_forwards(steps.layers)
+            patches.see_forwards(list(steps.layers))
+            patches.discover(steps, model, overrides)
         self.actions.install(not weights_only, agree)
         patches.show_presence()
         steps.reporter.events.add("attach", f"bellwether {__version__}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import torch
 from torch import Tensor, nn
@@ -33,9 +33,31 @@ def _thd(x: Tensor) -> Tensor:
     return x.transpose(0, 1).unsqueeze(0)
 
 
+def _several_batches(x: Tensor) -> Tensor:
+    return x.flatten(0, -4)
+
+
+def _grouped(x: Tensor) -> Tensor:
+    return x.flatten(1, 2)
+
+
 # Views of a tensor as [batch, heads, tokens, dim], by the order that it has.  Of "thd", documents
-# laid end to end, it is one sequence.
-VIEWS: dict[str, View] = {"bhtd": same, "bthd": _bthd, "sbhd": _sbhd, "thd": _thd}
+# laid end to end, it is one sequence; "g" are key heads, each with its own queries' heads.
+VIEWS: dict[str, View] = {
+    "bhtd": same, "bthd": _bthd, "sbhd": _sbhd, "thd": _thd, "...htd": _several_batches,
+    "bghtd": _grouped,
+}  # fmt: skip
+
+
+def output_view(layout: str, q: Tensor) -> View:
+    """That of the output of a call with this q: its heads may lie side by side."""
+    view, dims = VIEWS[layout], q.dim()
+    heads = q.shape[layout.index("h")] if layout in ("bthd", "sbhd", "thd") else 0
+
+    def of(o: Tensor) -> Tensor:
+        return view(o.unflatten(-1, (heads, -1)) if o.dim() == dims - 1 and heads else o)
+
+    return of
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -73,14 +95,17 @@ class Mask:
         given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {name: value for name, value in given.items() if isinstance(value, Tensor)}
 
-    def plain(self) -> bool:
-        """Whether its numbers alone say all."""
-        return self.function is None and not self.tensors()
+    def simple(self) -> bool:
+        """Whether it is none, or causal with as many queries as keys."""
+        numbers = (self.left, self.right, self.chunk, self.function)
+        return not self.top_left and numbers == (None,) * 4 and not self.tensors()
 
 
-# (the function as it is without us, its arguments) -> the call; None = not to be measured, as a
-# call that the function itself refuses.
-Reader = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], "Optional[AttentionCall]"]
+# (the function as it is without us, its arguments) -> the call; or why it is not measured, for
+# people; None = the function itself refuses it, and says why.
+Reader = Callable[
+    [Callable[..., Any], tuple[Any, ...], dict[str, Any]], "Union[AttentionCall, str, None]"
+]
 
 
 @dataclasses.dataclass
@@ -110,6 +135,8 @@ class AttentionCall:
     # Whether the keys' gradients add up to 0.  A change of the scores that is not added to them
     # ends that; a softcap and sinks do, and need not be said here.
     cancels: bool = True
+    # The name of the views in VIEWS, where they have one: torch.compile takes no other call.
+    layout: str = ""
     kernel: Callable[[], str] = str  # Which implementation runs, for people; asked once a layer.
     module: Optional[nn.Module] = None  # That the function was given, if it was.
     unread: Optional[str] = None  # What of the call is not understood: no statistics.

@@ -3,31 +3,33 @@
 While it traces, an attention module is known by a tensor that hangs on it, its mark.  A tensor is
 an input of the graph, so all layers of one class share one graph.  A number or an object would
 compile each of them anew until the limit of recompilations ends the run.  The backward calls an
-operator with the mark, q, k, v, o and dO.  At the other end is Python again, which decides there
-whether the step is sampled.
+operator with the mark, q, k, v, o, dO and the tensors of the mask.  At the other end is Python
+again, which decides there whether the step is sampled.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 import weakref
 from collections.abc import Callable
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import torch
 from torch import Tensor, nn
 
 from .._kernels.memory import capturing
 from .._util.guard import harmless
-from .attention_masks import mask_of
+from .call import VIEWS, AttentionCall, Mask, output_view
 from .hosts import PatchedLayer
+from .kernel_choice import kernel_of
 
 ATTRIBUTE = "_bellwether_mark"
 # What is traced here goes to the edge of what dynamo can: with an older one, where nobody has
 # tried it, compiled modules are not watched.
 TORCH_MIN = (2, 11)
-PARAMETERS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+
+# Of a mask that may be tensors.
+_NAMES = ("begins", "ends", "q_offsets", "k_offsets", "documents", "tensor", "visible")
 
 _numbers = itertools.count(1)
 _layers: weakref.WeakValueDictionary[int, PatchedLayer] = weakref.WeakValueDictionary()
@@ -75,10 +77,11 @@ def take(module: Optional[nn.Module], layer: PatchedLayer) -> None:
 _library: Any = torch.library.Library("bellwether", "FRAGMENT")  # type: ignore[no-untyped-call]
 # The mark counts as changed: an operator without an effect would be left out of the graph.
 _library.define(
-    "observe(Tensor q, Tensor k, Tensor v, Tensor o, Tensor d_o, Tensor(a!) mark, float scale, "
-    "bool causal, bool statistics, bool delta, str kernel) -> ()"
+    "observe(Tensor q, Tensor k, Tensor v, Tensor o, Tensor d_o, Tensor(a!) mark, Tensor[] given, "
+    "str[] names, float scale, bool causal, bool top_left, int[] window, str[] words, float dropout"
+    ") -> ()"
 )
-_library.define("observe_keys(Tensor d_k, Tensor(a!) mark) -> ()")
+_library.define("observe_keys(Tensor d_k, Tensor(a!) mark, str layout) -> ()")
 
 
 def _layer_of(mark: Tensor) -> Optional[PatchedLayer]:
@@ -90,19 +93,37 @@ def _layer_of(mark: Tensor) -> Optional[PatchedLayer]:
 
 @harmless("backward of a compiled attention")
 def _observe(
-    q: Tensor, k: Tensor, v: Tensor, o: Tensor, d_o: Tensor, mark: Tensor,
-    scale: float, causal: bool, statistics: bool, delta: bool, kernel: str,
+    q: Tensor, k: Tensor, v: Tensor, o: Tensor, d_o: Tensor, mark: Tensor, given: list[Tensor],
+    names: list[str], scale: float, causal: bool, top_left: bool, window: list[int],
+    words: list[str], dropout: float,
 ) -> None:  # fmt: skip
     layer = _layer_of(mark)
-    if layer is not None:
-        layer.compiled_backward((o, q, k, v), d_o, scale, causal, statistics, delta, kernel)
+    if layer is None:
+        return
+    layout, kernel, unread = words
+    left, right = (None if keys < 0 else keys for keys in window)
+    tensors: dict[str, Any] = dict(zip(names, given))
+    sinks = tensors.pop("sinks", None)
+    view = VIEWS[layout]
+    of_torch = {"attn_mask": tensors.get("tensor"), "is_causal": causal, "dropout_p": dropout}
+    call = AttentionCall(
+        q, k, v, view, view, view, output_view(layout, q), _not_run, scale,
+        Mask(causal=causal, top_left=top_left, left=left, right=right, **tensors),
+        sinks=sinks, dropout=dropout, unread=unread or None,
+        kernel=lambda: kernel or kernel_of(q, k, v, of_torch),
+    )  # fmt: skip
+    layer.compiled_backward(call, o, d_o)
+
+
+def _not_run(q: Tensor, k: Tensor, v: Tensor) -> Any:
+    raise RuntimeError("it ran before")
 
 
 @harmless("backward of a compiled attention")
-def _observe_keys(d_k: Tensor, mark: Tensor) -> None:
+def _observe_keys(d_k: Tensor, mark: Tensor, layout: str) -> None:
     layer = _layer_of(mark)
     if layer is not None:
-        layer.key_gradient(d_k)
+        layer.compiled_key_gradient(VIEWS[layout](d_k))
 
 
 for _device in ("CPU", "CUDA"):
@@ -130,38 +151,30 @@ def unseen(function: Callable[..., Any], *args: Any) -> None:
 class _OutputTap(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, o: Tensor, q: Tensor, k: Tensor, v: Tensor, mark: Tensor,
-        scale: float, causal: bool, statistics: bool, delta: bool, kernel: str,
+        ctx: Any, o: Tensor, q: Tensor, k: Tensor, v: Tensor, mark: Tensor, names: list[str],
+        told: tuple[Any, ...], *given: Tensor,
     ) -> Tensor:  # fmt: skip
-        ctx.save_for_backward(o, q, k, v)
-        ctx.mark = mark
-        ctx.told = scale, causal, statistics, delta, kernel
+        ctx.save_for_backward(o, q, k, v, *given)
+        ctx.mark, ctx.names, ctx.told = mark, names, told
         return o.detach()  # No view to autograd: the output may be changed in place.
 
     @staticmethod
     def backward(ctx: Any, d_o: Tensor) -> Any:
-        o, q, k, v = ctx.saved_tensors
-        torch.ops.bellwether.observe(q, k, v, o, d_o, ctx.mark, *ctx.told)
-        return d_o, *([None] * 9)
+        o, q, k, v, *given = ctx.saved_tensors
+        torch.ops.bellwether.observe(q, k, v, o, d_o, ctx.mark, given, ctx.names, *ctx.told)
+        return d_o, *([None] * (6 + len(given)))
 
 
 class _KeyTap(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, k: Tensor, mark: Tensor) -> Tensor:
-        ctx.mark = mark
+    def forward(ctx: Any, k: Tensor, mark: Tensor, layout: str) -> Tensor:
+        ctx.mark, ctx.layout = mark, layout
         return k.view_as(k)
 
     @staticmethod
     def backward(ctx: Any, d_k: Tensor) -> Any:
-        torch.ops.bellwether.observe_keys(d_k, ctx.mark)
-        return d_k, None
-
-
-def well_formed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether each parameter is given once."""
-    return len(args) <= len(PARAMETERS) and not any(
-        name in kwargs for name in PARAMETERS[: len(args)]
-    )
+        torch.ops.bellwether.observe_keys(d_k, ctx.mark, ctx.layout)
+        return d_k, None, None
 
 
 def same_place(a: Tensor, b: Tensor) -> bool:
@@ -172,23 +185,62 @@ def same_place(a: Tensor, b: Tensor) -> bool:
     )
 
 
-_Prepared = tuple[Tensor, Tensor, Tensor, dict[str, Any], tuple[float, bool, bool, bool, str]]
-
-
 def attention(
-    function: Callable[..., Any], mark: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
+    read: Callable[[], Union[AttentionCall, str, None]], bare: Callable[[], Any], mark: Tensor
 ) -> Any:
     """What Layer.attention is in eager mode.  Traced: whatever it asks is asked once a graph."""
     try:
-        prepared = _prepare(mark, args, kwargs)
+        call = _prepare(read())
     except Exception:
         untraceable()
-        prepared = None
-    if prepared is None:
-        return function(*args, **kwargs)
-    q, k, v, rest, told = prepared
-    output = function(q, k, v, **rest)
-    return _OutputTap.apply(output, q, k, v, mark, *told)  # type: ignore[no-untyped-call]
+        call = None
+    if call is None:
+        return bare()
+    q, k, v, layout = call.q, call.k, call.v, call.layout
+    if call.cast is not None:
+        q, k, v = q.to(call.cast), k.to(call.cast), v.to(call.cast)
+    tapped = k
+    if k.requires_grad and call.cancels and not call.softcap and call.sinks is None:
+        tapped = _KeyTap.apply(k, mark, layout)  # type: ignore[no-untyped-call]
+    result = call.run(q, tapped, v)
+    names, given = _tensors(call)
+    mask = call.mask
+    window = [-1 if keys is None else keys for keys in (mask.left, mask.right)]
+    told = (
+        call.scale, mask.causal, mask.top_left, window,
+        [layout, call.kernel(), call.unread or ""], call.dropout,
+    )  # fmt: skip
+    output = _OutputTap.apply(  # type: ignore[no-untyped-call]
+        call.output(result), q, tapped, v, mark, names, told, *given
+    )
+    return call.with_output(result, output)
+
+
+def _tensors(call: AttentionCall) -> tuple[list[str], list[Tensor]]:
+    names, given = [], []
+    for name in _NAMES:
+        t = getattr(call.mask, name)
+        if t is not None:
+            names.append(name)
+            given.append(t if call.cast is None or not t.is_floating_point() else t.to(call.cast))
+    if call.sinks is not None:
+        names.append("sinks")
+        given.append(call.sinks)
+    return names, given
+
+
+def _prepare(call: Union[AttentionCall, str, None]) -> Optional[AttentionCall]:
+    """The call, if a tap can be put around it."""
+    if call is None or isinstance(call, str) or not torch.is_grad_enabled():
+        return None
+    q, k, v = call.q, call.k, call.v
+    if not (q.requires_grad or k.requires_grad or v.requires_grad):
+        return None
+    if q is k or q is v or k is v or q.shape[-1] == 0:
+        return None  # A tap takes no tensor twice, and adds up no gradients in another order.
+    if not call.layout or call.mask.chunk is not None or call.mask.function is not None:
+        return None
+    return call
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -200,36 +252,3 @@ def untraceable() -> None:
 @harmless("torch.compile of the attention")
 def _refuse() -> None:
     raise RuntimeError("its calls could not be prepared")
-
-
-def _prepare(mark: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Optional[_Prepared]:
-    """q, k and v for the call, its other arguments, what the tap is told; None without a tap."""
-    if not well_formed(args, kwargs):
-        return None
-    given = {**dict(zip(PARAMETERS, args)), **kwargs}
-    q, k, v = given["query"], given["key"], given["value"]
-    plain = type(q) is Tensor and type(k) is Tensor and type(v) is Tensor
-    if not plain or not torch.is_grad_enabled() or q.dim() != 4 or k.dim() != 4 or v.dim() != 4:
-        return None
-    if not (q.requires_grad or k.requires_grad or v.requires_grad):
-        return None
-    if q is k or q is v or k is v or q.shape[3] == 0:
-        return None  # A tap takes no tensor twice, and adds up no gradients in another order.
-    device = q.device.type
-    own = "kernel" in given  # wrap_attention(): such a module casts itself.
-    if q.dtype == torch.float32 and torch.is_autocast_enabled(device) and not own:
-        dtype = torch.get_autocast_dtype(device)
-        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
-    scale = given.get("scale")
-    scale = q.shape[3] ** -0.5 if scale is None else scale
-    if isinstance(scale, (Tensor, str)):
-        return None
-    causal, unread = mask_of(given.get("attn_mask"), given.get("is_causal"), q, k)
-    measurable = 0 < scale < math.inf
-    statistics = unread is None and measurable
-    scale = scale if measurable else 1.0
-    delta = given.get("dropout_p", 0.0) == 0.0
-    if k.requires_grad:
-        k = _KeyTap.apply(k, mark)  # type: ignore[no-untyped-call]
-    rest = {name: value for name, value in given.items() if name not in PARAMETERS[:3]}
-    return q, k, v, rest, (float(scale), causal, statistics, delta, str(given.get("kernel", "")))

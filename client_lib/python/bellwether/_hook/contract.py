@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 from torch import Tensor, nn
 
+from .call import VIEWS, AttentionCall, Mask, output_view
+
 ATTRIBUTE = "_bellwether_contract"
-# Of [batch, heads, tokens, dim]: the permutation that gives the module's own order, and back.
-ORDERS = {
-    "bhtd": ((0, 1, 2, 3), (0, 1, 2, 3)),
-    "bthd": ((0, 2, 1, 3), (0, 2, 1, 3)),
-    "sbhd": ((2, 0, 1, 3), (1, 2, 0, 3)),
-}
+LAYOUTS = ("bhtd", "bthd", "sbhd", "thd")
 _NAMES = (("query", "key", "value"), ("q", "k", "v"),
           ("query_layer", "key_layer", "value_layer"), ("xq", "xk", "xv"))  # fmt: skip
+# What packed sequences call the places where documents begin: of the queries, of the keys.
+_OFFSETS = (("cu_seqlens_q", "cu_seqlens_k"), ("cu_seqlens_q", "cu_seqlens_kv"),
+            ("cu_seq_q", "cu_seq_k"), ("cu_seqlens", "cu_seqlens"))  # fmt: skip
+
+
+def _offsets(given: dict[str, Any]) -> Optional[tuple[Tensor, Tensor]]:
+    packed = given.get("packed_seq_params")
+    for names in _OFFSETS:
+        found = [given.get(name, getattr(packed, name, None)) for name in names]
+        if all(isinstance(offsets, Tensor) for offsets in found):
+            return found[0], found[1]
+    return None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,57 +45,50 @@ class Contract:
     def __reduce__(self) -> Any:
         return type(None), ()  # A pickled model must open without this package.
 
-    def arguments(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Optional[tuple[list[Tensor], tuple[Any, ...], dict[str, Any]]]:
-        """(q, k, v as [batch, heads, tokens, dim], the other arguments); None if they are not
-        three tensors of four dimensions."""
+    def read(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Union[AttentionCall, str]:
+        """A Reader (call.py)."""
         rest = dict(kwargs)
         found: list[Any] = list(args[:3])
         for names in _NAMES:
             if len(found) < 3 and all(name in rest for name in names[len(found) :]):
                 found += [rest.pop(name) for name in names[len(found) :]]
-        if len(found) < 3 or not all(isinstance(t, Tensor) and t.dim() == 4 for t in found):
-            return None
-        back = ORDERS[self.layout][1]
-        return [t.permute(back) for t in found], args[3:], rest
+        dims = len(self.layout)
+        if len(found) < 3 or not all(isinstance(t, Tensor) and t.dim() == dims for t in found):
+            return f"q, k and v are not three tensors of {dims} dimensions: not measured"
+        q, k, v = found
+        view = VIEWS[self.layout]
+        tokens = self.layout.index("t" if "t" in self.layout else "s")
+        mask, unread = Mask(causal=self.causal), "another mask" if self.masked else None
+        if self.layout == "thd":
+            offsets = _offsets(rest)
+            if offsets is None:
+                unread = "packed sequences without cu_seqlens"
+            else:
+                mask = Mask(causal=self.causal, q_offsets=offsets[0], k_offsets=offsets[1])
+        elif self.causal and q.shape[tokens] != k.shape[tokens]:
+            unread = "causal with other keys than queries"
+        return AttentionCall(
+            q, k, v, view, view, view, output_view(self.layout, q),
+            lambda query, key, value: function(query, key, value, *args[3:], **rest),
+            q.shape[-1] ** -0.5 if self.scale is None else self.scale,
+            mask,
+            dropout=self.dropout_p,
+            layout=self.layout,
+            kernel=lambda: self.kernel,
+            unread=unread,
+            output=_first,
+            with_output=_with_first,
+        )  # fmt: skip
 
-    def told(self) -> dict[str, Any]:
-        """In the words of scaled_dot_product_attention."""
-        said: dict[str, Any] = {"is_causal": self.causal, "dropout_p": self.dropout_p}
-        said["kernel"] = self.kernel
-        if self.scale is not None:
-            said["scale"] = self.scale
-        if self.masked:
-            said["attn_mask"] = True
-        return said
 
-    def inside(
-        self, forward: Callable[..., Any], rest: tuple[Any, ...], named: dict[str, Any],
-        extra: list[Any],
-    ) -> Callable[..., Tensor]:  # fmt: skip
-        """The module's forward as a function of q, k, v [batch, heads, tokens, dim]; `extra` gets
-        what has to be put around its output."""
-        order, back = ORDERS[self.layout]
+def _first(result: Any) -> Any:
+    return result[0] if isinstance(result, tuple) else result
 
-        def function(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Tensor:
-            output = forward(*(t.permute(order) for t in (query, key, value)), *rest, **named)
-            extra.append(output)
-            first: Tensor = output[0] if isinstance(output, tuple) else output
-            if first.dim() == 3:  # Its heads lie side by side.
-                first = first.view(*first.shape[:2], query.shape[1], -1)
-            return first.permute(back)
 
-        return function
-
-    def outside(self, output: Tensor, extra: list[Any]) -> Any:
-        """What the module itself would have returned."""
-        whole = extra[-1]
-        first = whole[0] if isinstance(whole, tuple) else whole
-        shaped = output.permute(ORDERS[self.layout][0])
-        if first.dim() == 3:
-            shaped = shaped.flatten(2)
-        return (shaped, *whole[1:]) if isinstance(whole, tuple) else shaped
+def _with_first(result: Any, output: Tensor) -> Any:
+    return (output, *result[1:]) if isinstance(result, tuple) else output
 
 
 def contract_of(module: nn.Module) -> Optional[Contract]:

@@ -8,13 +8,15 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, Optional, Protocol
+from typing import Any, Optional, Protocol, Union
 
 import torch
 from torch import Tensor, nn
 
 from .._kernels.memory import Memories
 from ..settings import Settings
+from .call import AttentionCall
+from .call_sites import Forward
 
 
 class StepHost(Protocol):
@@ -45,6 +47,10 @@ class StepHost(Protocol):
 
     def numbered(self) -> bool:
         """Whether the layout was told: layers that call attention later are left out."""
+
+    def add_layer(self, layer: Any, before: Callable[[Any, Any], bool]) -> None:
+        """One more layer, behind the last of those that stand `before` it.  While numbered() is
+        false."""
 
     # ---- what is measured in the running step ----
 
@@ -102,17 +108,18 @@ class PatchedLayer(Protocol):
 
     def attention(
         self,
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        read: Callable[[], Union[AttentionCall, str, None]],
+        bare: Callable[[], Any],
+        forward: Optional[Forward],
         centred: bool = False,
     ) -> Any:
-        """Calls `function` between the taps."""
+        """Makes the call that `read` reads between the taps; by itself, as `bare` does, if there
+        is nothing to measure.  `forward`: of the module, that makes it."""
 
-    def compiled_backward(
-        self, saved: tuple[Tensor, Tensor, Tensor, Tensor], d_o: Tensor,
-        scale: float, causal: bool, statistics: bool, delta: bool, kernel: str,
-    ) -> None:  # fmt: skip
-        """saved  o, q, k, v of a module that was compiled"""
+    def meet(self, read: Callable[[], Union[AttentionCall, str, None]]) -> None:
+        """Takes notice of a call that is made without taps."""
 
-    def key_gradient(self, d_k: Tensor) -> None: ...
+    def compiled_backward(self, call: AttentionCall, o: Tensor, d_o: Tensor) -> None:
+        """Of a module that was compiled."""
+
+    def compiled_key_gradient(self, d_k: Tensor) -> None: ...

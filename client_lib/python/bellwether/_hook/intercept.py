@@ -22,7 +22,7 @@ import threading
 import types
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import torch
 import torch.nn.functional as functional
@@ -31,7 +31,9 @@ from torch import nn
 from .._util.guard import harmless
 from .._util.torch_version import TORCH_MIN, dotted
 from .._weights import names
-from . import attention_switch, compiled_taps, dynamo_calls
+from . import attention_switch, compiled_taps, dynamo_calls, sdpa_call
+from .call import AttentionCall, Reader
+from .call_sites import Forward
 from .contract import ATTRIBUTE as CONTRACT
 from .contract import Contract, contract_of
 from .hosts import PatchedLayer
@@ -46,15 +48,18 @@ class _Running(threading.local):
         self.inside = False  # A call that was seen: what it calls is not seen again.
 
 
-# (layer or None, what autograd was to do when its forward began, what
-# scaled_dot_product_attention means inside, the module's mark for torch.compile, its word of
-# attention_switch.py, whether its calls are to be seen)
-_Entry = tuple[Optional[PatchedLayer], Any, Callable[..., Any], Any, str, bool]
+# (layer or None, its forward that runs, what scaled_dot_product_attention means inside, the
+# module's mark for torch.compile, its word of attention_switch.py, whether its calls are to be
+# seen)
+_Entry = tuple[
+    Optional[PatchedLayer], Optional[Forward], Callable[..., Any], Any, str, bool
+]
 _running = _Running()
 _lock = threading.RLock()
 _original: Callable[..., Any] = functional.scaled_dot_product_attention
 _layers: dict[int, PatchedLayer] = {}  # id(module) -> layer
 _functions: dict[int, tuple[weakref.ref[nn.Module], Callable[..., Any]]] = {}  # id(module) -> ...
+_seekers: list[Callable[[], Optional[PatchedLayer]]] = []  # They find whose a call is.
 _class_users: dict[type, int] = {}
 _class_forwards: dict[type, tuple[Optional[Any], Any]] = {}  # Theirs, ours; None = inherited
 
@@ -82,11 +87,6 @@ def _saved_tensor_hooks() -> Any:
         return None
 
 
-def _autograd_state() -> tuple[Any, bool]:
-    """(the saved-tensor hooks in force, whether a graph is made)."""
-    return _saved_tensor_hooks(), torch.is_grad_enabled()
-
-
 def checkpointed() -> bool:
     """Whether saved tensors are being intercepted: a checkpointed region, in its forward or in
     its recomputation, which must do the same operations, or offloading."""
@@ -106,7 +106,8 @@ def checkpoint_inside() -> bool:
     recomputation would not pass through the module, so nothing may be added to it."""
     if not _running.stack:
         return False
-    hooks, recording = _running.stack[-1][1] or (None, False)
+    forward = _running.stack[-1][1]
+    hooks, recording = (None, False) if forward is None else (forward.hooks, forward.recording)
     # A reentrant one has no hooks, but computes without a graph at first.
     return hooks != _saved_tensor_hooks() or (recording and not torch.is_grad_enabled())
 
@@ -128,16 +129,76 @@ def traced() -> bool:
 
 def _seen(*args: Any, **kwargs: Any) -> Any:
     """What a call of the function comes to while it is diverted."""
-    if _running.inside or not _running.stack:
+    if _running.inside or not (_running.stack or _seekers):
         return _calls.plain(*args, **kwargs)
     _running.inside = True
     try:
+        if not _running.stack:
+            return _found(_calls.plain, sdpa_call.read, args, kwargs)
         return _attention(args, kwargs)
     finally:
         _running.inside = False
 
 
 _calls = NativeCall(_original, _seen)
+
+
+def seen(
+    plain: Callable[..., Any], read: Reader, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """What a call of another function comes to, which an adapter diverts.
+
+    plain  the function as it is without us
+    """
+    if _running.inside or not (_running.stack or _seekers):
+        return plain(*args, **kwargs)
+    _running.inside = True
+    try:
+        if not _running.stack:
+            return _found(plain, read, args, kwargs)
+        layer, forward, _, _, _, sees = _running.stack[-1]
+        if layer is None or not sees:
+            return plain(*args, **kwargs)
+        return layer.attention(
+            lambda: read(plain, args, kwargs), lambda: plain(*args, **kwargs), forward
+        )
+    finally:
+        _running.inside = False
+
+
+def _found(
+    plain: Callable[..., Any], read: Reader, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """A call outside of all modules that are known to call attention."""
+    layer = _owner()
+    if layer is None:
+        return plain(*args, **kwargs)
+    if checkpointed():  # Its recomputation may come when the module is patched, and tap it.
+        layer.meet(lambda: read(plain, args, kwargs))
+        return plain(*args, **kwargs)
+    return layer.attention(lambda: read(plain, args, kwargs), lambda: plain(*args, **kwargs), None)
+
+
+@harmless("search for the module that calls attention")
+def _owner() -> Optional[PatchedLayer]:
+    if traced():
+        return None
+    owners = (seeker() for seeker in list(_seekers))
+    return next((layer for layer in owners if layer is not None), None)
+
+
+def seek(owner: Callable[[], Optional[PatchedLayer]]) -> None:
+    """From now on `owner` is asked for the layer of a call that no known module makes."""
+    with _lock:
+        _seekers.append(owner)
+        _calls.divert()
+
+
+def seek_no_more(owner: Callable[[], Optional[PatchedLayer]]) -> None:
+    with _lock:
+        if owner in _seekers:
+            _seekers.remove(owner)
+            _calls.restore()
 
 
 def _traced_call(*args: Any, **kwargs: Any) -> Any:
@@ -149,19 +210,25 @@ def _traced_call(*args: Any, **kwargs: Any) -> Any:
 
 def _attention(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A call inside the module that runs."""
-    layer, _, function, mark, word, _ = _running.stack[-1]
+    layer, forward, function, mark, word, _ = _running.stack[-1]
     if torch.compiler.is_compiling():
         if word:
             function, args, kwargs, _ = attention_switch.call(word, function, args, kwargs)
         if mark is None:
             return function(*args, **kwargs)
-        return compiled_taps.attention(function, mark.tensor, args, kwargs)
+        return compiled_taps.attention(
+            lambda: sdpa_call.read(function, args, kwargs), lambda: function(*args, **kwargs),
+            mark.tensor,
+        )  # fmt: skip
     centred = False
     if word:
         function, args, kwargs, centred = _switched(word, function, args, kwargs)
     if layer is None:
         return function(*args, **kwargs)
-    return layer.attention(function, args, kwargs, centred)
+    return layer.attention(
+        lambda: sdpa_call.read(function, args, kwargs), lambda: function(*args, **kwargs),
+        forward, centred,
+    )  # fmt: skip
 
 
 def _as_written(
@@ -220,7 +287,7 @@ def _entering(module: nn.Module) -> Optional[_Entry]:
     if layer is None and function is _original and not word and not _running.stack:
         return None
     sees = function is not _original or bool(word) or (layer is not None and layer.expects())
-    state = _autograd_state()
+    state = Forward(_saved_tensor_hooks(), torch.is_grad_enabled()) if layer is not None else None
     mark = own.get(compiled_taps.ATTRIBUTE)
     if _running.stack:  # What this module leaves open, the one around it says.
         outer = _running.stack[-1]
@@ -340,20 +407,21 @@ def _by_contract(
         finally:
             _pop()
 
-    read = contract.arguments(args, kwargs)
-    if read is None:
-        if layer is not None:
-            layer.note("q, k and v are not three tensors of four dimensions: not measured")
+    def read() -> Union[AttentionCall, str]:
+        return contract.read(forward, args, kwargs)
+
+    def bare() -> Any:
         return forward(*args, **kwargs)
-    tensors, rest, named = read
-    extra: list[Any] = []
-    function = contract.inside(forward, rest, named, extra)
+
+    if torch.compiler.is_compiling():
+        return compiled_taps.attention(read, bare, mark.tensor)
+    if layer is None:
+        return bare()
     _push((layer, state, function, mark, "", False))
     try:
-        output = _attention(tuple(tensors), contract.told())
+        return layer.attention(read, bare, None)
     finally:
         _pop()
-    return contract.outside(output, extra)
 
 
 def _applies(tx: Any) -> bool:

@@ -7,9 +7,9 @@ from typing import Any, Optional
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from . import intercept
-
+_function = functional.scaled_dot_product_attention
 _KERNELS = {0: "math", 1: "flash", 2: "efficient", 3: "cudnn"}  # SDPBackend
 
 _autocast_covers: dict[tuple[str, torch.dtype], bool] = {}
@@ -28,16 +28,20 @@ def autocast_dtype(q: Tensor) -> Optional[torch.dtype]:
     if q.dtype != torch.float32 or not torch.is_autocast_enabled(device):
         return None
     dtype = torch.get_autocast_dtype(device)
+    if torch.compiler.is_compiling():
+        return dtype
     key = (device, dtype)
     if key not in _autocast_covers:
         with torch.no_grad():
             small = torch.zeros(1, 1, 1, 8, dtype=torch.float32, device=q.device)
-            _autocast_covers[key] = intercept.original()(small, small, small).dtype == dtype
+            _autocast_covers[key] = _function(small, small, small).dtype == dtype
     return dtype if _autocast_covers[key] else None
 
 
 def kernel_of(q: Tensor, k: Tensor, v: Tensor, given: dict[str, Any]) -> str:
-    """The implementation that PyTorch would pick for this call."""
+    """The implementation that PyTorch would pick for this call; "" while it is only traced."""
+    if torch.compiler.is_compiling():
+        return ""
     choose = getattr(torch, "_fused_sdp_choice", None)
     if choose is None:
         return "sdpa"

@@ -1,19 +1,19 @@
 """One attention layer under watch: the taps, and when they measure.
 
-    o = OutputTap(sdpa(q, KeyTap(k), v))
+    o = OutputTap(function(q, KeyTap(k), v))
 
-Both taps are identities.  All measuring is done in their backward, where q, k, v, o and dO are
-at hand and exist once also under activation checkpointing.  The tap stays in the graph for a
-whole step; the backward decides whether this micro-batch is sampled.
+Both taps are identities on tensors as the call has them.  All measuring is done in their backward,
+where q, k, v, o and dO are at hand and exist once also under activation checkpointing.  The tap
+stays in the graph for a whole step; the backward decides whether this micro-batch is sampled.
 """
 
 from __future__ import annotations
 
-import math
+import dataclasses
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Optional
+from typing import Any, Optional, Union, cast
 
 import torch
 import torch.utils.checkpoint
@@ -21,17 +21,20 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from .._kernels.memory import capturing
-from .._kernels.probe import DTYPES, ProbeMask, Sums, Unsupported, add_key_leak, add_probe
+from .._kernels.probe import DTYPES, Sums, Unsupported, add_key_leak, add_probe
 from .._util.guard import harmless, in_words
 from .._weights import locate
 from .._weights.names import KEY_NORMS, QUERY_NORMS, plain
 from . import intercept
-from .attention_masks import mask_of
-from .compiled_taps import PARAMETERS, same_place, well_formed
+from .call import AttentionCall
+from .call_sites import MORE, SITES_MAX, Forward
+from .compiled_taps import same_place
 from .hosts import StepHost
-from .kernel_choice import autocast_dtype, kernel_of, unseen
+from .kept import Kept, tensors_of
+from .kernel_choice import unseen
 from .layer_weights import LayerWeights
-from .notes import NO_KEY_GRADIENT
+from .notes import NO_KEY_GRADIENT, NO_LEAK
+from .probe_mask import Sampled, first_sequences, probe_mask
 
 # By them a checkpoint ends a recomputation early, or the backward: raised where a tensor is saved.
 CHECKPOINTS: tuple[type[Exception], ...] = tuple(
@@ -41,54 +44,48 @@ CHECKPOINTS: tuple[type[Exception], ...] = tuple(
     and issubclass(error, Exception)
     and error.__module__ == "torch.utils.checkpoint"
 )
+NO_WEIGHTS = ("", "")  # Paths of a layer whose weights are those of another.
 
 
-class _Call:
-    """What the taps of one call have to know; holds no activation."""
-
-    __slots__ = ("causal", "delta", "host_reads", "layer", "scale", "statistics")
-
-    def __init__(
-        self, layer: Layer, scale: float, causal: bool, statistics: bool, delta: bool
-    ) -> None:
-        self.layer, self.scale, self.causal = layer, scale, causal
-        self.statistics, self.delta = statistics, delta
-        self.host_reads = intercept.host_reads_back()
+# A call, what is kept of it, and its keys behind their tap.
+_Tapped = tuple[AttentionCall, Kept, Tensor]
 
 
 class OutputTap(torch.autograd.Function):
     """Identity on the attention output; its backward measures q, k, v, o and dO."""
 
     @staticmethod
-    def forward(ctx: Any, o: Tensor, q: Tensor, k: Tensor, v: Tensor, call: _Call) -> Tensor:
-        ctx.save_for_backward(o, q, k, v)  # The storages that the attention itself saves.
-        ctx.call = call
+    def forward(ctx: Any, kept: Kept, *saved: Tensor) -> Tensor:
+        """saved  o, q, k, v and what `kept` names"""
+        ctx.save_for_backward(*saved)  # The storages that the attention itself saves.
+        ctx.kept = kept
+        o = saved[0]
         # Not a view to autograd: code that changes the output in place goes on working.
         return o.detach()
 
     @staticmethod
     def backward(ctx: Any, d_o: Tensor) -> Any:
-        call = ctx.call
-        if call.layer.output_wanted(call):
+        kept = ctx.kept
+        if kept.layer.output_wanted(kept):
             # Reading may run the host's forward again: its errors are its own, and not ours to
             # take, since it has counted what it recomputed until then.
-            saved = ctx.saved_tensors if call.host_reads else call.layer.read(ctx)
+            saved = ctx.saved_tensors if kept.host_reads else kept.layer.read(ctx)
             if saved is not None:
-                call.layer.output_gradient(call, saved, d_o)
-        return d_o, None, None, None, None
+                kept.layer.output_gradient(kept, saved, d_o)
+        return None, d_o, *([None] * (3 + len(kept.names)))
 
 
 class KeyTap(torch.autograd.Function):
     """Identity on the keys; its backward sees dK as the attention kernel returned it."""
 
     @staticmethod
-    def forward(ctx: Any, k: Tensor, call: _Call) -> Tensor:
-        ctx.call = call
+    def forward(ctx: Any, k: Tensor, kept: Kept) -> Tensor:
+        ctx.kept = kept
         return k.detach()
 
     @staticmethod
     def backward(ctx: Any, d_k: Tensor) -> Any:
-        ctx.call.layer.key_gradient(d_k)
+        ctx.kept.layer.key_gradient(ctx.kept, d_k)
         return d_k, None
 
 
@@ -102,6 +99,28 @@ def _apart() -> AbstractContextManager[Any]:
 def _tapped(tap: Any, *inputs: Any) -> Any:
     with unseen():
         return tap.apply(*inputs)
+
+
+def _output_tap(call: AttentionCall, kept: Kept, output: Tensor) -> Tensor:
+    saved = output, call.q, call.k, call.v, *tensors_of(call).values()
+    return cast(Tensor, _tapped(OutputTap, kept, *saved))
+
+
+def _as_cast(call: AttentionCall) -> AttentionCall:
+    """What autocast would do inside the call, done before it: the taps then see what the kernel
+    sees."""
+    if call.cast is None:
+        return call
+    q, k, v = (t.to(call.cast) for t in (call.q, call.k, call.v))
+    return dataclasses.replace(call, q=q, k=k, v=v)
+
+
+def _copies(k: Tensor, heads: int) -> bool:
+    """Whether k [batch, heads, tokens, dim] is so many heads, each repeated in a row."""
+    copies, left = divmod(k.shape[1], heads)
+    if left or not copies:
+        return False
+    return copies == 1 or torch.equal(k[:, 0].detach(), k[:, copies - 1].detach())
 
 
 class Layer(LayerWeights):
@@ -130,9 +149,12 @@ class Layer(LayerWeights):
         self.centred = False  # The keys come from center_keys(), as the last call had them.
         self.graphed = False  # A CUDA graph was captured with it inside.
         self.compiled = False  # Its forward is known by what torch.compile made of it.
-        self.masked = self.dropped = False  # Some call had a mask; dropout.
+        # Some call had another mask than causal with as many keys as queries; dropout.
+        self.masked = self.dropped = False
         self.normalizes = bool(names & QUERY_NORMS) and bool(names & KEY_NORMS)
-        self.group = 1  # Copies of each key head that the kernel is given.
+        # Key heads that a call is given -> copies of each of the layer's own among them.
+        self._groups: dict[int, int] = {}
+        self._sites: list[Layer] = []  # Of the other calls that one forward makes.
         self.sums: Optional[Sums] = None
 
     def __deepcopy__(self, memo: Any) -> Layer:
@@ -156,107 +178,158 @@ class Layer(LayerWeights):
 
     def attention(
         self,
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        read: Callable[[], Union[AttentionCall, str, None]],
+        bare: Callable[[], Any],
+        forward: Optional[Forward],
         centred: bool = False,
     ) -> Any:
-        """Calls `function` between the taps; by itself if there is nothing to measure.
-        `centred`: the keys were centred by a switch (attention_switch.py)."""
-        call, args, kwargs = self._before(args, kwargs, centred)
-        output = function(*args, **kwargs)
-        return output if call is None else self._after(output, args, call)
+        """Makes the call between the taps; by itself, as `bare` does, if there is nothing to
+        measure.  `centred`: the keys were centred by a switch (attention_switch.py)."""
+        tapped = self._before(read, forward, centred)
+        if tapped is None:
+            return bare()
+        call, kept, k = tapped
+        result = call.run(k if call.q is call.k else call.q, k, k if call.v is call.k else call.v)
+        return kept.layer._after(result, call, kept)
+
+    @harmless("forward of the attention")
+    def meet(self, read: Callable[[], Union[AttentionCall, str, None]]) -> None:
+        """Takes notice of a call that is made without taps."""
+        if not torch.is_grad_enabled() or not self.host.live():
+            return
+        with _apart():
+            self.host.forward_begins()
+            self._count()
+            call = read()
+            if isinstance(call, AttentionCall) and self._plain(call.q, call.k, call.v):
+                self._observe(call)
 
     def _untapped(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], centred: bool
-    ) -> tuple[Optional[_Call], tuple[Any, ...], dict[str, Any]]:
+        self,
+        read: Callable[[], Union[AttentionCall, str, None]],
+        forward: Optional[Forward],
+        centred: bool,
+    ) -> Optional[_Tapped]:
         """After an error: taps that measure nothing, where a recomputation may look for them."""
         try:
-            return self._inert(args, kwargs)
+            return self._inert(read())
         except Exception:
-            return None, args, kwargs
+            return None
 
-    def _inert(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Optional[_Call], tuple[Any, ...], dict[str, Any]]:
-        if not well_formed(args, kwargs):
-            return None, args, kwargs
-        given = {**dict(zip(PARAMETERS, args)), **kwargs}
-        tensors = tuple(given.get(name) for name in PARAMETERS[:3])
-        plain = all(type(t) in (Tensor, nn.Parameter) for t in tensors)
+    def _inert(self, call: Union[AttentionCall, str, None]) -> Optional[_Tapped]:
+        if not isinstance(call, AttentionCall):
+            return None
+        plain = all(type(t) in (Tensor, nn.Parameter) for t in (call.q, call.k, call.v))
         if not plain or not torch.is_grad_enabled() or not intercept.checkpointed():
-            return None, args, kwargs
-        q, k, v = tensors
-        dtype = autocast_dtype(q) if "kernel" not in given else None  # type: ignore[arg-type]
-        if dtype is not None:
-            q, k, v = (t.to(dtype) for t in (q, k, v))  # type: ignore[union-attr]
-        rest = {name: value for name, value in given.items() if name not in PARAMETERS[:3]}
-        return _Call(self, 1.0, False, False, False), (q, k, v), rest
+            return None
+        call = _as_cast(call)
+        call.unread, call.dropout = "an error", 0.0
+        return call, Kept(self, call, 1), call.k
 
     @harmless("forward of the attention", _untapped)
     def _before(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], centred: bool
-    ) -> tuple[Optional[_Call], tuple[Any, ...], dict[str, Any]]:
-        """(what the taps of this call have to know, or None; the call's arguments)"""
+        self,
+        read: Callable[[], Union[AttentionCall, str, None]],
+        forward: Optional[Forward],
+        centred: bool,
+    ) -> Optional[_Tapped]:
+        """The call and its keys behind their tap; None if there is nothing to measure."""
         host = self.host
         # Taps are also in a CUDA graph, which runs in steps that are not known yet.
         in_graph = capturing()
         self.graphed = self.graphed or in_graph
         always = intercept.checkpointed() or (host.live() and in_graph)
         if not host.live() and not always:
-            return None, args, kwargs
+            return None
         start = time.perf_counter()
         with _apart():
-            prepared = self._prepare(args, kwargs, always, centred)
+            tapped = self._prepare(read, forward, always, centred)
         host.hook_seconds += time.perf_counter() - start
-        return (None, args, kwargs) if prepared is None else prepared
+        return tapped
 
-    def _still_tapped(self, output: Any, args: tuple[Any, ...], call: _Call) -> Any:
+    def _still_tapped(self, result: Any, call: AttentionCall, kept: Kept) -> Any:
         """After an error: what a recomputation will look for."""
+        output = call.output(result)
         if type(output) is not Tensor or not intercept.checkpointed():
-            return output
+            return result
         try:
-            return _tapped(OutputTap, output, args[0], args[1], args[2], call)
+            return call.with_output(result, _output_tap(call, kept, output))
         except CHECKPOINTS:
             raise
         except Exception:
-            return output
+            return result
 
     @harmless("forward of the attention", _still_tapped, passes=CHECKPOINTS)
-    def _after(self, output: Any, args: tuple[Any, ...], call: _Call) -> Any:
+    def _after(self, result: Any, call: AttentionCall, kept: Kept) -> Any:
+        output = call.output(result)
         if type(output) is not Tensor:
             self.note(f"{type(output).__name__} as the output: not measured")
-            return output
+            return result
         start = time.perf_counter()
         try:
             with _apart():
-                tapped = _tapped(OutputTap, output, args[0], args[1], args[2], call)
+                tapped = _output_tap(call, kept, output)
         except Exception as e:
             if isinstance(e, CHECKPOINTS) or not intercept.checkpointed():
                 raise
             self.note(f"a hook on saved tensors fails ({in_words(e)}): not measured")
-            return output
+            return result
         self.host.hook_seconds += time.perf_counter() - start
-        return tapped
+        return call.with_output(result, tapped)
 
     def _prepare(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], always: bool, centred: bool
-    ) -> Optional[tuple[_Call, tuple[Any, ...], dict[str, Any]]]:
+        self,
+        read: Callable[[], Union[AttentionCall, str, None]],
+        forward: Optional[Forward],
+        always: bool,
+        centred: bool,
+    ) -> Optional[_Tapped]:
         if not torch.is_grad_enabled():
             return None
-        host = self.host
-        host.forward_begins()
-        self.calls += 1
-        if not host.in_backward():  # No recomputation.
-            self.calls_in_step += 1
-            host.passes(max(self.fired_in_step, self.calls_in_step))
-        if not well_formed(args, kwargs):
-            return None  # The function itself says what is wrong with it.
-        given = {**dict(zip(PARAMETERS, args)), **kwargs}
-        q, k, v = given.get("query"), given.get("key"), given.get("value")
-        if not self._plain(q, k, v):
+        self.host.forward_begins()
+        call = read()
+        layer = self._at_site(call, forward)
+        return None if layer is None else layer._prepare_call(call, always, centred)
+
+    def _at_site(
+        self, call: Union[AttentionCall, str, None], forward: Optional[Forward]
+    ) -> Optional[Layer]:
+        """This layer for the first attention of a forward, others for the next ones."""
+        if forward is None or not isinstance(call, AttentionCall) or type(call.q) is not Tensor:
+            return self
+        number = forward.site(call.q)
+        if number == 0:
+            return self
+        module = self.module()
+        if number > len(self._sites) and (
+            module is None or self.host.numbered() or number >= SITES_MAX
+        ):
+            self.note(MORE)
             return None
-        assert isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)
+        if number > len(self._sites):
+            behind = self._sites[-1] if self._sites else self
+            name = f"{self.name} (call {number + 1})"
+            layer = Layer(self.host, name, module, self.watched, NO_WEIGHTS)
+            self.host.add_layer(layer, lambda other, _: other is behind)
+            self._sites.append(layer)
+        return self._sites[number - 1]
+
+    def _count(self) -> None:
+        self.calls += 1
+        if not self.host.in_backward():  # No recomputation.
+            self.calls_in_step += 1
+            self.host.passes(max(self.fired_in_step, self.calls_in_step))
+
+    def _prepare_call(
+        self, call: Union[AttentionCall, str, None], always: bool, centred: bool
+    ) -> Optional[_Tapped]:
+        host = self.host
+        self._count()
+        if isinstance(call, str):
+            self.note(call)
+        if not isinstance(call, AttentionCall) or not self._plain(call.q, call.k, call.v):
+            return None
+        q, k, v = call.q, call.k, call.v
         if intercept.checkpoint_inside():
             self.note("checkpoint() inside the attention module: not measured")
             return None
@@ -268,45 +341,40 @@ class Layer(LayerWeights):
             self.note("no gradient reaches the attention (frozen upstream)")
             return None
         if not (host.samples_step() or always) or not self.watched:
-            if self._observe(q, k, v, given):
-                self.check_split(q, k)
+            self._observe(call)
             return None
-        dtype = autocast_dtype(q)
-        if dtype is not None and "kernel" not in given:  # A module of one's own casts itself.
+        if call.cast is not None:
             cached = torch.is_autocast_cache_enabled()
             if cached and any(t.is_leaf and t.requires_grad for t in (q, k, v)):
                 # It casts a parameter once for all calls, and adds up the gradients in 16 bits.
                 self.note("a parameter as q, k or v under autocast: not measured")
                 return None
-            # What autocast would do inside the call, done before it: the taps then see what
-            # the kernel sees.
-            q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
-        if not self._observe(q, k, v, given):
+            call = _as_cast(call)
+        group = self._observe(call)
+        if group is None:
             return None
-        self.check_split(q, k)
-        causal, unread = mask_of(given.get("attn_mask"), given.get("is_causal"), q, k)
-        statistics = unread is None
-        if unread is not None:
-            self.note(f"{unread}: only the key-gradient leak is measured")
-        delta = not given.get("dropout_p", 0.0)
-        if not delta:
-            self.note("dropout in the attention: its delta statistics are not measured")
-        scale = given.get("scale")
-        if isinstance(scale, Tensor):
-            scale = scale.detach()
-        scale = float(scale) if scale is not None else q.shape[3] ** -0.5
-        if not 0 < scale < math.inf:
-            self.note("scale is not above 0, or not finite: only the key-gradient leak is measured")
-            scale, statistics = 1.0, False
-        call = _Call(self, scale, causal, statistics, delta)
+        self._note_call(call)
+        kept = Kept(self, call, group, intercept.host_reads_back())
+        return call, kept, self._key_tap(call, kept)
+
+    def _key_tap(self, call: AttentionCall, kept: Kept) -> Tensor:
+        """The keys, behind their tap if there is a leak to measure."""
+        k = call.k
         if not k.requires_grad:
             self.note(NO_KEY_GRADIENT)
-        elif same_place(k, q) or same_place(k, v):
+        elif not call.packed and (same_place(k, call.q) or same_place(k, call.v)):
             self.note("the keys are the queries or the values: their gradient is not apart")
-        elif host.measures("leak"):
-            k = _tapped(KeyTap, k, call)
-        rest = {name: value for name, value in given.items() if name not in PARAMETERS[:3]}
-        return call, (q, k, v), rest
+        elif call.softcap or call.sinks is not None or not call.cancels:
+            self.note(NO_LEAK)
+        elif self.host.measures("leak"):
+            return cast(Tensor, _tapped(KeyTap, k, kept))
+        return k
+
+    def _note_call(self, call: AttentionCall) -> None:
+        if call.unread is not None:
+            self.note(f"{call.unread}: only the key-gradient leak is measured")
+        if call.dropout:
+            self.note("dropout in the attention: its delta statistics are not measured")
 
     def _plain(self, *tensors: Any) -> bool:
         """Whether these are tensors that the kernels can read."""
@@ -316,9 +384,6 @@ class Layer(LayerWeights):
                 return False
             if t.is_nested:
                 self.note("a nested tensor: not measured")
-                return False
-            if t.dim() != 4:
-                self.note(f"{t.dim()} dimensions instead of [batch, head, token, dim]")
                 return False
             missing = self.host.cannot_measure_on(t.device.type)
             if missing is not None:
@@ -344,102 +409,128 @@ class Layer(LayerWeights):
             return False
         return True
 
-    def _observe(self, q: Tensor, k: Tensor, v: Tensor, given: dict[str, Any]) -> bool:
-        """Learns the layout from the first call; False if this call does not fit it."""
+    def _observe(self, call: AttentionCall) -> Optional[int]:
+        """Learns the layout from the first call.  How many copies of each key head the call has;
+        None if it does not fit the layout."""
         host = self.host
+        with torch.no_grad(), unseen():
+            q, k, v = call.q_view(call.q), call.k_view(call.k), call.v_view(call.v)
+        if q.dim() != 4 or k.dim() != 4 or v.dim() != 4:
+            self.note("q, k and v are not [batch, heads, tokens, dim]: not measured")
+            return None
         heads, seen, dim = q.shape[1], k.shape[1], q.shape[3]
         if q.shape[0] != k.shape[0] or heads % seen or v.shape[1] != seen:
             self.note("batch or heads of q, k and v do not fit: not measured")
-            return False
+            return None
         if self.heads == 0:
-            module = self.module()
-            kv_heads, group = seen, 1
-            if module is not None:
-                by_weight = locate.kv_heads_of(module, heads, dim)
-                if by_weight is not None and seen % by_weight == 0 and by_weight < seen:
-                    copies = seen // by_weight
-                    if torch.equal(k[:, 0].detach(), k[:, copies - 1].detach()):
-                        kv_heads, group = by_weight, copies
-            self.group = group
+            kv_heads = self._kv_heads(heads, k, dim)
+            self._groups[seen] = seen // kv_heads
             self.sums = Sums(host.memories.of(q.device), heads, kv_heads)
-            self.kernel = str(given.get("kernel") or kernel_of(q, k, v, given))
+            self.kernel = call.kernel() or "custom"
             if host.numbered():
                 self.note("first called after the first step: not reported")
-            self.set_layout(heads, kv_heads, dim)
+            if self.paths == NO_WEIGHTS:
+                self.heads, self.kv_heads, self.head_dim = heads, kv_heads, dim
+                self.note("another call of a module: no spectral signals")
+            else:
+                self.set_layout(heads, kv_heads, dim)
         elif self.sums is None or self.sums.memory is not host.memories.of(q.device):
             self.note("another device than that of the first call: not measured")
-            return False
-        elif (heads, seen, dim) != (self.heads, self.kv_heads * self.group, self.head_dim):
+            return None
+        elif heads != self.heads or (seen not in self._groups and not self._repeats(k)):
             self.note("heads differ from those of the first call: not measured")
-            return False
+            return None
         self.seq_len = max(self.seq_len, k.shape[2])
-        self.masked = self.masked or given.get("attn_mask") is not None
-        self.dropped = self.dropped or bool(given.get("dropout_p", 0.0))
-        self.causal = (
-            self.causal or mask_of(given.get("attn_mask"), given.get("is_causal"), q, k)[0]
-        )
-        self.dtype = autocast_dtype(q) or q.dtype  # As the kernel gets it.
+        self.masked = self.masked or not call.mask.simple()
+        self.dropped = self.dropped or bool(call.dropout)
+        self.causal = self.causal or call.mask.causal
+        self.dtype = call.cast or q.dtype  # As the kernel gets it.
+        self.check_split(q, k)
+        return self._groups[seen]
+
+    def _kv_heads(self, heads: int, k: Tensor, dim: int) -> int:
+        """Key heads that are apart, of those that the first call is given."""
+        module, seen = self.module(), k.shape[1]
+        by_weight = locate.kv_heads_of(module, heads, dim) if module is not None else None
+        if by_weight is not None and by_weight < seen and _copies(k, by_weight):
+            return by_weight
+        return seen
+
+    def _repeats(self, k: Tensor) -> bool:
+        """Whether these are the layer's key heads, repeated; or, if the first call had them
+        repeated, without."""
+        if capturing() or not _copies(k, self.kv_heads):
+            return False
+        self._groups[k.shape[1]] = k.shape[1] // self.kv_heads
         return True
 
     # ---- backward ----
 
     @harmless("backward of the attention", lambda self, call: False)
-    def output_wanted(self, call: _Call) -> bool:
+    def output_wanted(self, kept: Kept) -> bool:
         """A call's backward begins: whether its statistics are to be measured."""
-        return self._heard(call, lambda: True)
+        return self._heard(kept.statistics)
 
     def read(self, ctx: Any) -> Optional[tuple[Tensor, ...]]:
-        """o, q, k and v; None if they are not what they were."""
+        """What OutputTap has saved; None if that is not what it was."""
         try:
             saved: tuple[Tensor, ...] = ctx.saved_tensors
             return saved
         except Exception as e:  # The attention may be one that does without them.
             changed = "modified by an inplace operation" in str(e)
             reason = "was changed in place" if changed else f"cannot be read ({in_words(e)})"
-            self.note(f"q, k, v or the output {reason}: only the key-gradient leak is measured")
+            self.note(
+                f"q, k, v, the mask or the output {reason}: only the key-gradient leak is measured"
+            )
             return None
 
     @harmless("backward of the attention")
-    def output_gradient(self, call: _Call, saved: tuple[Tensor, ...], d_o: Tensor) -> None:
-        """Measures them; `saved` are o, q, k and v."""
+    def output_gradient(self, kept: Kept, saved: tuple[Tensor, ...], d_o: Tensor) -> None:
+        """Measures them; `saved` are o, q, k, v and what `kept` names."""
         start = time.perf_counter()
         if self._is_batched(d_o):
             return
         try:
-            self._add(call, saved, d_o)
+            with self.host.lock, torch.no_grad():
+                self._add(kept, saved, d_o)
         except Unsupported as e:
             self.note(str(e))
         self.host.hook_seconds += time.perf_counter() - start
 
     @harmless("backward of a compiled attention")
-    def compiled_backward(
-        self, saved: tuple[Tensor, Tensor, Tensor, Tensor], d_o: Tensor,
-        scale: float, causal: bool, statistics: bool, delta: bool, kernel: str,
-    ) -> None:  # fmt: skip
+    def compiled_backward(self, call: AttentionCall, o: Tensor, d_o: Tensor) -> None:
         """The same for a module that was compiled: the first that is heard of its forward."""
-        if not self.watched:
+        host = self.host
+        if not self.watched or not host.live():
             return
-        call = _Call(self, scale, causal, statistics, delta)
-        given = {"is_causal": causal, "kernel": kernel}
-        if self._heard(call, lambda: self._first_heard(call, saved, given)):
-            self.output_gradient(call, saved, d_o)
+        host.backward_begins()
+        self.calls += 1
+        self.compiled = True
+        group = self._observe(call) if self._plain(call.q, call.k, call.v) else None
+        if group is not None:
+            self._note_call(call)
+        if self._heard(group is not None and call.unread is None) and group is not None:
+            kept = Kept(self, call, group)
+            self.output_gradient(
+                kept, (o, call.q, call.k, call.v, *tensors_of(call).values()), d_o
+            )
 
-    def _heard(self, call: _Call, fits: Callable[[], bool]) -> bool:
-        """Counts a backward pass; `fits` is asked first."""
+    def _heard(self, measurable: bool) -> bool:
+        """Counts a backward pass; whether its statistics are to be measured."""
         host = self.host
         if not host.live():
             return False
         start = time.perf_counter()
         measured = False
         try:
-            good = fits()
             self.fired += 1
             self.fired_in_step += 1
             in_graph = capturing()
             self.graphed = self.graphed or in_graph
             self.captured = self.captured + 1 if in_graph else 0
             host.passes(max(self.fired_in_step, self.calls_in_step))
-            measured = good and self._samples(call)
+            sums = self.sums
+            measured = measurable and sums is not None and self._samples_call(sums.probed)
             if host.samples_step() and not in_graph and host.weights_in_backward():
                 self.measure_whole_weights()
         except Unsupported as e:
@@ -457,58 +548,48 @@ class Layer(LayerWeights):
             self.note("several gradients at once: not measured")
         return bool(batched)
 
-    def _first_heard(self, call: _Call, saved: tuple[Tensor, ...], given: dict[str, Any]) -> bool:
-        self.host.backward_begins()
-        self.calls += 1
-        _, q, k, v = saved
-        if not self._plain(q, k, v) or not self._observe(q, k, v, given):
-            return False
-        self.compiled = True
-        self._note_call(call.statistics, call.delta)
-        self.masked = self.masked or not call.statistics
-        self.dropped = self.dropped or not call.delta
-        return True
-
-    def _note_call(self, statistics: bool, delta: bool) -> None:
-        if not statistics:
-            self.note("a mask, or causal with other keys: only the key-gradient leak is measured")
-        if not delta:
-            self.note("dropout in the attention: its delta statistics are not measured")
-
-    def _samples(self, call: _Call) -> bool:
-        sums = self.sums
-        return sums is not None and call.statistics and self._samples_call(sums.probed)
-
     def _samples_call(self, calls_before: int) -> bool:
         if capturing():
             return self.host.captures_call(self.captured - 1)
         return self.host.samples_call(calls_before)
 
-    def _add(self, call: _Call, saved: tuple[Tensor, ...], d_o: Tensor) -> None:
-        """Adds one call's statistics; `saved` are o, q, k and v."""
+    def _add(self, kept: Kept, saved: tuple[Tensor, ...], d_o: Tensor) -> None:
+        """Adds one call's statistics."""
         host, sums = self.host, self.sums
         assert sums is not None
-        o, q, k, v = saved
+        o, q, k, v = saved[:4]
         if o.dtype not in DTYPES:
             self.note(f"{o.dtype}: not measured")
             return
+        given = dict(zip(kept.names, saved[4:]))
         # A module of one's own may compute in another type than it is given.
-        q, k, v = (t if t.dtype == o.dtype else t.to(o.dtype) for t in (q, k, v))
+        q, k, v, d_o = (t if t.dtype == o.dtype else t.to(o.dtype) for t in (q, k, v, d_o))
+        q, k, v = kept.q_view(q), kept.k_view(k), kept.v_view(v)
+        o, d_o = kept.o_view(o), kept.o_view(d_o)
+        mask = kept.mask(given)
         if host.settings.sequences:
+            mask = first_sequences(mask, host.settings.sequences, q.shape[0])
             o, q, k, v, d_o = (t[: host.settings.sequences] for t in (o, q, k, v, d_o))
-        drift_only = not (host.measures("ties") or host.measures("delta"))
-        gradient: Optional[Tensor] = None
-        if call.delta and host.measures("delta"):
-            gradient = d_o if d_o.dtype == o.dtype else d_o.to(o.dtype)
-        with host.lock, torch.no_grad():
-            add_probe(
-                sums, q, k, v, o, gradient,
-                scale=call.scale, mask=ProbeMask(causal=call.causal), rows=host.settings.rows,
-                seed=host.row_seed(self.index), group=self.group, drift_only=drift_only,
-            )  # fmt: skip
+        rows, seed = host.settings.rows, host.row_seed(self.index)
+        add_probe(
+            sums, q, k, v, o, d_o if kept.delta and host.measures("delta") else None,
+            scale=kept.scale, rows=rows, seed=seed, group=kept.group,
+            mask=probe_mask(mask, q, k, Sampled(kept.scale, rows, seed), kept.cast),
+            drift_only=not (host.measures("ties") or host.measures("delta")),
+            softcap=kept.softcap, sinks=given.get("sinks"),
+        )  # fmt: skip
 
     @harmless("backward of the attention")
-    def key_gradient(self, d_k: Tensor) -> None:
+    def key_gradient(self, kept: Kept, d_k: Tensor) -> None:
+        """d_k  as the function returned it"""
+        with torch.no_grad():
+            self._key_gradient(kept.k_view(d_k), kept.group)
+
+    @harmless("backward of a compiled attention")
+    def compiled_key_gradient(self, d_k: Tensor) -> None:
+        self._key_gradient(d_k, self._groups.get(d_k.shape[1], 0))
+
+    def _key_gradient(self, d_k: Tensor, group: int) -> None:
         host = self.host
         if not host.live() or self._is_batched(d_k):
             return
@@ -517,7 +598,7 @@ class Layer(LayerWeights):
             sums = self.sums
             if sums is not None and host.measures("leak") and self._samples_call(sums.leaked):
                 with host.lock, torch.no_grad():
-                    add_key_leak(sums, d_k, self.group)
+                    add_key_leak(sums, d_k, group)
         except Unsupported as e:
             self.note(str(e))
         host.hook_seconds += time.perf_counter() - start

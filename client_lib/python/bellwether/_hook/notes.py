@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 NO_KEY_GRADIENT = "no gradient reaches the keys: there is no leak to measure"
+NO_LEAK = "softcap, sinks or changed scores: the keys' gradients need not add up to 0"
 # Words of a layer's note, and what a person can do about it.
 _HELP = (
-    ("attn_mask given", "batches without padding need no mask, a causal one is is_causal=True"),
-    ("a mask, or causal", "batches without padding need no mask, a causal one is is_causal=True"),
-    ("dimensions instead of", "bellwether.wrap_attention() takes a module of one's own"),
+    ("dimensions: which", "bellwether.wrap_attention() takes a module of one's own"),
     ("never calls", 'transformers: attn_implementation="sdpa"; else bellwether.wrap_attention()'),
     ("checkpoint() inside", "checkpoint the whole attention module"),
 )

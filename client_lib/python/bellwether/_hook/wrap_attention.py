@@ -14,7 +14,7 @@ from torch import nn
 
 from .._util.guard import harmless
 from . import intercept
-from .contract import ATTRIBUTE, ORDERS, Contract, contract_of
+from .contract import ATTRIBUTE, LAYOUTS, Contract, contract_of
 
 
 @harmless("wrap_attention()", lambda module, *_, **__: module, passes=(ValueError,))
@@ -31,8 +31,9 @@ def wrap_attention(
     """Says that `module` is attention: its forward takes q, k, v first (or named query, key,
     value; q, k, v), as its kernel sees them, and returns the output, alone or first in a tuple.
 
-    layout   the order of the dimensions of q, k, v: "bhtd", "bthd" or "sbhd" (s, t = tokens); an
-             output of three dimensions has its heads side by side
+    layout   the order of the dimensions of q, k, v: "bhtd", "bthd", "sbhd" (s, t = tokens), or
+             "thd" for packed sequences, whose cu_seqlens the forward takes by name; an output of
+             one dimension less has its heads side by side
     causal   every row sees the keys up to its own
     masked   some other mask is applied: then only the key-gradient leak is measured
     scale    of the scores; default: 1 / sqrt(dim)
@@ -42,8 +43,8 @@ def wrap_attention(
     The weights are found in the module, or in the one around it.  Returns the module.
     Raises ValueError for another layout.
     """
-    if layout not in ORDERS:
-        raise ValueError(f"layout: {layout!r} is not one of {', '.join(ORDERS)}")
+    if layout not in LAYOUTS:
+        raise ValueError(f"layout: {layout!r} is not one of {', '.join(LAYOUTS)}")
     known = contract_of(module) is not None
     contract = Contract(layout, causal, masked, scale, dropout, kernel)
     object.__setattr__(module, ATTRIBUTE, contract)

@@ -8,12 +8,14 @@ from collections.abc import Callable
 from torch import nn
 
 from .._hook import intercept
+from .._hook.discovery import Discovery
 from .._hook.hosts import StepHost
 from .._hook.layer import Layer
 from .._util.guard import harmless
 from .._util.presence import Presence
 from .._weights import names
 from . import grad_scale
+from .steps import Steps
 
 
 def layers_of(
@@ -23,18 +25,20 @@ def layers_of(
 
     overrides  {regular expression on module names: (path of W_Q, path of W_K)}
     """
-    pattern = host.settings.layers
 
     def named(name: str, module: nn.Module) -> bool:
         return names.named(module) or names.override_for(overrides, name) is not None
 
-    return [
-        Layer(
-            host, name, module, pattern is None or re.search(pattern, name) is not None,
-            names.override_for(overrides, name),
-        )
-        for name, module in intercept.find_candidates(model, named)
-    ]  # fmt: skip
+    found = intercept.find_candidates(model, named)
+    return [layer_of(host, name, module, overrides) for name, module in found]
+
+
+def layer_of(
+    host: StepHost, name: str, module: nn.Module, overrides: dict[str, tuple[str, str]]
+) -> Layer:
+    pattern = host.settings.layers
+    watched = pattern is None or re.search(pattern, name) is not None
+    return Layer(host, name, module, watched, names.override_for(overrides, name))
 
 
 class Patches:
@@ -61,6 +65,16 @@ class Patches:
         """From now on the layers see the attention calls of their modules."""
         intercept.install(layers)
         self.add(lambda: intercept.uninstall(layers))
+
+    def discover(
+        self, steps: Steps, model: nn.Module, overrides: dict[str, tuple[str, str]]
+    ) -> None:
+        """Until the first step ends, other modules that call attention become layers."""
+        steps.discovery = discovery = Discovery(
+            steps, model, lambda name, module: layer_of(steps, name, module, overrides)
+        )
+        self.add(discovery.take_back)
+        discovery.begin()
 
     def show_presence(self) -> None:
         self.add(Presence().end)

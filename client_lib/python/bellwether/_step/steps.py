@@ -10,13 +10,14 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Optional
 
 import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
+from .._hook.discovery import Discovery
 from .._hook.layer import Layer
 from .._hook.parallel import Parallel
 from .._kernels import probe
@@ -55,6 +56,7 @@ class Steps:
         self.health = Health(settings.disabled, self.stop_sampling)
         self.ends = StepEnds(self._parameters)
         self.reporter = Reporter(settings, self.parallel, self.layers, self.memories, self.lock)
+        self.discovery: Optional[Discovery] = None
         self.weights = StepWeights(settings.gram_bytes, self.parallel, self.model)
         self._model = weakref.ref(model) if model is not None else None
         self._cannot: dict[str, Optional[str]] = {}
@@ -113,6 +115,11 @@ class Steps:
     def weights_in_backward(self) -> bool:
         """Whether the weights are whole only while gradients are computed (FSDP, ZeRO-3)."""
         return self.weights.whole_in_backward_only()
+
+    def add_layer(self, layer: Layer, before: Callable[[Layer, Layer], bool]) -> None:
+        """One more layer, behind the last of those that stand `before` it."""
+        places = [i for i, other in enumerate(self.layers) if before(other, layer)]
+        self.layers.insert(places[-1] + 1 if places else 0, layer)
 
     def numbered(self) -> bool:
         """Whether the layout was sent: layers that call attention later are left out."""
@@ -210,6 +217,7 @@ class Steps:
             self.reporter.scaling.stepped(optimizer, self.ends.explicit)
             self._measure_weights()
             self.ends.pending = not self.ends.explicit
+            self._end_discovery()
         if ahead is not None:
             self.actions.boundary(self._number + ahead)
         self.hook_seconds += time.perf_counter() - start
@@ -232,6 +240,13 @@ class Steps:
         self.ends.explicit = True
         self._renumber(self._number if step is None else step)
         self._close(told)
+        self._end_discovery()
+
+    def _end_discovery(self) -> None:
+        """The first step is over; while gradients are computed, forwards may be yet to come."""
+        if self.discovery is not None and not in_backward():
+            self.discovery.end()
+            self.discovery = None
 
     def close_pending(self) -> None:
         """Closes a step that the optimizer has ended."""

@@ -1,0 +1,77 @@
+"""Modules that call attention and are not known to: found where they call, in the first step.
+
+Python's stack says which module a call belongs to: the innermost one of a watched model.  It is
+patched when the step has ended, so that no recomputation finds taps that its forward did not have.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import Optional
+
+from torch import nn
+
+from . import intercept
+from .hosts import PatchedLayer, StepHost
+
+_DEPTH_MAX = 1000  # Frames that are looked at.
+
+
+def calling_modules(frame: Optional[types.FrameType]) -> Iterator[nn.Module]:
+    """The modules that run, the innermost first."""
+    call = nn.Module._call_impl.__code__
+    for _ in range(_DEPTH_MAX):
+        if frame is None:
+            return
+        if frame.f_code is call:
+            module = frame.f_locals.get("self")
+            if isinstance(module, nn.Module):
+                yield module
+        frame = frame.f_back
+
+
+class Discovery:
+    def __init__(
+        self, host: StepHost, model: nn.Module, make: Callable[[str, nn.Module], PatchedLayer]
+    ) -> None:
+        """make  the layer of a module, by its name in the model"""
+        self._host, self._make = host, make
+        self._places = {id(module): i for i, module in enumerate(model.modules())}
+        self._names = {id(module): name for name, module in model.named_modules()}
+        self._found: dict[int, PatchedLayer] = {}
+        self._installed = False
+
+    def begin(self) -> None:
+        intercept.seek(self._owner)
+
+    def _owner(self) -> Optional[PatchedLayer]:
+        """The layer of the call that is being made."""
+        for module in calling_modules(sys._getframe(1)):
+            layer = self._found.get(id(module))
+            if layer is None and id(module) in self._names and not self._host.numbered():
+                layer = self._found[id(module)] = self._make(self._names[id(module)], module)
+                self._host.add_layer(layer, self._before)
+            if layer is not None:
+                return layer if layer.module() is module else None
+        return None
+
+    def _before(self, other: PatchedLayer, layer: PatchedLayer) -> bool:
+        """Whether a layer stands before another in the model."""
+        places = (self._places.get(id(x.module()), len(self._places)) for x in (other, layer))
+        return next(places) <= next(places)
+
+    def end(self) -> None:
+        """The first step has ended, and no forward runs: what was found is patched."""
+        if not self._installed:
+            self._installed = True
+            intercept.seek_no_more(self._owner)
+            intercept.install(list(self._found.values()))
+
+    def take_back(self) -> None:
+        if self._installed:
+            intercept.uninstall(list(self._found.values()))
+        else:
+            self._installed = True
+            intercept.seek_no_more(self._owner)

@@ -1,0 +1,53 @@
+"""What a tap keeps of a call until its backward."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, Optional
+
+import torch
+from torch import Tensor
+
+from .call import AttentionCall, Mask, View
+
+if TYPE_CHECKING:
+    from .layer import Layer
+
+
+def tensors_of(call: AttentionCall) -> dict[str, Tensor]:
+    """Those of a call besides q, k, v and o that its statistics need, by their names here."""
+    given = call.mask.tensors()
+    if call.sinks is not None:
+        given["sinks"] = call.sinks
+    return given
+
+
+class Kept:
+    """It holds no tensor of the call: those are saved by autograd, which knows whether they have
+    changed, and which hooks of the host see."""
+
+    __slots__ = (
+        "_mask", "cast", "delta", "group", "host_reads", "k_view", "layer", "names", "o_view",
+        "q_view", "scale", "softcap", "statistics", "v_view",
+    )  # fmt: skip
+
+    def __init__(
+        self, layer: Layer, call: AttentionCall, group: int, host_reads: bool = False
+    ) -> None:
+        """group  copies of each key head that the function is given"""
+        self.layer, self.group, self.host_reads = layer, group, host_reads
+        self.q_view: View = call.q_view
+        self.k_view: View = call.k_view
+        self.v_view: View = call.v_view
+        self.o_view: View = call.o_view
+        self.scale, self.softcap = call.scale, call.softcap
+        self.cast: Optional[torch.dtype] = call.cast
+        self.statistics, self.delta = call.unread is None, not call.dropout
+        self.names = tuple(tensors_of(call))
+        without: dict[str, Any] = dict.fromkeys(call.mask.tensors())
+        self._mask = dataclasses.replace(call.mask, **without) if without else call.mask
+
+    def mask(self, given: dict[str, Tensor]) -> Mask:
+        """The call's mask, with its tensors as they came back."""
+        own: dict[str, Any] = {name: t for name, t in given.items() if name != "sinks"}
+        return dataclasses.replace(self._mask, **own) if own else self._mask
