@@ -1,6 +1,6 @@
 """Modules that call attention and are not known to: found where they call, in the first step.
 
-Python's stack says which module a call belongs to: the innermost one of a watched model.  It is
+While the model runs, Python's stack says which module a call belongs to: the innermost one.  It is
 patched when the step has ended, so that no recomputation finds taps that its forward did not have.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import types
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Optional
 
@@ -41,10 +42,18 @@ class Discovery:
         self._places = {id(module): i for i, module in enumerate(model.modules())}
         self._names = {id(module): name for name, module in model.named_modules()}
         self._found: dict[int, PatchedLayer] = {}
-        self._installed = False
+        # Some call only parts of the model, as a LightningModule's training_step does.
+        parts = [m for m in model.children() if not type(m).__module__.startswith("torch.")]
+        roots = [model, *parts]
+        self._roots = [weakref.ref(module) for module in roots]
+        self._classes = [type(module) for module in roots]
+        self._patched: list[PatchedLayer] = []
 
     def begin(self) -> None:
-        intercept.seek(self._owner)
+        intercept.seek(self._owner, self._alive())
+
+    def _alive(self) -> list[nn.Module]:
+        return [module for root in self._roots if (module := root()) is not None]
 
     def _owner(self) -> Optional[PatchedLayer]:
         """The layer of the call that is being made."""
@@ -64,14 +73,13 @@ class Discovery:
 
     def end(self) -> None:
         """The first step has ended, and no forward runs: what was found is patched."""
-        if not self._installed:
-            self._installed = True
-            intercept.seek_no_more(self._owner)
-            intercept.install(list(self._found.values()))
+        intercept.seek_no_more(self._owner)
+        found = list(self._found.values())
+        if found:
+            intercept.install(found)
+        self._patched = found
 
     def take_back(self) -> None:
-        if self._installed:
-            intercept.uninstall(list(self._found.values()))
-        else:
-            self._installed = True
-            intercept.seek_no_more(self._owner)
+        intercept.seek_no_more(self._owner)
+        intercept.uninstall(self._patched)
+        intercept.forget_roots(self._alive(), self._classes)

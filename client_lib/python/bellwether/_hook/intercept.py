@@ -59,7 +59,8 @@ _lock = threading.RLock()
 _original: Callable[..., Any] = functional.scaled_dot_product_attention
 _layers: dict[int, PatchedLayer] = {}  # id(module) -> layer
 _functions: dict[int, tuple[weakref.ref[nn.Module], Callable[..., Any]]] = {}  # id(module) -> ...
-_seekers: list[Callable[[], Optional[PatchedLayer]]] = []  # They find whose a call is.
+_seekers: list[Callable[[], Optional[PatchedLayer]]] = []  # They find whose a call is, ...
+_roots: dict[int, weakref.ref[nn.Module]] = {}  # ... while one of these runs; by id().
 _class_users: dict[type, int] = {}
 _class_forwards: dict[type, tuple[Optional[Any], Any]] = {}  # Theirs, ours; None = inherited
 
@@ -129,12 +130,10 @@ def traced() -> bool:
 
 def _seen(*args: Any, **kwargs: Any) -> Any:
     """What a call of the function comes to while it is diverted."""
-    if _running.inside or not (_running.stack or _seekers):
+    if _running.inside or not _running.stack:
         return _calls.plain(*args, **kwargs)
     _running.inside = True
     try:
-        if not _running.stack:
-            return _found(_calls.plain, sdpa_call.read, args, kwargs)
         return _attention(args, kwargs)
     finally:
         _running.inside = False
@@ -150,55 +149,65 @@ def seen(
 
     plain  the function as it is without us
     """
-    if _running.inside or not (_running.stack or _seekers):
+    if _running.inside or not _running.stack:
         return plain(*args, **kwargs)
     _running.inside = True
     try:
-        if not _running.stack:
-            return _found(plain, read, args, kwargs)
         layer, forward, _, _, _, sees = _running.stack[-1]
-        if layer is None or not sees:
+        if not sees:
             return plain(*args, **kwargs)
-        return layer.attention(
-            lambda: read(plain, args, kwargs), lambda: plain(*args, **kwargs), forward
-        )
+        return _of_layer(layer, forward, plain, read, args, kwargs)
     finally:
         _running.inside = False
 
 
-def _found(
-    plain: Callable[..., Any], read: Reader, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    """A call outside of all modules that are known to call attention."""
-    layer = _owner()
+def _of_layer(
+    layer: Optional[PatchedLayer], forward: Optional[Forward], function: Callable[..., Any],
+    read: Reader, args: tuple[Any, ...], kwargs: dict[str, Any], centred: bool = False,
+) -> Any:  # fmt: skip
+    """A call of the layer's module; layer  None where it is not known yet."""
+    known = layer is not None
+    layer = layer if known or not _seekers else _owner()
     if layer is None:
-        return plain(*args, **kwargs)
-    if checkpointed():  # Its recomputation may come when the module is patched, and tap it.
-        layer.meet(lambda: read(plain, args, kwargs))
-        return plain(*args, **kwargs)
-    return layer.attention(lambda: read(plain, args, kwargs), lambda: plain(*args, **kwargs), None)
+        return function(*args, **kwargs)
+    if not known and checkpointed():
+        # Its recomputation may come when the module is patched, and would tap it.
+        layer.meet(lambda: read(function, args, kwargs))
+        return function(*args, **kwargs)
+    return layer.attention(
+        lambda: read(function, args, kwargs), lambda: function(*args, **kwargs), forward, centred
+    )
 
 
 @harmless("search for the module that calls attention")
 def _owner() -> Optional[PatchedLayer]:
-    if traced():
-        return None
     owners = (seeker() for seeker in list(_seekers))
     return next((layer for layer in owners if layer is not None), None)
 
 
-def seek(owner: Callable[[], Optional[PatchedLayer]]) -> None:
-    """From now on `owner` is asked for the layer of a call that no known module makes."""
+def seek(owner: Callable[[], Optional[PatchedLayer]], roots: Sequence[nn.Module]) -> None:
+    """From now on `owner` is asked for the layer of a call that no known module makes, while one
+    of the roots runs."""
     with _lock:
+        for module in roots:
+            patch_forward(type(module))
+            _roots[id(module)] = weakref.ref(module)
         _seekers.append(owner)
-        _calls.divert()
 
 
 def seek_no_more(owner: Callable[[], Optional[PatchedLayer]]) -> None:
+    """The patches stay, since torch.compile may have seen them."""
     with _lock:
         if owner in _seekers:
             _seekers.remove(owner)
-            _calls.restore()
+
+
+def forget_roots(modules: Sequence[nn.Module], classes: Sequence[type]) -> None:
+    with _lock:
+        for key in [key for key, of in _roots.items() if of() is None or of() in modules]:
+            del _roots[key]
+        for cls in classes:
+            restore_forward(cls)
 
 
 def _traced_call(*args: Any, **kwargs: Any) -> Any:
@@ -223,12 +232,7 @@ def _attention(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     centred = False
     if word:
         function, args, kwargs, centred = _switched(word, function, args, kwargs)
-    if layer is None:
-        return function(*args, **kwargs)
-    return layer.attention(
-        lambda: sdpa_call.read(function, args, kwargs), lambda: function(*args, **kwargs),
-        forward, centred,
-    )  # fmt: skip
+    return _of_layer(layer, forward, function, sdpa_call.read, args, kwargs, centred)
 
 
 def _as_written(
@@ -275,6 +279,11 @@ def is_plain(module: nn.Module) -> bool:
     return _function_in(module) is _original
 
 
+def _is_root(module: nn.Module) -> bool:
+    of = _roots.get(id(module))
+    return of is not None and of() is module
+
+
 @harmless("forward of an attention module")
 def _entering(module: nn.Module) -> Optional[_Entry]:
     """What to put on the stack while the module runs forward; None if there is nothing to do."""
@@ -284,9 +293,11 @@ def _entering(module: nn.Module) -> Optional[_Entry]:
     layer = _layers.get(id(module))
     if layer is not None and (layer.module() is not module or traced()):
         layer = None
-    if layer is None and function is _original and not word and not _running.stack:
+    seeks = bool(_seekers) and _is_root(module) and not traced()
+    known = layer is not None or function is not _original or bool(word)
+    if not known and not seeks and not _running.stack:
         return None
-    sees = function is not _original or bool(word) or (layer is not None and layer.expects())
+    sees = seeks or function is not _original or bool(word) or (layer is not None and layer.expects())
     state = Forward(_saved_tensor_hooks(), torch.is_grad_enabled()) if layer is not None else None
     mark = own.get(compiled_taps.ATTRIBUTE)
     if _running.stack:  # What this module leaves open, the one around it says.
@@ -427,7 +438,11 @@ def _by_contract(
 def _applies(tx: Any) -> bool:
     """Whether torch.compile is inside the forward of an attention module of ours, be it traced or
     running."""
-    return bool(_running.stack) or _compiled_inside.__code__ in dynamo_calls.frames(tx)
+    matters = any(
+        mark is not None or word or function is not _original
+        for _, _, function, mark, word, _ in _running.stack
+    )
+    return matters or _compiled_inside.__code__ in dynamo_calls.frames(tx)
 
 
 def patch_forward(cls: type) -> None:
