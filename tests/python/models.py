@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Optional
 
 import torch
@@ -108,6 +109,115 @@ class MoreKeys(ByMask):
     def split(self, x: Tensor) -> list[Tensor]:
         q, k, v = super().split(x)
         return [q, *(torch.cat([t.flip(2)[:, :, :17], t], 2) for t in (k, v))]
+
+
+class Masked(Attention):
+    """With a mask that is a tensor; False and -inf hide a key."""
+
+    def mask(self, q: Tensor, k: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, gqa: bool) -> Tensor:
+        mask = self.mask(q, k)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=gqa)
+
+
+def causal(q: Tensor, k: Tensor) -> Tensor:
+    ones = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device)
+    return ones.tril(k.shape[2] - q.shape[2])
+
+
+class PaddedRight(Masked):
+    """As many keys less in each sequence; their rows see the others."""
+
+    def lengths(self, q: Tensor) -> Tensor:
+        return q.shape[2] - 7 * torch.arange(q.shape[0], device=q.device)
+
+    def mask(self, q: Tensor, k: Tensor) -> Tensor:
+        key = torch.arange(k.shape[2], device=k.device)
+        return (causal(q, k) & (key < self.lengths(q)[:, None, None]))[:, None]
+
+
+class PaddedLeft(PaddedRight):
+    """Rows of padding see nothing."""
+
+    def mask(self, q: Tensor, k: Tensor) -> Tensor:
+        key = torch.arange(k.shape[2], device=k.device)
+        allowed = causal(q, k) & (key >= q.shape[2] - self.lengths(q)[:, None, None])
+        hidden = torch.finfo(q.dtype).min if q.dtype != torch.float16 else -math.inf
+        empty = torch.zeros((), dtype=q.dtype, device=q.device)
+        return torch.where(allowed, empty, hidden)[:, None]
+
+
+class KeysAlone(PaddedRight):
+    """One row of a mask for all rows."""
+
+    def mask(self, q: Tensor, k: Tensor) -> Tensor:
+        key = torch.arange(k.shape[2], device=k.device)
+        return (key < self.lengths(q)[:, None])[:, None, None]
+
+
+class Window(Masked):
+    def mask(self, q: Tensor, k: Tensor) -> Tensor:
+        return causal(q, k) & causal(q, k).triu(-5)
+
+
+class Chunked(Masked):
+    def mask(self, q: Tensor, k: Tensor) -> Tensor:
+        token = torch.arange(q.shape[2], device=q.device) // 16
+        return (causal(q, k) & (token[:, None] == token))[None, None]
+
+
+class Packed(Masked):
+    def mask(self, q: Tensor, k: Tensor) -> Tensor:
+        begins = torch.zeros(q.shape[0], q.shape[2], dtype=torch.int64, device=q.device)
+        for sequence in range(q.shape[0]):
+            begins[sequence, 11 + sequence :: 13] = 1
+        document = begins.cumsum(1)
+        return (causal(q, k) & (document[:, :, None] == document[:, None]))[:, None]
+
+
+class Biased(Masked):
+    """A learned bias of each distance."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__(shape)
+        self.bias = nn.Parameter(torch.linspace(-1, 1, shape.heads * 64).view(shape.heads, 64))
+
+    def mask(self, q: Tensor, k: Tensor) -> Tensor:
+        token = torch.arange(q.shape[2], device=q.device)
+        bias = self.bias[:, (token[:, None] - token).abs()].to(q.dtype)
+        return bias.masked_fill(~causal(q, k), -math.inf)
+
+
+class CausalMoreKeys(MoreKeys):
+    """Aligned at the top left: the last keys are seen by no row."""
+
+    def mask(self, queries: int, keys: int) -> Tensor:
+        return causal_upper_left(queries, keys)
+
+
+class NarrowValues(PaddedRight):
+    def __init__(self, shape: Shape) -> None:
+        super().__init__(shape)
+        self.out = nn.Linear(shape.heads * (shape.dim - 6), shape.width, bias=False)
+
+    def split(self, x: Tensor) -> list[Tensor]:
+        q, k, v = super().split(x)
+        return [q, k, v[..., 6:]]
+
+
+class FiveDimensions(Masked):
+    """Key heads in a dimension of their own."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, gqa: bool) -> Tensor:
+        grouped = q.unflatten(1, (k.shape[1], -1))
+        mask = causal(q, k)
+        y = F.scaled_dot_product_attention(grouped, k[:, :, None], v[:, :, None], attn_mask=mask)
+        return y.flatten(1, 2)
+
+    def mask(self, q: Tensor, k: Tensor) -> Tensor:
+        return causal(q, k)
 
 
 class Block(nn.Module):

@@ -292,7 +292,7 @@ def test_a_wrapped_module_by_itself(tmp_path: Path) -> None:
         assert core(x[0], x[0], x[0])[0].shape == (4, 10, 8)  # Not what it was said to be.
         monitor.step()
         assert monitor.flush(20) and monitor.status()["errors"] == 0
-        assert "not three tensors of four dimensions" in " ".join(monitor.layers[0].notes)
+        assert "not three tensors of 4 dimensions" in " ".join(monitor.layers[0].notes)
         copies = copy.deepcopy(core), pickle.loads(pickle.dumps(core))
         for other in copies:
             assert other(x, x, x)[1] == "more"
@@ -300,8 +300,8 @@ def test_a_wrapped_module_by_itself(tmp_path: Path) -> None:
     recorded, steps = read(tmp_path / "a.bwrun")
     assert recorded.hello.run.attention.kernel == "mine"
     assert steps[0]["rows"].tolist() == [[20.0] * 4]
-    with pytest.raises(ValueError, match="layout: 'thd' is not one of bhtd, bthd, sbhd"):
-        bellwether.wrap_attention(core, layout="thd")
+    with pytest.raises(ValueError, match="layout: 'thb' is not one of bhtd, bthd, sbhd, thd"):
+        bellwether.wrap_attention(core, layout="thb")
 
 
 class NormingCore(nn.Module):

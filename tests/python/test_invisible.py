@@ -418,7 +418,7 @@ def test_default_dtype_and_device_do_not_change_measurements(dtype: Any, watched
 def test_every_tensor_of_ours_says_its_type_and_its_device() -> None:
     makers = {f"torch.{x}" for x in ("arange", "empty", "full", "ones", "tensor", "zeros")}
     hooks = ("_actions/agreement", "_hook/compiled_taps", "_step/frames", "_step/grams",
-             "_hook/kernel_choice", "_hook/layer", "_kernels/memory", "monitor",
+             "_hook/kernel_choice", "_hook/layer", "_hook/probe_mask", "_kernels/memory", "monitor",
              "_kernels/probe", "_actions/qk_clip", "_step/grad_scale",
              "_actions/head_rows")  # fmt: skip
     for name in hooks:
@@ -677,16 +677,17 @@ def test_a_mask_that_compares_the_function_with_its_name(mask: Any, watched: Wat
 
 
 @pytest.mark.parametrize(
-    ("mask", "queries", "keys", "note"),
+    ("mask", "queries", "keys", "rows"),
     [
-        (causal_upper_left, 4, 6, "causal from the top left"),
-        (causal_lower_right, 6, 4, "rows that see no key"),
-        (causal_lower_right, 4, 6, None),
-        (None, 4, 6, "causal from the top left"),
+        (causal_upper_left, 4, 6, 4),
+        (causal_lower_right, 6, 4, 4),  # Two rows see no key.
+        (causal_lower_right, 4, 6, 4),
+        (None, 4, 6, 4),
+        (None, 6, 4, 6),
     ],
 )
-def test_partly_measured_masks_are_noted(
-    mask: Any, queries: int, keys: int, note: Optional[str], watched: Watched
+def test_causal_masks_at_both_ends_are_measured(
+    mask: Any, queries: int, keys: int, rows: int, watched: Watched
 ) -> None:
     module = Call()
     q, k, v = (torch.randn(1, 2, n, 8, requires_grad=True) for n in (queries, keys, keys))
@@ -697,7 +698,6 @@ def test_partly_measured_masks_are_noted(
         assert bits(output) == bare
         output.nan_to_num().sum().backward()
         (layer,) = monitor.layers
-        assert layer.sums is not None and layer.sums.leaked == 1
-        assert layer.sums.probed == (note is None)
-        assert (note is None) == (not any("mask" in x or "causal" in x for x in layer.notes))
-        assert note is None or any(note in x for x in layer.notes)
+        assert layer.sums is not None and layer.sums.leaked == layer.sums.probed == 1
+        found = layer.sums.row(layer.sums.memory.collect(False), "rows")
+        assert list(found) == [rows, rows]

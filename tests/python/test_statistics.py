@@ -22,13 +22,24 @@ import bellwether
 from gpu import DEVICES
 from models import (
     Attention,
+    Biased,
     ByAttribute,
     ByMask,
     ByName,
     ByUpperMask,
+    CausalMoreKeys,
+    Chunked,
+    FiveDimensions,
+    KeysAlone,
+    Masked,
     Model,
     MoreKeys,
+    NarrowValues,
+    Packed,
+    PaddedLeft,
+    PaddedRight,
     Shape,
+    Window,
     batch,
 )
 from recording import Recording
@@ -53,6 +64,23 @@ CASES: dict[str, dict] = {
     "causal-lower-right": dict(shape=Shape(), kind=ByMask),
     "causal-upper-left-bf16": dict(shape=Shape(dtype=torch.bfloat16), kind=ByUpperMask),
     "causal-lower-right-more-keys": dict(shape=Shape(), kind=MoreKeys),
+    "causal-upper-left-more-keys": dict(shape=Shape(), kind=CausalMoreKeys),
+    "padded-right": dict(shape=Shape(), kind=PaddedRight),
+    "padded-right-gqa-repeated": dict(
+        shape=Shape(fused=False, repeat=True, **GQA), kind=PaddedRight
+    ),
+    "padded-left-bf16": dict(shape=Shape(dtype=torch.bfloat16), kind=PaddedLeft),
+    "padded-left-gqa-fp16": dict(shape=Shape(dtype=torch.float16, **GQA), kind=PaddedLeft),
+    "key-padding-alone": dict(shape=Shape(), kind=KeysAlone),
+    "window": dict(shape=Shape(), kind=Window),
+    "chunks": dict(shape=Shape(dtype=torch.bfloat16), kind=Chunked),
+    "documents": dict(shape=Shape(), kind=Packed),
+    "learned-bias": dict(shape=Shape(fused=False), kind=Biased),
+    "learned-bias-bf16": dict(shape=Shape(dtype=torch.bfloat16), kind=Biased),
+    "narrow-values": dict(shape=Shape(), kind=NarrowValues),
+    "five-dimensions": dict(shape=Shape(**GQA), kind=FiveDimensions),
+    "padded-checkpoint": dict(shape=Shape(), kind=PaddedRight, checkpointing="non-reentrant"),
+    "documents-checkpoint": dict(shape=Shape(), kind=Packed, checkpointing="reentrant"),
     "checkpoint-reentrant": dict(shape=Shape(dtype=torch.bfloat16), checkpointing="reentrant"),
     "checkpoint-non-reentrant": dict(shape=Shape(), checkpointing="non-reentrant"),
     "accumulation-all": dict(shape=Shape(), micro=3, microbatches="all"),
@@ -70,9 +98,15 @@ def expected_of(attention: Attention, calls: Optional[int] = None) -> Expected:
     assert used, "nothing was kept"
     for q, k, v, y in used:
         group = k.shape[1] // shape.kv_heads
+        mask: Optional[Tensor] = None
+        if isinstance(attention, Masked):
+            mask = attention.mask(q, k)
+        elif isinstance(attention, CausalMoreKeys):
+            mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril()
         found = statistics(
-            q, k[:, ::group], v[:, ::group], y, y.grad, shape.dim**-0.5, shape.causal
-        )
+            q, k[:, ::group], v[:, ::group], y, y.grad, shape.dim**-0.5,
+            shape.causal and mask is None, mask,
+        )  # fmt: skip
         found.values.update(key_leak(k.grad, shape.kv_heads))
         total = found if total is None else total + found
     assert total is not None
@@ -288,7 +322,7 @@ def test_multihead_attention_of_torch_is_watched(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "reason", "has"),
     [
-        (dict(attn_mask=torch.zeros(40, 40)), "attn_mask", {"key_leak_sum"}),
+        (dict(scale=-1.0), "scale", {"key_leak_sum"}),
         (dict(dropout_p=0.1), "dropout", {"key_leak_sum", "common_mode_sum"}),
     ],
 )

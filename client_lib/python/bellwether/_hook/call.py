@@ -55,7 +55,8 @@ def output_view(layout: str, q: Tensor) -> View:
     heads = q.shape[layout.index("h")] if layout in ("bthd", "sbhd", "thd") else 0
 
     def of(o: Tensor) -> Tensor:
-        return view(o.unflatten(-1, (heads, -1)) if o.dim() == dims - 1 and heads else o)
+        apart = heads and o.dim() == dims - 1
+        return view(o.view(*o.shape[:-1], heads, -1) if apart else o)
 
     return of
 

@@ -38,5 +38,6 @@ def _other_tokens_of(a: Tensor, b: Tensor) -> bool:
         return False
     if a.untyped_storage().data_ptr() != b.untyped_storage().data_ptr():
         return False
-    apart, token, head = abs(a.storage_offset() - b.storage_offset()), a.stride(-2), a.stride(-3)
+    apart = abs(int(a.storage_offset()) - int(b.storage_offset()))
+    token, head = a.stride(-2), a.stride(-3)
     return apart > 0 and token > 0 and apart % token == 0 and (token > head or apart < head)

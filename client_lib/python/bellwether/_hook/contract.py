@@ -22,9 +22,9 @@ _OFFSETS = (("cu_seqlens_q", "cu_seqlens_k"), ("cu_seqlens_q", "cu_seqlens_kv"),
 def _offsets(given: dict[str, Any]) -> Optional[tuple[Tensor, Tensor]]:
     packed = given.get("packed_seq_params")
     for names in _OFFSETS:
-        found = [given.get(name, getattr(packed, name, None)) for name in names]
-        if all(isinstance(offsets, Tensor) for offsets in found):
-            return found[0], found[1]
+        of_q, of_k = (given.get(name, getattr(packed, name, None)) for name in names)
+        if isinstance(of_q, Tensor) and isinstance(of_k, Tensor):
+            return of_q, of_k
     return None
 
 

@@ -51,9 +51,7 @@ class _Running(threading.local):
 # (layer or None, its forward that runs, what scaled_dot_product_attention means inside, the
 # module's mark for torch.compile, its word of attention_switch.py, whether its calls are to be
 # seen)
-_Entry = tuple[
-    Optional[PatchedLayer], Optional[Forward], Callable[..., Any], Any, str, bool
-]
+_Entry = tuple[Optional[PatchedLayer], Optional[Forward], Callable[..., Any], Any, str, bool]
 _running = _Running()
 _lock = threading.RLock()
 _original: Callable[..., Any] = functional.scaled_dot_product_attention
@@ -130,7 +128,7 @@ def traced() -> bool:
 
 def _seen(*args: Any, **kwargs: Any) -> Any:
     """What a call of the function comes to while it is diverted."""
-    if _running.inside or not _running.stack:
+    if _running.inside or not _running.stack or not _running.stack[-1][5]:
         return _calls.plain(*args, **kwargs)
     _running.inside = True
     try:
@@ -149,13 +147,11 @@ def seen(
 
     plain  the function as it is without us
     """
-    if _running.inside or not _running.stack:
+    if _running.inside or not _running.stack or not _running.stack[-1][5]:
         return plain(*args, **kwargs)
     _running.inside = True
     try:
-        layer, forward, _, _, _, sees = _running.stack[-1]
-        if not sees:
-            return plain(*args, **kwargs)
+        layer, forward = _running.stack[-1][:2]
         return _of_layer(layer, forward, plain, read, args, kwargs)
     finally:
         _running.inside = False
@@ -297,7 +293,9 @@ def _entering(module: nn.Module) -> Optional[_Entry]:
     known = layer is not None or function is not _original or bool(word)
     if not known and not seeks and not _running.stack:
         return None
-    sees = seeks or function is not _original or bool(word) or (layer is not None and layer.expects())
+    sees = (
+        seeks or function is not _original or bool(word) or (layer is not None and layer.expects())
+    )
     state = Forward(_saved_tensor_hooks(), torch.is_grad_enabled()) if layer is not None else None
     mark = own.get(compiled_taps.ATTRIBUTE)
     if _running.stack:  # What this module leaves open, the one around it says.

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, Optional
+from typing import Any, Optional
 
 import torch
 from torch import Tensor
 
 from .call import AttentionCall, Mask, View
-
-if TYPE_CHECKING:
-    from .layer import Layer
 
 
 def tensors_of(call: AttentionCall) -> dict[str, Tensor]:
@@ -32,9 +29,10 @@ class Kept:
     )  # fmt: skip
 
     def __init__(
-        self, layer: Layer, call: AttentionCall, group: int, host_reads: bool = False
+        self, layer: Any, call: AttentionCall, group: int, host_reads: bool = False
     ) -> None:
-        """group  copies of each key head that the function is given"""
+        """layer  the Layer, which imports this module
+        group  copies of each key head that the function is given"""
         self.layer, self.group, self.host_reads = layer, group, host_reads
         self.q_view: View = call.q_view
         self.k_view: View = call.k_view

@@ -32,7 +32,7 @@ from .compiled_taps import same_place
 from .hosts import StepHost
 from .kept import Kept, tensors_of
 from .kernel_choice import unseen
-from .layer_weights import LayerWeights
+from .layer_weights import NO_WEIGHTS, LayerWeights
 from .notes import NO_KEY_GRADIENT, NO_LEAK
 from .probe_mask import Sampled, first_sequences, probe_mask
 
@@ -44,7 +44,6 @@ CHECKPOINTS: tuple[type[Exception], ...] = tuple(
     and issubclass(error, Exception)
     and error.__module__ == "torch.utils.checkpoint"
 )
-NO_WEIGHTS = ("", "")  # Paths of a layer whose weights are those of another.
 
 
 # A call, what is kept of it, and its keys behind their tap.
@@ -300,13 +299,11 @@ class Layer(LayerWeights):
         number = forward.site(call.q)
         if number == 0:
             return self
-        module = self.module()
-        if number > len(self._sites) and (
-            module is None or self.host.numbered() or number >= SITES_MAX
-        ):
-            self.note(MORE)
-            return None
         if number > len(self._sites):
+            module = self.module()
+            if module is None or self.host.numbered() or number >= SITES_MAX:
+                self.note(MORE)
+                return None
             behind = self._sites[-1] if self._sites else self
             name = f"{self.name} (call {number + 1})"
             layer = Layer(self.host, name, module, self.watched, NO_WEIGHTS)
@@ -429,11 +426,7 @@ class Layer(LayerWeights):
             self.kernel = call.kernel() or "custom"
             if host.numbered():
                 self.note("first called after the first step: not reported")
-            if self.paths == NO_WEIGHTS:
-                self.heads, self.kv_heads, self.head_dim = heads, kv_heads, dim
-                self.note("another call of a module: no spectral signals")
-            else:
-                self.set_layout(heads, kv_heads, dim)
+            self.set_layout(heads, kv_heads, dim)
         elif self.sums is None or self.sums.memory is not host.memories.of(q.device):
             self.note("another device than that of the first call: not measured")
             return None
@@ -511,9 +504,7 @@ class Layer(LayerWeights):
             self._note_call(call)
         if self._heard(group is not None and call.unread is None) and group is not None:
             kept = Kept(self, call, group)
-            self.output_gradient(
-                kept, (o, call.q, call.k, call.v, *tensors_of(call).values()), d_o
-            )
+            self.output_gradient(kept, (o, call.q, call.k, call.v, *tensors_of(call).values()), d_o)
 
     def _heard(self, measurable: bool) -> bool:
         """Counts a backward pass; whether its statistics are to be measured."""

@@ -20,7 +20,9 @@ from .._weights.adapters import Unreadable
 from .._weights.location import Location
 from .._weights.low_rank import Factors
 from .hosts import StepHost
+from .notes import OTHER_CALL
 
+NO_WEIGHTS = ("", "")  # Paths of a layer that is another call of the same module.
 _CHECKS_MAX = 3  # Calls by which the order of the rows is checked, until one tells it.
 
 
@@ -73,6 +75,9 @@ class LayerWeights:
 
     def set_layout(self, heads: int, kv_heads: int, dim: int) -> None:
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, dim
+        if self.paths == NO_WEIGHTS:
+            self.note(OTHER_CALL)
+            return
         holder = self._look_around()
         if holder is not None:
             self._places = locate.candidates(holder, self._prefix, heads, kv_heads, dim, self.paths)

@@ -93,7 +93,8 @@ def _ranges(mask: Mask, q_len: int, k_len: int, device: torch.device) -> Tensor:
     if mask.chunk is not None:
         chunk = first + (diagonal - first).div(mask.chunk, rounding_mode="floor") * mask.chunk
         begin, end = torch.maximum(begin, chunk), torch.minimum(end, chunk + mask.chunk)
-    return torch.stack(torch.broadcast_tensors(begin, end, diagonal), -1).to(torch.int32)
+    whole = torch.zeros_like(begin + end)
+    return torch.stack([part + whole for part in (begin, end, diagonal)], -1).to(torch.int32)
 
 
 def _column(of: Tensor, device: torch.device) -> Tensor:
@@ -110,11 +111,8 @@ def _documents_at(mask: Mask, row: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     outside = (document < 0) | (document >= in_q.shape[0] - 1)
     document = document.clamp(0, in_q.shape[0] - 2)
     begin, end = in_k[document], in_k[document + 1]
-    if mask.top_left:
-        diagonal = begin + row - in_q[document]
-    else:
-        diagonal = end + row - in_q[document + 1]
-    return begin, torch.where(outside, begin, end), diagonal
+    beside = begin - in_q[document] if mask.top_left else end - in_q[document + 1]
+    return begin, torch.where(outside, begin, end), row + beside
 
 
 def _seen(mask: Mask, rest: ProbeMask, q: Tensor, k: Tensor) -> Tensor:
@@ -155,9 +153,7 @@ def _of_samples(
     function: Any, tensor: Optional[Tensor], q: Tensor, k: Tensor, sampled: Sampled
 ) -> Tensor:
     """What is added to the scores of the sampled rows [batch, heads, rows, keys]."""
-    rows = sampled_rows(
-        q.shape[0], q.shape[1], q.shape[2], sampled.rows, sampled.seed, 0, q.device
-    )
+    rows = sampled_rows(q.shape[0], q.shape[1], q.shape[2], sampled.rows, sampled.seed, 0, q.device)
     picked = q.gather(2, rows[..., None].expand(-1, -1, -1, q.shape[3])).float()
     keys = k.repeat_interleave(q.shape[1] // k.shape[1], 1).float()
     added: Tensor = function(rows, sampled.scale * picked @ keys.mT)

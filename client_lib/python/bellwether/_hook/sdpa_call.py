@@ -89,9 +89,7 @@ def read(
     scale, dropout = scale_of(given.get("scale"), q.shape[-1]), given.get("dropout_p", 0.0)
     if scale is None or not isinstance(dropout, (int, float)):
         return None
-    mask, unread = mask_of(
-        given.get("attn_mask"), given.get("is_causal"), q.shape[-2], k.shape[-2]
-    )
+    mask, unread = mask_of(given.get("attn_mask"), given.get("is_causal"), q.shape[-2], k.shape[-2])
     if mask.tensor is not None and mask.tensor.dim() == 4 and q.dim() > 4:
         unread = "attn_mask over several batch dimensions"
     if not 0 < scale < math.inf:

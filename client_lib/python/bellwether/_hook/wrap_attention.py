@@ -32,8 +32,8 @@ def wrap_attention(
     value; q, k, v), as its kernel sees them, and returns the output, alone or first in a tuple.
 
     layout   the order of the dimensions of q, k, v: "bhtd", "bthd", "sbhd" (s, t = tokens), or
-             "thd" for packed sequences, whose cu_seqlens the forward takes by name; an output of
-             one dimension less has its heads side by side
+             "thd".  Packed sequences lie in "thd"; the forward takes their cu_seqlens by name.  An
+             output of one dimension less has its heads side by side.
     causal   every row sees the keys up to its own
     masked   some other mask is applied: then only the key-gradient leak is measured
     scale    of the scores; default: 1 / sqrt(dim)
