@@ -55,11 +55,10 @@ class M(nn.Module):
         return self.head(self.a(x))
 model = M()
 """ + TAIL  # fmt: skip
-PADDED = HEAD + """
+PART = HEAD + """
 class P(A):
     def attend(self, q, k, v):
-        mask = torch.ones(6, 6, dtype=torch.bool).tril()
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return F.scaled_dot_product_attention(q, k, v, scale=-1.0)
 model = P()
 """ + TAIL  # fmt: skip
 NO_ATTENTION = "import torch, torch.nn as nn\nmodel = nn.Linear(16, 16)" + TAIL
@@ -104,11 +103,11 @@ def test_eager_attention(tmp_path: Path) -> None:
 
 
 def test_partly_measured_layer_fails(tmp_path: Path) -> None:
-    done = doctor(tmp_path, PADDED)
+    done = doctor(tmp_path, PART)
     assert done.returncode == 1, done.stdout
     said = failures(done)
     assert "layer 0, measured in part: it is not judged by drift, ties, logits" in said
-    assert "attn_mask given" in said and "What helps: " in said
+    assert "scale is not above 0" in said
     assert "judged in part only: not by drift, ties, logits in 1 of 1 layers" in done.stderr
 
 

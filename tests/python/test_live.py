@@ -97,13 +97,11 @@ def test_from_attach_to_the_command(ended_server: None, tmp_path: Path) -> None:
     )
 
 
-class Padded(Attention):
-    """Its mask is a tensor, as collators of unlike lengths make it."""
+class Negative(Attention):
+    """Of a scale that is measured in no way."""
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, gqa: bool) -> Tensor:
-        mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril()
-        mask[:, -2:] = False
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return F.scaled_dot_product_attention(q, k, v, scale=-0.25)
 
 
 class Eager(Attention):
@@ -146,14 +144,14 @@ def test_a_run_that_is_judged_in_part_says_so_everywhere(
     assert told["doctor"] == [] and "judged in part" not in told["log"]
     assert 'bellwether_run_judged_ratio{run="whole",family="all"} 1' in told["metrics"]
 
-    assert " 0 judged by: norm, leak, loss " in train("padded", Padded, Padded)
+    assert " 0 judged by: norm, leak, loss " in train("negative", Negative, Negative)
     assert len(told["doctor"]) == 2 and "not judged by drift, ties, logits" in told["doctor"][0]
     said = [line for line in told["log"].splitlines() if "judged in part" in line]
-    assert len(said) == 1 and "in 2 of 2 layers" in said[0] and "attn_mask given" in said[0]
-    assert 'bellwether_run_judged_ratio{run="padded",family="drift"} 0' in told["metrics"]
-    assert 'bellwether_run_judged_ratio{run="padded",family="leak"} 1' in told["metrics"]
+    assert len(said) == 1 and "in 2 of 2 layers" in said[0] and "scale is not above 0" in said[0]
+    assert 'bellwether_run_judged_ratio{run="negative",family="drift"} 0' in told["metrics"]
+    assert 'bellwether_run_judged_ratio{run="negative",family="leak"} 1' in told["metrics"]
 
-    partly = train("one-of-two", Padded)
+    partly = train("one-of-two", Negative)
     assert " 0 judged by: norm, leak, loss; drift, ties, logits in 1 of 2 layers " in partly
     assert len(told["doctor"]) == 1 and "in 1 of 2 layers" in told["log"]
     assert 'bellwether_run_judged_ratio{run="one-of-two",family="ties"} 0.5' in told["metrics"]

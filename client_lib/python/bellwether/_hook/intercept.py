@@ -45,7 +45,15 @@ NAME = "scaled_dot_product_attention"
 class _Running(threading.local):
     def __init__(self) -> None:
         self.stack: list[_Entry] = []
+        # Roots that run.  They are not on the stack, on which what torch.compile makes depends.
+        self.roots = 0
         self.inside = False  # A call that was seen: what it calls is not seen again.
+
+    def sees(self) -> bool:
+        """Whether a call that is made now is to be seen."""
+        if self.inside:
+            return False
+        return self.stack[-1][5] if self.stack else self.roots > 0
 
 
 # (layer or None, its forward that runs, what scaled_dot_product_attention means inside, the
@@ -55,6 +63,7 @@ _Entry = tuple[Optional[PatchedLayer], Optional[Forward], Callable[..., Any], An
 _running = _Running()
 _lock = threading.RLock()
 _original: Callable[..., Any] = functional.scaled_dot_product_attention
+_ROOT: _Entry = (None, None, _original, None, "", True)
 _layers: dict[int, PatchedLayer] = {}  # id(module) -> layer
 _functions: dict[int, tuple[weakref.ref[nn.Module], Callable[..., Any]]] = {}  # id(module) -> ...
 _seekers: list[Callable[[], Optional[PatchedLayer]]] = []  # They find whose a call is, ...
@@ -128,10 +137,12 @@ def traced() -> bool:
 
 def _seen(*args: Any, **kwargs: Any) -> Any:
     """What a call of the function comes to while it is diverted."""
-    if _running.inside or not _running.stack or not _running.stack[-1][5]:
+    if not _running.sees():
         return _calls.plain(*args, **kwargs)
     _running.inside = True
     try:
+        if not _running.stack:
+            return _of_layer(None, None, _calls.plain, sdpa_call.read, args, kwargs)
         return _attention(args, kwargs)
     finally:
         _running.inside = False
@@ -147,11 +158,11 @@ def seen(
 
     plain  the function as it is without us
     """
-    if _running.inside or not _running.stack or not _running.stack[-1][5]:
+    if not _running.sees():
         return plain(*args, **kwargs)
     _running.inside = True
     try:
-        layer, forward = _running.stack[-1][:2]
+        layer, forward = _running.stack[-1][:2] if _running.stack else (None, None)
         return _of_layer(layer, forward, plain, read, args, kwargs)
     finally:
         _running.inside = False
@@ -163,7 +174,7 @@ def _of_layer(
 ) -> Any:  # fmt: skip
     """A call of the layer's module; layer  None where it is not known yet."""
     known = layer is not None
-    layer = layer if known or not _seekers else _owner()
+    layer = layer if known or not _seekers else _owner(args, kwargs)
     if layer is None:
         return function(*args, **kwargs)
     if not known and checkpointed():
@@ -176,7 +187,13 @@ def _of_layer(
 
 
 @harmless("search for the module that calls attention")
-def _owner() -> Optional[PatchedLayer]:
+def _owner(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Optional[PatchedLayer]:
+    """The layer of a call that no known module makes."""
+    if torch._C._len_torch_dispatch_stack() > 0:
+        return None  # Of a compiler perhaps, which tries what it has written down.
+    for given in (*args, *kwargs.values()):
+        if isinstance(given, torch.Tensor) and type(given) not in (torch.Tensor, nn.Parameter):
+            return None
     owners = (seeker() for seeker in list(_seekers))
     return next((layer for layer in owners if layer is not None), None)
 
@@ -289,14 +306,11 @@ def _entering(module: nn.Module) -> Optional[_Entry]:
     layer = _layers.get(id(module))
     if layer is not None and (layer.module() is not module or traced()):
         layer = None
-    seeks = bool(_seekers) and _is_root(module) and not traced()
     known = layer is not None or function is not _original or bool(word)
-    if not known and not seeks and not _running.stack:
-        return None
-    sees = (
-        seeks or function is not _original or bool(word) or (layer is not None and layer.expects())
-    )
-    state = Forward(_saved_tensor_hooks(), torch.is_grad_enabled()) if layer is not None else None
+    if not known and not _running.stack:
+        return _ROOT if _seekers and _is_root(module) and not traced() else None
+    sees = function is not _original or bool(word) or (layer is not None and layer.expects())
+    state: Optional[Forward] = Forward(_saved_tensor_hooks(), torch.is_grad_enabled())
     mark = own.get(compiled_taps.ATTRIBUTE)
     if _running.stack:  # What this module leaves open, the one around it says.
         outer = _running.stack[-1]
@@ -310,6 +324,10 @@ def _entering(module: nn.Module) -> Optional[_Entry]:
 
 @harmless("forward of an attention module")
 def _leaving(entry: _Entry) -> None:
+    if entry is _ROOT:
+        _running.roots -= 1
+        _calls.restore()
+        return
     _pop()
     if entry[0] is not None:
         entry[0].heard()
@@ -317,6 +335,10 @@ def _leaving(entry: _Entry) -> None:
 
 @harmless("forward of an attention module", lambda entry: False)
 def _entered(entry: _Entry) -> bool:
+    if entry is _ROOT:
+        _running.roots += 1
+        _calls.divert()
+        return True
     _push(entry)
     if entry[0] is not None:
         entry[0].listen()
@@ -436,11 +458,7 @@ def _by_contract(
 def _applies(tx: Any) -> bool:
     """Whether torch.compile is inside the forward of an attention module of ours, be it traced or
     running."""
-    matters = any(
-        mark is not None or word or function is not _original
-        for _, _, function, mark, word, _ in _running.stack
-    )
-    return matters or _compiled_inside.__code__ in dynamo_calls.frames(tx)
+    return bool(_running.stack) or _compiled_inside.__code__ in dynamo_calls.frames(tx)
 
 
 def patch_forward(cls: type) -> None:
