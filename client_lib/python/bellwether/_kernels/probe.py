@@ -133,7 +133,7 @@ def _row_ranges(mask: ProbeMask, q: Tensor, k_len: int) -> tuple[Tensor, Tensor]
         begin, end, diagonal = ranges.long().unbind(-1)
     else:
         shift = 0 if mask.top_left else k_len - q_len
-        diagonal = torch.arange(q_len, device=q.device)[None] + shift
+        diagonal = torch.arange(q_len, dtype=torch.int64, device=q.device)[None] + shift
         begin, end = torch.zeros_like(diagonal), torch.full_like(diagonal, k_len)
     if mask.causal:
         end = torch.minimum(end, diagonal + 1)
@@ -153,7 +153,7 @@ def visible_keys(mask: ProbeMask, q: Tensor, k_len: int) -> Tensor:
         tensor = tensor[(None,) * (4 - tensor.dim())]
         tensor = tensor if tensor.dtype == torch.bool else ~(tensor <= _HIDDEN)
     by_row = tensor if tensor is not None and tensor.shape[2] > 1 else None
-    keys = torch.arange(k_len, device=q.device)
+    keys = torch.arange(k_len, dtype=torch.int64, device=q.device)
     if mask.ranges is None and by_row is None:  # What neighbouring rows see overlaps or adjoins.
         seen = ((keys >= begin[:, :1]) & (keys < end[:, -1:]))[:, None]
     else:
@@ -307,12 +307,15 @@ def sampled_rows(
     """The rows that add_probe() samples, int64 [batch, heads, rows]: ascending, and every row if
     `rows` is 0 or at least q_len.  It is SampledRow() of probe.h."""
     if rows == 0 or rows >= q_len:
-        return torch.arange(q_len, device=device).expand(batch, heads, q_len)
+        every = torch.arange(q_len, dtype=torch.int64, device=device)
+        return every.expand(batch, heads, q_len)
 
     def counted(first: int, count: int, *shape: int) -> Tensor:
-        return torch.arange(first, first + count, device=device).view(shape)
+        found = torch.arange(first, first + count, dtype=torch.int64, device=device)
+        return found.view(shape)
 
-    seeds = torch.full((1, 1, 1), _signed(seed & 0xFFFFFFFFFFFFFFFF), device=device)
+    number = _signed(seed & 0xFFFFFFFFFFFFFFFF)
+    seeds = torch.full((1, 1, 1), number, dtype=torch.int64, device=device)
     strata = counted(0, rows, 1, 1, rows)
     hashed = _mixed(_mixed(seeds) ^ counted(0, batch, batch, 1, 1))
     hashed = _mixed(_mixed(hashed ^ counted(head_offset, heads, 1, heads, 1)) ^ strata)
