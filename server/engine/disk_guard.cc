@@ -19,15 +19,10 @@ constexpr double kFloorHysteresis = 1.1;
 
 void DiskGuard::Check() {
   std::error_code unknown;
-  std::filesystem::space_info space = std::filesystem::space(options_.path, unknown);
+  const std::filesystem::space_info space = std::filesystem::space(options_.path, unknown);
   if (unknown) return;
   const double floor = std::min(static_cast<double>(options_.free_bytes_min),
                                 options_.free_ratio_min * static_cast<double>(space.capacity));
-  if (!low_ && static_cast<double>(space.available) < floor) {
-    log_->FreeRoom();  // That alone may be enough.
-    space = std::filesystem::space(options_.path, unknown);
-    if (unknown) return;
-  }
   const auto free = static_cast<double>(space.available);
   free_bytes_->Set(free);
   const bool low = free < (low_ ? floor * kFloorHysteresis : floor);
@@ -44,7 +39,6 @@ void DiskGuard::Check() {
                    static_cast<int64_t>(floor), " (storage.free_bytes_min, storage.free_ratio_min)"));
   LogError("{}; nothing more is acknowledged until there is room, alerts go on", std::string(why.message()));
   give_back_();
-  log_->FreeRoom();
   log_->Hold(why);
 }
 

@@ -112,8 +112,6 @@ class LogBackend {
   // With an error: nothing is written, and so nothing becomes durable; what is
   // appended waits in memory.  OK: the log goes on, in the order of the LSNs.
   virtual void Hold(const absl::Status& why) = 0;
-  // Removes the files that it keeps only to write them again.
-  virtual void FreeRoom() {}
   // Copies what is durable to an empty or missing directory, synced: a log of
   // its own, which Open() takes.  Truncate() waits meanwhile, appends do not.
   virtual absl::Status CopyTo(const std::string& directory) = 0;
@@ -122,7 +120,7 @@ class LogBackend {
 
   virtual Lsn durable_lsn() const = 0;
   virtual Lsn last_lsn() const = 0;   // Highest given.
-  virtual int64_t bytes() const = 0;  // On this machine's disk, without what FreeRoom() removes.
+  virtual int64_t bytes() const = 0;  // On this machine's disk.
   // The first LSN of the newest segments that together have no more than
   // `bytes` (the one that is written to counts in any case); 0 if that is all.
   virtual Lsn TailBegin(int64_t bytes) const = 0;

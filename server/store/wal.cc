@@ -13,7 +13,6 @@
 #include "server/store/wal_format.h"
 #include "server/store/wal_read.h"
 #include "server/store/wal_recovery.h"
-#include "server/store/wal_reserve.h"
 #include "server/util/await_for.h"
 #include "server/util/clock.h"
 #include "server/util/log.h"
@@ -39,7 +38,6 @@ absl::Status CheckOptions(const Wal::Options& options) {
   if (options.group_bytes_max < 1 || options.group_wait_us_max < 0 || options.cover_idle_us < 0) {
     return absl::InvalidArgumentError("group_bytes_max, group_wait_us_max, cover_idle_us: out of range");
   }
-  if (options.reuse_segments_max < 0) return absl::InvalidArgumentError("reuse_segments_max: negative");
   if (options.pending_bytes_max < RecordBytes(static_cast<size_t>(options.record_bytes_max))) {
     return absl::InvalidArgumentError("pending_bytes_max: less than one record of record_bytes_max");
   }
@@ -51,11 +49,7 @@ int64_t BytesOf(const WalRecord& record) { return RecordBytes(record.payload.siz
 class LocalWal final : public Wal {
  public:
   LocalWal(const Options& options, FileSystem* file_system, DurableCallback on_durable, std::unique_ptr<File> lock)
-      : options_(options),
-        fs_(file_system),
-        on_durable_(std::move(on_durable)),
-        lock_(std::move(lock)),
-        reserve_(fs_, options.directory, options.segment_bytes) {}
+      : options_(options), fs_(file_system), on_durable_(std::move(on_durable)), lock_(std::move(lock)) {}
 
   ~LocalWal() override { Close().IgnoreError(); }
 
@@ -69,7 +63,7 @@ class LocalWal final : public Wal {
     durable_ = last_;
     if (segments_.empty()) {
       BW_ASSIGN_OR_RETURN(std::unique_ptr<File> file, fs_->Create(NextPath(), options_.segment_bytes));
-      BW_RETURN_IF_ERROR(StartSegment({std::move(file), NextPath()}, 1));
+      BW_RETURN_IF_ERROR(StartSegment(std::move(file), 1));
     } else {
       BW_ASSIGN_OR_RETURN(file_, fs_->Open(segments_.back().path));
       // The recovered records may be served from now on: cover them.
@@ -153,7 +147,6 @@ class LocalWal final : public Wal {
     absl::MutexLock lock(&mutex_);
     held_ = why;
   }
-  void FreeRoom() override { reserve_.Shrink(0); }
   absl::Status CopyTo(const std::string& directory) override;
   void TakeSyncSeconds(std::vector<double>* seconds) override {
     seconds->clear();
@@ -167,32 +160,6 @@ class LocalWal final : public Wal {
     WalControl control = WalControl::kCover;
     int64_t since_ns = Clock::System()->MonotonicNanos();
     Lsn first_lsn() const { return control == WalControl::kGap ? record.seq : record.lsn; }
-  };
-  // The next segment's file, if there is one.
-  struct Spare {
-    std::unique_ptr<File> file;
-    std::string path;
-    bool used_before = false;  // Else it holds zeros.
-  };
-  // Segments that are given up meanwhile are not written again.
-  class Reading {
-   public:
-    explicit Reading(const LocalWal* wal) : wal_(wal) {
-      absl::MutexLock lock(&wal_->mutex_);
-      ++wal_->readings_;
-      segments_ = wal_->segments_;
-    }
-    ~Reading() {
-      absl::MutexLock lock(&wal_->mutex_);
-      --wal_->readings_;
-    }
-    Reading(const Reading&) = delete;
-    Reading& operator=(const Reading&) = delete;
-    const std::vector<WalSegment>& segments() const { return segments_; }
-
-   private:
-    const LocalWal* const wal_;
-    std::vector<WalSegment> segments_;
   };
 
   absl::Status Health() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
@@ -232,7 +199,7 @@ class LocalWal final : public Wal {
   absl::Status WriteGroup(const std::vector<Queued>& group, Lsn durable);
   // Waits for the spare file.  Not OK: the log is closing and there is none.
   absl::Status Rotate() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status StartSegment(Spare spare, uint64_t number) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status StartSegment(std::unique_ptr<File> file, uint64_t number) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Fail(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (failed_.ok()) LogError("the log failed and takes no more: {}", std::string(status.message()));
     failed_ = status;
@@ -240,8 +207,6 @@ class LocalWal final : public Wal {
 
   // ---- the preparer's thread: always has the next segment ready ----
   void Prepare();
-  // A file of the reserve, or else a new one.
-  absl::StatusOr<Spare> PrepareSpare() ABSL_LOCKS_EXCLUDED(mutex_);
   // Waits until so many zeros may be in the next segment; false: it is not needed.
   bool AwaitTurn(int64_t zeros);
 
@@ -249,7 +214,6 @@ class LocalWal final : public Wal {
   FileSystem* const fs_;
   const DurableCallback on_durable_;
   const std::unique_ptr<File> lock_;
-  WalReserve reserve_;
   Recovery recovery_;
   uint32_t salt_ = 0;
 
@@ -267,9 +231,8 @@ class LocalWal final : public Wal {
   absl::Status failed_ ABSL_GUARDED_BY(mutex_);
   absl::Status held_ ABSL_GUARDED_BY(mutex_);
   std::vector<WalSegment> segments_ ABSL_GUARDED_BY(mutex_);  // back() is written to.
-  mutable int readings_ ABSL_GUARDED_BY(mutex_) = 0;
-  Spare spare_ ABSL_GUARDED_BY(mutex_);
-  bool stalled_ ABSL_GUARDED_BY(mutex_) = false;  // The log's thread waits for spare_.
+  std::unique_ptr<File> spare_ ABSL_GUARDED_BY(mutex_);       // The next one, zeroed, at NextPath().
+  bool stalled_ ABSL_GUARDED_BY(mutex_) = false;              // The log's thread waits for spare_.
   absl::Status prepare_error_ ABSL_GUARDED_BY(mutex_);
   std::vector<double> sync_seconds_ ABSL_GUARDED_BY(mutex_);
 
@@ -282,14 +245,14 @@ void LocalWal::Prepare() {
   absl::MutexLock lock(&mutex_);
   // A log that closes may still need one for what is queued.
   const auto wanted = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return stopped_ || (spare_.file == nullptr && (!closing_ || stalled_));
+    return stopped_ || (spare_ == nullptr && (!closing_ || stalled_));
   };
-  const auto retry = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stopped_ || !reserve_.empty(); };
   for (;;) {
     mutex_.Await(absl::Condition(&wanted));
     if (stopped_) return;
     mutex_.Unlock();
-    absl::StatusOr<Spare> spare = PrepareSpare();
+    absl::StatusOr<std::unique_ptr<File>> spare =
+        fs_->Create(NextPath(), options_.segment_bytes, [this](int64_t zeros) { return AwaitTurn(zeros); });
     mutex_.Lock();
     if (spare.ok()) {
       if (!prepare_error_.ok()) LogInfo("the log has room for the next segment again");
@@ -299,30 +262,13 @@ void LocalWal::Prepare() {
       const bool is_new = prepare_error_.ok();
       prepare_error_ = spare.status();
       if (is_new) LogError("no room for the log's next segment: {}", std::string(prepare_error_.message()));
-      AwaitFor(&mutex_, absl::Condition(&retry), kPrepareRetry);
+      AwaitFor(&mutex_, absl::Condition(&stopped_), kPrepareRetry);
     }
-  }
-}
-
-absl::StatusOr<LocalWal::Spare> LocalWal::PrepareSpare() {
-  for (;;) {
-    if (const std::string path = reserve_.Take(); !path.empty()) {
-      absl::StatusOr<std::unique_ptr<File>> file = fs_->Open(path);
-      if (file.ok()) return Spare{*std::move(file), path, /*used_before=*/true};
-      LogWarning("a segment that was given up is not written again: {}", std::string(file.status().message()));
-      fs_->Remove(path).IgnoreError();
-    }
-    absl::StatusOr<std::unique_ptr<File>> file =
-        fs_->Create(NextPath(), options_.segment_bytes, [this](int64_t zeros) { return AwaitTurn(zeros); });
-    if (file.ok()) return Spare{*std::move(file), NextPath()};
-    if (reserve_.empty()) return file.status();  // Else one was given up meanwhile.
   }
 }
 
 // Zeros come twice as fast as the log grows, so that acknowledgements never wait
-// behind a whole segment of them; at the disk's speed once the log has to wait.  Not
-// broken off when a segment is given up meanwhile: that one serves the next time, and
-// so there are soon as many files as it takes to need no zeros.
+// behind a whole segment of them; at the disk's speed once the log has to wait.
 bool LocalWal::AwaitTurn(int64_t zeros) {
   absl::MutexLock lock(&mutex_);
   const auto turn = [this, zeros]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
@@ -332,33 +278,30 @@ bool LocalWal::AwaitTurn(int64_t zeros) {
   return !stopped_;
 }
 
-absl::Status LocalWal::StartSegment(Spare spare, uint64_t number) {
+absl::Status LocalWal::StartSegment(std::unique_ptr<File> file, uint64_t number) {
   const Lsn first = queue_.empty() ? last_ + 1 : queue_.front().first_lsn();
   const std::string path = absl::StrCat(options_.directory, "/", SegmentName(number, salt_));
-  const SegmentHeader header{.number = number,
-                             .first_lsn = first,
-                             .segment_bytes = options_.segment_bytes,
-                             .in_flight_bytes_max = spare.used_before ? InFlightBytesMax(options_) : 0};
-  BW_RETURN_IF_ERROR(spare.file->WriteAt(0, EncodeSegmentHeader(header, salt_)));
-  BW_RETURN_IF_ERROR(spare.file->Sync());
-  BW_RETURN_IF_ERROR(fs_->Rename(spare.path, path));
+  const SegmentHeader header{.number = number, .first_lsn = first, .segment_bytes = options_.segment_bytes};
+  BW_RETURN_IF_ERROR(file->WriteAt(0, EncodeSegmentHeader(header, salt_)));
+  BW_RETURN_IF_ERROR(file->Sync());
+  BW_RETURN_IF_ERROR(fs_->Rename(NextPath(), path));
   BW_RETURN_IF_ERROR(fs_->SyncDirectory(options_.directory));
-  file_ = std::move(spare.file);
+  file_ = std::move(file);
   segments_.push_back({number, path, first, kSegmentHeaderBytes, options_.segment_bytes});
   return absl::OkStatus();
 }
 
 absl::Status LocalWal::Rotate() {
   const auto ready = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return spare_.file != nullptr || (closing_ && !prepare_error_.ok());
+    return spare_ != nullptr || (closing_ && !prepare_error_.ok());
   };
   stalled_ = true;
   mutex_.Await(absl::Condition(&ready));
   stalled_ = false;
-  if (spare_.file == nullptr) return prepare_error_;
+  if (spare_ == nullptr) return prepare_error_;
   // Appenders wait for these two fsyncs, once a segment; a reader must never
   // see a segment in the list that is not there.
-  return StartSegment(std::exchange(spare_, {}), segments_.back().number + 1);
+  return StartSegment(std::move(spare_), segments_.back().number + 1);
 }
 
 std::vector<LocalWal::Queued> LocalWal::TakeGroup() {
@@ -471,8 +414,6 @@ void LocalWal::Write() {
 absl::Status LocalWal::Truncate(Lsn keep) {
   absl::MutexLock truncate_lock(&truncate_mutex_);
   std::vector<WalSegment> give_up;
-  size_t held = 0;
-  bool read = false;
   Queued marker;
   marker.control = WalControl::kKeep;
   {
@@ -480,25 +421,21 @@ absl::Status LocalWal::Truncate(Lsn keep) {
     BW_RETURN_IF_ERROR(Health());
     size_t n = 0;
     while (n + 1 < segments_.size() && segments_[n + 1].first_lsn <= keep) give_up.push_back(segments_[n++]);
-    held = segments_.size();
     marker.record.seq = segments_[n].number;
     marker.record.epoch = segments_[n].first_lsn;
   }
-  const size_t reserve_max = std::min(static_cast<size_t>(options_.reuse_segments_max), held);
-  if (give_up.empty()) {
-    reserve_.Shrink(reserve_max);
-    return absl::OkStatus();
-  }
+  if (give_up.empty()) return absl::OkStatus();
   // Durable before the first file goes: tells a truncation from a loss.
   BW_ASSIGN_OR_RETURN(const Lsn lsn, Enqueue(std::move(marker)));
   BW_RETURN_IF_ERROR(Sync(lsn));
   {
     absl::MutexLock lock(&mutex_);
     segments_.erase(segments_.begin(), segments_.begin() + static_cast<ptrdiff_t>(give_up.size()));
-    read = readings_ > 0;
   }
-  reserve_.Shrink(reserve_max);
-  return reserve_.GiveUp(give_up, read ? 0 : reserve_max);
+  absl::Status status;
+  for (const WalSegment& segment : give_up) status.Update(fs_->Remove(segment.path));  // Else the next start does.
+  status.Update(fs_->SyncDirectory(options_.directory));
+  return status;
 }
 
 absl::Status LocalWal::Close() {
@@ -508,21 +445,20 @@ absl::Status LocalWal::Close() {
   }
   if (writer_.joinable()) writer_.join();
   if (preparer_.joinable()) preparer_.join();
-  reserve_.Shrink(0);
   absl::MutexLock lock(&mutex_);
-  if (spare_.file != nullptr) {
-    if (failed_.ok()) fs_->Remove(spare_.path).IgnoreError();  // Else the next start does.
-    spare_ = {};
+  if (spare_ != nullptr) {
+    if (failed_.ok()) fs_->Remove(NextPath()).IgnoreError();  // Else the next start does.
+    spare_ = nullptr;
   }
   return failed_;
 }
 
 absl::Status LocalWal::Read(Lsn from, Lsn until, const std::function<absl::Status(const WalRecord&)>& visit) const {
-  return ReadRecords(fs_, Reading(this).segments(), salt_, from, until == 0 ? recovery_.last_lsn : until, visit);
+  return ReadRecords(fs_, Segments(), salt_, from, until == 0 ? recovery_.last_lsn : until, visit);
 }
 
 absl::Status LocalWal::ReadHeads(const std::function<absl::Status(const WalRecord&)>& visit) const {
-  return ReadRecordHeads(fs_, Reading(this).segments(), recovery_.last_lsn, visit);
+  return ReadRecordHeads(fs_, Segments(), recovery_.last_lsn, visit);
 }
 
 absl::Status LocalWal::CopyTo(const std::string& directory) {

@@ -7,12 +7,6 @@
 // over all that follows, its LSN, and the LSN that was durable when it was
 // written.  The latter separates a torn tail from corruption on recovery.
 //
-// A segment that is given up is kept under another name and written again from
-// its beginning.  A new one would have to be filled with zeros first, on the
-// disk whose fsyncs acknowledgements wait for.  What it held lies behind the
-// new records, with lower LSNs, and is never taken for the log's
-// (wal_format.h).
-//
 // A write or fsync error is final for the segment.  It is never retried, since
 // the kernel may have dropped the dirty pages.  The log turns failed, reports
 // it, and reports no more durability.
@@ -47,9 +41,6 @@ class Wal : public LogBackend {
     int64_t pending_bytes_max = 64 << 20;
     bool repair = false;             // Cut corrupt ranges out instead of refusing to open.
     int64_t cover_idle_us = 10'000;  // Idle for this long: an empty record says that the last batch was durable.
-    // So many given-up segments wait to be written again at most, and no more than
-    // the log itself held when it was last made shorter.
-    int64_t reuse_segments_max = 16;
     FileSystem* file_system = nullptr;  // nullptr = the real one; must outlive the log.
   };
 

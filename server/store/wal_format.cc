@@ -1,6 +1,5 @@
 #include "server/store/wal_format.h"
 
-#include <algorithm>
 #include <cstddef>
 #include <cstring>
 
@@ -38,12 +37,6 @@ std::optional<SegmentHeader> DecodeCopy(std::string_view bytes, uint32_t salt) {
   const size_t covered = bytes.size() - in.remaining();
   const auto crc = in.Get<uint32_t>();
   if (!in.ok() || crc != Checksum(salt, bytes.substr(0, covered))) return std::nullopt;
-  const auto in_flight_bytes_max = in.Get<int64_t>();
-  const size_t covered_too = bytes.size() - in.remaining();
-  const auto crc_too = in.Get<uint32_t>();
-  if (in.ok() && in_flight_bytes_max > 0 && crc_too == Checksum(salt, bytes.substr(0, covered_too))) {
-    header.in_flight_bytes_max = in_flight_bytes_max;
-  }
   return header;
 }
 
@@ -71,27 +64,17 @@ std::string EncodeSegmentHeader(const SegmentHeader& header, uint32_t salt) {
   out.Put(header.first_lsn);
   out.Put(header.segment_bytes);
   out.Put(Checksum(salt, copy));
-  if (header.in_flight_bytes_max > 0) {
-    out.Put(header.in_flight_bytes_max);
-    out.Put(Checksum(salt, copy));
-  }
   std::string bytes(static_cast<size_t>(kSegmentHeaderBytes), '\0');
   for (const size_t at : kHeaderCopyAt) bytes.replace(at, copy.size(), copy);
   return bytes;
 }
 
 std::optional<SegmentHeader> DecodeSegmentHeader(std::string_view bytes, uint32_t salt) {
-  std::optional<SegmentHeader> header;
   for (const size_t at : kHeaderCopyAt) {
     if (at >= bytes.size()) break;
-    const auto copy = DecodeCopy(bytes.substr(at), salt);
-    if (!header) {
-      header = copy;
-    } else if (copy) {  // Damage there must not hide that the file was used before.
-      header->in_flight_bytes_max = std::max(header->in_flight_bytes_max, copy->in_flight_bytes_max);
-    }
+    if (const auto header = DecodeCopy(bytes.substr(at), salt)) return header;
   }
-  return header;
+  return std::nullopt;
 }
 
 std::string SegmentName(uint64_t number, uint32_t salt) { return absl::StrFormat("%016x-%08x.wal", number, salt); }

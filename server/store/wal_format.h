@@ -2,16 +2,15 @@
 //
 // A segment is a file <number>-<salt>.wal, both in hexadecimal.  It has a
 // header of kSegmentHeaderBytes (two copies, so that one damaged sector does
-// not hide a segment), then records without gaps, then zeros.  If the header
-// marks the file as a former segment, the zeros may be what is left of that:
-// records with LSNs below this segment's first, and pieces of them.
+// not hide a segment), then records without gaps, then zeros.
+// Earlier servers wrote given-up files again.  In such a file an older segment's records
+// lie behind the end instead of zeros.  Their LSNs are below this segment's first one, and
+// so they are never taken for its own.
 //
 //   header, each copy, little-endian
 //    0 magic         8 u32 version        12 u64 number   20 u64 first_lsn
 //   28 i64 segment_bytes                  36 u32 crc32c of the salt and all before
-//   40 i64 in_flight_bytes_max            48 u32 crc32c of the salt and all before
-//   From 40 on only if the file was a segment before.  A server without that field takes
-//   what is left there for a torn tail, and finds the same records.
+//   40 12 bytes that earlier servers wrote where the file was a segment before; ignored
 //
 //   record, 8-aligned, little-endian
 //    0 u32 len       of all that follows crc, without the padding
@@ -47,9 +46,6 @@ struct SegmentHeader {
   uint64_t number = 0;  // 1, 2, 3, ...
   Lsn first_lsn = 0;
   int64_t segment_bytes = 0;
-  // 0: the file held zeros.  Else it was a segment before, and at most so many bytes
-  // behind the last durable record are this segment's: a group under way when it ended.
-  int64_t in_flight_bytes_max = 0;
 };
 std::string EncodeSegmentHeader(const SegmentHeader& header, uint32_t salt);
 // From the first kSegmentHeaderBytes; either copy will do.  nullopt if neither.

@@ -24,16 +24,12 @@ struct OpenSegment {
   int64_t bytes_told = 0;  // By the header.
   bool header_lost = false;
   Lsn first_lsn = 0;
-  int64_t in_flight_bytes_max = 0;  // Not 0: used before, see SegmentHeader.
-  uint64_t still_number = 0;        // Not 0: its header is that of its use before.
   SegmentScan scan;
   int64_t torn_bytes = 0;  // Cut off at scan.end.
 
   bool cut() const { return bytes < bytes_told; }
   // Where the next record belongs, also if the last one's padding is cut off.
   int64_t next() const { return (scan.end + 7) & ~int64_t{7}; }
-  // What must be zeros behind the end of the last segment's records, so many at most.
-  int64_t reach() const { return std::min(std::max(torn_bytes, in_flight_bytes_max), bytes - scan.end); }
 };
 
 std::string Range(Lsn from, Lsn to) {
@@ -112,29 +108,23 @@ class Recoverer {
         return absl::FailedPreconditionError(absl::StrCat(segment.path, " is of version ", header->version,
                                                           ", this server reads version ", kWalVersion));
       }
-      const bool given_up = i > 0 && header->number < segments_[0].number;
-      if (header->number != segment.number && !given_up) {
+      if (header->number != segment.number) {
         return absl::DataLossError(absl::StrCat(segment.path, " holds segment ", header->number,
                                                 ": files were renamed. Nothing was changed; rename them back"));
       }
-    }
-    if (header && header->number == segment.number) {
       segment.first_lsn = header->first_lsn;
       segment.bytes_told = header->segment_bytes;
-      segment.in_flight_bytes_max = header->in_flight_bytes_max;
     } else {
       segment.header_lost = true;
-      segment.still_number = header ? header->number : 0;
       segment.bytes_told = std::max(options_.segment_bytes, segment.bytes);
-      segment.in_flight_bytes_max = InFlightBytesMax(options_);  // It may have been used before.
       segment.first_lsn = i > 0 ? segments_[i - 1].scan.next_lsn : std::max<Lsn>(known_first, 1);
       RecordView first;
       if (known_first == 0 && segment.bytes > kSegmentHeaderBytes &&
           ParseRecord(bytes.substr(static_cast<size_t>(kSegmentHeaderBytes)), salt_, &first)) {
-        segment.first_lsn = std::max(segment.first_lsn, first.lsn);  // A lower one is left of its use before.
+        segment.first_lsn = std::max(segment.first_lsn, first.lsn);  // A lower one is an older segment's.
       }
     }
-    segment.scan = ScanSegment(bytes, salt_, segment.first_lsn, segment.in_flight_bytes_max);
+    segment.scan = ScanSegment(bytes, salt_, segment.first_lsn);
     if (i + 1 == segments_.size()) CutTornTail(&segment);
     return absl::OkStatus();
   }
@@ -147,9 +137,8 @@ class Recoverer {
     if (torn != segment->scan.holes.end()) {
       const int64_t begin = torn->begin;
       segment->torn_bytes = segment->scan.end + segment->scan.dirty_bytes - begin;
-      segment->scan.end = begin;
-      std::fill_n(buffer_.begin() + begin, segment->reach(), '\0');
-      segment->scan = ScanSegment(buffer_, salt_, segment->first_lsn, segment->in_flight_bytes_max);
+      std::fill_n(buffer_.begin() + begin, segment->torn_bytes, '\0');
+      segment->scan = ScanSegment(buffer_, salt_, segment->first_lsn);
     } else {
       segment->torn_bytes = segment->scan.dirty_bytes;
     }
@@ -170,8 +159,8 @@ class Recoverer {
     return absl::OkStatus();
   }
 
-  // Without its header the first segment seemed to begin with whatever lies there: records
-  // of the file's use before, if it had none of its own.
+  // Without its header the first segment seemed to begin with the first record that lies
+  // there.  Damage may hide that record, and it may be an older segment's (wal_format.h).
   absl::Status ScanTheFirstAgain() {
     if (segments_[0].number != keep_segment_) return absl::OkStatus();
     for (size_t i = 0; i < segments_.size() && segments_[i].header_lost; ++i) {
@@ -185,7 +174,6 @@ class Recoverer {
     for (size_t i = 0; i < segments_.size(); ++i) {
       OpenSegment& segment = segments_[i];
       const bool last = i + 1 == segments_.size();
-      if (segment.still_number != 0) StillAnother(&segment, last);
       for (const SegmentHole& hole : segment.scan.holes) Hole(&segment, hole);
       if (segment.cut()) {
         Cut(&segment, last);
@@ -205,18 +193,6 @@ class Recoverer {
       }
     }
     return absl::OkStatus();
-  }
-
-  // An honest disk has a file's new header before it has the file's new name.
-  void StillAnother(OpenSegment* segment, bool last) {
-    damage_.push_back(absl::StrCat("segment ", segment->name, " still begins as segment ", segment->still_number,
-                                   ", which was given up: what was written there since may be lost"));
-    const std::string gap = last ? GapBehind(*segment) : std::string();
-    repairs_.push_back([this, segment, gap]() -> absl::Status {
-      BW_RETURN_IF_ERROR(WriteHeader(*segment));
-      BW_RETURN_IF_ERROR(segment->file->WriteAt(segment->next(), gap));
-      return segment->file->Sync();
-    });
   }
 
   void Hole(OpenSegment* segment, const SegmentHole& hole) {
@@ -289,11 +265,9 @@ class Recoverer {
   }
 
   absl::Status WriteHeader(const OpenSegment& segment) {
-    return segment.file->WriteAt(0, EncodeSegmentHeader({.number = segment.number,
-                                                         .first_lsn = segment.first_lsn,
-                                                         .segment_bytes = segment.bytes_told,
-                                                         .in_flight_bytes_max = segment.in_flight_bytes_max},
-                                                        salt_));
+    return segment.file->WriteAt(
+        0, EncodeSegmentHeader(
+               {.number = segment.number, .first_lsn = segment.first_lsn, .segment_bytes = segment.bytes_told}, salt_));
   }
 
   // Nothing is lost: make what was found durable and clean.
@@ -301,22 +275,18 @@ class Recoverer {
     RecoveredWal result;
     result.salt = salt_;
     for (OpenSegment& segment : segments_) {
-      const bool last = &segment == &segments_.back();
       if (segment.header_lost) {
         LogWarning("log segment {}: both headers were unreadable and are written anew; no record is lost",
                    segment.path);
         BW_RETURN_IF_ERROR(WriteHeader(segment));
         BW_RETURN_IF_ERROR(segment.file->Sync());
       }
-      // Behind the records of an earlier one nothing is ever written again.
-      if (last || segment.in_flight_bytes_max == 0) BW_RETURN_IF_ERROR(ZeroTail(segment, last));
-      if (last && segment.in_flight_bytes_max > 0 && segment.in_flight_bytes_max < InFlightBytesMax(options_)) {
-        segment.in_flight_bytes_max = InFlightBytesMax(options_);  // From now on.
-        BW_RETURN_IF_ERROR(WriteHeader(segment));
+      if (&segment == &segments_.back()) {  // Behind the records of the others nothing is written again.
+        BW_RETURN_IF_ERROR(ZeroTail(segment));
+        // Records that a killed process wrote and never synced are only in the
+        // page cache: they may be reported durable after this, not before.
+        BW_RETURN_IF_ERROR(segment.file->Sync());
       }
-      // Records that a killed process wrote and never synced are only in the
-      // page cache: they may be reported durable after this, not before.
-      if (last) BW_RETURN_IF_ERROR(segment.file->Sync());
       result.recovery.records += segment.scan.records;
       result.recovery.bytes += segment.scan.end - kSegmentHeaderBytes;
       result.segments.push_back({segment.number, segment.path, segment.first_lsn, segment.scan.end, segment.bytes});
@@ -330,21 +300,12 @@ class Recoverer {
   }
 
   // A record beyond the tail that is later overwritten only in part would be
-  // taken for the log's once the LSNs before it are reused.  Where the file was used
-  // before, not each page of one can be told from what lay there: whatever the log can
-  // have reached is zeroed, seen or not.  Older records have no LSN that comes again.
-  absl::Status ZeroTail(const OpenSegment& segment, bool last) {
-    const int64_t dirty = last ? segment.torn_bytes : segment.scan.dirty_bytes;
-    if (dirty > 0) {
-      LogWarning("log segment {}: {} bytes after LSN {} were never acknowledged and are cut off", segment.path, dirty,
-                 segment.scan.next_lsn - 1);
-    }
-    const std::string zeros(static_cast<size_t>(last ? segment.reach() : dirty), '\0');
-    buffer_.resize(zeros.size());
-    BW_ASSIGN_OR_RETURN(const size_t got, segment.file->ReadAt(segment.scan.end, buffer_.size(), buffer_.data()));
-    if (got == zeros.size() && buffer_ == zeros) return absl::OkStatus();
-    BW_RETURN_IF_ERROR(segment.file->WriteAt(segment.scan.end, zeros));
-    return segment.file->Sync();
+  // taken for the log's once the LSNs before it are given again.
+  absl::Status ZeroTail(const OpenSegment& segment) {
+    if (segment.torn_bytes == 0) return absl::OkStatus();
+    LogWarning("log segment {}: {} bytes after LSN {} were never acknowledged and are cut off", segment.path,
+               segment.torn_bytes, segment.scan.next_lsn - 1);
+    return segment.file->WriteAt(segment.scan.end, std::string(static_cast<size_t>(segment.torn_bytes), '\0'));
   }
 
   const Wal::Options& options_;
@@ -359,10 +320,6 @@ class Recoverer {
 };
 
 }  // namespace
-
-int64_t InFlightBytesMax(const Wal::Options& options) {
-  return std::max(options.group_bytes_max, RecordBytes(static_cast<size_t>(options.record_bytes_max)));
-}
 
 absl::StatusOr<RecoveredWal> RecoverWal(const Wal::Options& options, FileSystem* file_system) {
   return Recoverer(options, file_system).Run();

@@ -7,10 +7,8 @@
 // the LSNs, goes on.  In any other case x was never reported durable: a torn
 // tail, cut and counted.
 //
-// A file that was a segment before holds that one's records behind its own.
-// They are valid, with lower LSNs, and so never taken.  Of what lies there only
-// what was begun since counts as a torn tail, and only as far as the log can
-// have come is it zeroed.
+// What earlier servers left behind the records of a file that was a segment before
+// (wal_format.h) counts as a torn tail, too: it is zeroed once, at the first start.
 
 #ifndef BELLWETHER_SERVER_STORE_WAL_RECOVERY_H_
 #define BELLWETHER_SERVER_STORE_WAL_RECOVERY_H_
@@ -32,9 +30,6 @@ struct WalSegment {
   int64_t end = 0;    // Offset after the last record.
   int64_t bytes = 0;  // Of the file.
 };
-
-// The most that the log has on its way at a time: one group.
-int64_t InFlightBytesMax(const Wal::Options& options);
 
 struct RecoveredWal {
   std::vector<WalSegment> segments;  // By rising number, without a hole.

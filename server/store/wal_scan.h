@@ -23,19 +23,15 @@ struct SegmentScan {
   Lsn next_lsn = 0;  // After the last valid record.
   int64_t end = 0;   // Offset there.
   uint64_t records = 0;
-  Lsn durable_lsn = 0;  // The highest that a valid record states.
-  // From `end` to the last byte that is not zero.  In a file that was a segment
-  // before, it ends with the last record that this one began there, as far as
-  // can be seen.
-  int64_t dirty_bytes = 0;
+  Lsn durable_lsn = 0;             // The highest that a valid record states.
+  int64_t dirty_bytes = 0;         // From `end` to the last byte that is not zero.
   std::vector<SegmentHole> holes;  // Rising; each is followed by a valid record.
   uint64_t keep_segment = 0;       // Of the newest kKeep record, 0 = none.
   Lsn keep_lsn = 0;
 };
 
-// Scans the whole segment (header included) whose first record is `first_lsn`;
-// `in_flight_bytes_max` as in its header.
-SegmentScan ScanSegment(std::string_view segment, uint32_t salt, Lsn first_lsn, int64_t in_flight_bytes_max);
+// Scans the whole segment (header included) whose first record is `first_lsn`.
+SegmentScan ScanSegment(std::string_view segment, uint32_t salt, Lsn first_lsn);
 
 }  // namespace bellwether::server
 

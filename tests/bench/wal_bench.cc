@@ -1,11 +1,10 @@
-// wal_bench: what the write-ahead log has the disk write, and how long its fdatasyncs
-// take, with given-up segments written again and with new ones filled with zeros.
+// wal_bench: what the write-ahead log has the disk write, and how long its fdatasyncs take.
 //
 //   wal_bench DIRECTORY [--seconds N] [--rate RECORDS_A_SECOND] [--bytes OF_A_RECORD]
 //             [--keep MIB] [--turns N]
 //
 // Appends at a steady rate and every two seconds gives up all but the newest --keep MiB,
-// for --seconds a turn, in turns without reuse and with it, each in a new log.  A turn's
+// for --seconds a turn, each turn in a new log.  A turn's
 // figures begin once the log has been made shorter for the second time.
 // Prints one JSON object a turn: bytes that were appended, what the kernel accounts this
 // process for (/proc/self/io) and what the disk was given by everybody (/proc/diskstats,
@@ -82,10 +81,9 @@ void Print(const char* name, std::vector<double> seconds) {
               Quantile(&seconds, 0.99), Quantile(&seconds, 0.999));
 }
 
-void Turn(const Arguments& arguments, int64_t reuse_segments_max) {
+void Turn(const Arguments& arguments) {
   Wal::Options options;
   options.directory = arguments.directory + "/wal_bench";
-  options.reuse_segments_max = reuse_segments_max;
   std::filesystem::remove_all(options.directory);
   std::mutex mutex;
   std::deque<std::pair<Lsn, SteadyClock::time_point>> waiting;
@@ -154,10 +152,10 @@ void Turn(const Arguments& arguments, int64_t reuse_segments_max) {
   device = DeviceBytes(arguments.directory) - device;
   const auto log_bytes = static_cast<double>(appended);
   std::printf(
-      "{\"bench\": \"wal\", \"reuse_segments_max\": %ld, \"log_mib\": %.0f, \"process_per_log_byte\": %.2f, "
+      "{\"bench\": \"wal\", \"log_mib\": %.0f, \"process_per_log_byte\": %.2f, "
       "\"disk_per_log_byte\": %.2f, \"syncs\": %zu",
-      static_cast<long>(reuse_segments_max), log_bytes / (1 << 20), static_cast<double>(process) / log_bytes,
-      static_cast<double>(device) / log_bytes, syncs.size());
+      log_bytes / (1 << 20), static_cast<double>(process) / log_bytes, static_cast<double>(device) / log_bytes,
+      syncs.size());
   Print("fdatasync_ms", syncs);
   {
     std::lock_guard lock(mutex);
@@ -189,9 +187,6 @@ int main(int argc, char** argv) {
                  "                 [--keep MIB] [--turns N]\n");
     return 2;
   }
-  for (int64_t turn = 0; turn < arguments.turns; ++turn) {
-    bellwether::server::Turn(arguments, 0);
-    bellwether::server::Turn(arguments, bellwether::server::Wal::Options().reuse_segments_max);
-  }
+  for (int64_t turn = 0; turn < arguments.turns; ++turn) bellwether::server::Turn(arguments);
   return 0;
 }

@@ -123,23 +123,6 @@ def test_below_the_floor_acks_wait_and_alerts_go_on(place: Place) -> None:
     assert "acknowledgements go on" in server.log()
 
 
-def test_the_floor_is_given_what_waits_to_be_written_again(place: Place) -> None:
-    server, disk = place.server, place.disk
-
-    def waiting() -> list[Path]:
-        return list((server.storage / "wal").glob("reuse-*.tmp"))
-
-    fleet = place.fleet(sick_from=10**9)
-    wait_for("a segment was given up", lambda: len(waiting()) > 0, 60)
-    disk.set(free_mb=1)
-    wait_for("NOT_SERVING", lambda: health(server) == NOT_SERVING)
-    assert waiting() == []
-    disk.set(free_mb=-1)
-    wait_for("SERVING", lambda: health(server) == SERVING)
-    fleet.await_acks(60)
-    fleet.finish()
-
-
 def test_a_crash_below_the_floor_loses_nothing_acknowledged(place: Place) -> None:
     server, disk = place.server, place.disk
     fleet = place.fleet(sick_from=10**9)

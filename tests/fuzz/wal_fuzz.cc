@@ -3,7 +3,7 @@
 //
 // The input is the number of segments, from 128 on with the 16 bytes that all payloads
 // are made of, then for each segment the number of records, from 128 on in a file that
-// was a segment before, and for each damage where it is and what.
+// an earlier server had used for a segment before, and for each damage where it is and what.
 
 #include <algorithm>
 #include <map>
@@ -17,7 +17,7 @@
 namespace bellwether::server {
 namespace {
 
-constexpr int64_t kSegment = 8192, kInFlight = 512;
+constexpr int64_t kSegment = 8192;
 constexpr uint32_t kSalt = 7;
 constexpr uint64_t kFirstNumber = 4;  // Segments below it, with LSNs below kFirst, were given up:
 constexpr Lsn kFirst = 1000;          // that says the first record of the last segment.
@@ -46,11 +46,7 @@ std::string GivenUpRecord(Lsn lsn) {
 
 // Segment `number` with `records` records from `lsn` on.
 std::string MakeSegment(uint64_t number, Lsn lsn, int records, bool last, bool used_before, std::string_view words) {
-  std::string bytes = EncodeSegmentHeader({.number = number,
-                                           .first_lsn = lsn,
-                                           .segment_bytes = kSegment,
-                                           .in_flight_bytes_max = used_before ? kInFlight : 0},
-                                          kSalt);
+  std::string bytes = EncodeSegmentHeader({.number = number, .first_lsn = lsn, .segment_bytes = kSegment}, kSalt);
   std::string given_up = bytes;
   if (last) bytes += GivenUpRecord(lsn);
   AppendRecords(kRun, last ? lsn + 1 : lsn, records, words, &bytes);
@@ -84,7 +80,7 @@ absl::StatusOr<RecoveredWal> Open(FakeFileSystem* fs, bool repair) {
   Wal::Options options;
   options.directory = "/wal";
   options.segment_bytes = kSegment;
-  options.group_bytes_max = kInFlight;
+  options.group_bytes_max = 512;
   options.record_bytes_max = 100;
   options.repair = repair;
   return RecoverWal(options, fs);

@@ -42,8 +42,6 @@ class FakeFileSystem final : public FileSystem {
   absl::StatusOr<std::unique_ptr<File>> Create(const std::string& path, int64_t bytes, const GoOn& go_on) override {
     for (int64_t written = 0; go_on && written < bytes; written += kSector) {
       if (!go_on(written)) return absl::CancelledError(path);
-      absl::MutexLock lock(&mutex_);
-      zeros_ += kSector;
     }
     absl::MutexLock lock(&mutex_);
     if (Goes()) return Dead();
@@ -151,11 +149,6 @@ class FakeFileSystem final : public FileSystem {
     absl::MutexLock lock(&mutex_);
     return syncs_;
   }
-  // Written by Create() where it asks whether to go on.
-  int64_t zeros() const {
-    absl::MutexLock lock(&mutex_);
-    return zeros_;
-  }
 
  private:
   struct Inode {
@@ -225,7 +218,7 @@ class FakeFileSystem final : public FileSystem {
   std::map<std::string, std::shared_ptr<Inode>> entries_, durable_entries_;
   int generation_ = 0, fail_change_ = 0;
   bool dead_ = false, full_ = false, fail_sync_ = false, fail_write_ = false;
-  int64_t syncs_ = 0, zeros_ = 0, changes_ = 0, cut_at_ = -1;
+  int64_t syncs_ = 0, changes_ = 0, cut_at_ = -1;
 };
 
 }  // namespace bellwether::server

@@ -12,7 +12,6 @@
 
 #include "server/store/file_system.h"
 #include "server/store/wal.h"
-#include "server/store/wal_format.h"
 
 namespace bellwether::server {
 
@@ -57,27 +56,12 @@ inline Lsn AppendSynced(Wal* wal, const std::string& payload) {
   return *lsn;
 }
 
-// What a crash can leave behind the end is less than a segment here, as it is outside of tests.
-inline Wal::Options ReusingOptions(FileSystem* fs, const std::string& directory = "/wal") {
+// Several groups a segment, as outside of tests.
+inline Wal::Options SmallGroups(FileSystem* fs, const std::string& directory = "/wal") {
   Wal::Options options = Small(fs, directory);
   options.group_bytes_max = 4096;
   options.group_wait_us_max = 0;  // A child that was forked has no thread that ends such waits.
   return options;
-}
-
-// Of a file of /wal.
-inline std::string BytesOf(FileSystem* fs, const std::string& name) {
-  const auto file = fs->Open("/wal/" + name);
-  std::string bytes(static_cast<size_t>(*(*file)->Size()), '\0');
-  EXPECT_EQ(*(*file)->ReadAt(0, bytes.size(), bytes.data()), bytes.size());
-  return bytes;
-}
-
-inline SegmentHeader HeaderOf(FileSystem* fs, const std::string& name) {
-  uint64_t number = 0;
-  uint32_t salt = 0;
-  EXPECT_TRUE(ParseSegmentName(name, &number, &salt));
-  return *DecodeSegmentHeader(BytesOf(fs, name).substr(0, kSegmentHeaderBytes), salt);
 }
 
 }  // namespace bellwether::server

@@ -5,24 +5,28 @@
 #include "server/store/wal.h"
 
 #include <gmock/gmock.h>
-#include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <filesystem>
-#include <map>
-#include <random>
 #include <thread>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "tests/support/fake_file_system.h"
 #include "tests/support/temp_directory.h"
-#include "tests/support/wal_kills.h"
 #include "tests/support/wal_log.h"
 
 namespace bellwether::server {
 namespace {
 
 using ::testing::ElementsAre;
+
+int Segments(FakeFileSystem* fs) {
+  const auto names = *fs->List("/wal");
+  return static_cast<int>(
+      std::count_if(names.begin(), names.end(), [](const auto& name) { return absl::EndsWith(name, ".wal"); }));
+}
 
 TEST(WalTest, GivesBackEveryFieldInOrder) {
   FakeFileSystem fs;
@@ -37,7 +41,7 @@ TEST(WalTest, GivesBackEveryFieldInOrder) {
   Lsn lsn = 0;
   {
     const auto wal = MustOpen(Small(&fs));
-    lsn = *wal->Append(WalRecord(record));
+    lsn = *wal->Append(record);
     AppendSynced(wal.get(), "");
   }
   const auto wal = MustOpen(Small(&fs));
@@ -104,9 +108,6 @@ TEST(WalTest, RefusesBeyondPendingBytesUntilTheDiskRecovers) {
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted) << refused;
   EXPECT_EQ(wal->health().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(wal->Sync(last).code(), absl::StatusCode::kResourceExhausted) << "nobody may wait for a disk";
-  WalRecord record = Record(std::string(1000, 'y'));
-  EXPECT_FALSE(wal->Append(std::move(record)).ok());
-  EXPECT_EQ(record.payload, std::string(1000, 'y')) << "a refused record is left as it was";
   fs.SetFull(false);
   while (!wal->health().ok()) std::this_thread::yield();
   EXPECT_TRUE(wal->Sync(last).ok());
@@ -262,6 +263,66 @@ TEST(WalTest, TruncateRemovesWholeSegmentsAndMissingOnesAreNoticed) {
   EXPECT_EQ(Wal::Open(Small(&fs), nullptr).status().code(), absl::StatusCode::kDataLoss);
 }
 
+TEST(WalTest, UnremovableSegmentsGoAtTheNextStart) {
+  int failed = 0;
+  for (bool fails = true; fails; ++failed) {
+    SCOPED_TRACE(testing::Message() << failed << " changes before");
+    FakeFileSystem fs;
+    const Wal::Options options = Small(&fs);
+    Lsn last = 0;
+    {
+      const auto wal = MustOpen(options);
+      while (wal->bytes() < 5 * options.segment_bytes) last = AppendSynced(wal.get(), std::string(1000, 'x'));
+      fs.FailDirectoryChange(failed + 1);
+      fails = !wal->Truncate(last).ok();
+      fs.FailDirectoryChange(0);
+      EXPECT_EQ(wal->bytes(), options.segment_bytes);
+      EXPECT_LE(Segments(&fs), fails ? 2 : 1) << "one at most that could not be removed";
+      last = AppendSynced(wal.get(), "goes on");
+    }
+    EXPECT_GE(MustOpen(options)->recovery().last_lsn, last);
+    EXPECT_EQ(Segments(&fs), 1);
+  }
+  EXPECT_EQ(failed, 6) << "four files and their folder";
+}
+
+TEST(WalTest, ReaderOfATruncatedSegmentIsToldSo) {
+  FakeFileSystem fs;
+  const Wal::Options options = Small(&fs);
+  Lsn last = 0;
+  {
+    const auto wal = MustOpen(options);
+    while (wal->bytes() < 5 * options.segment_bytes) last = AppendSynced(wal.get(), std::string(1000, 'x'));
+  }
+  const auto wal = MustOpen(options);
+  int seen = 0;
+  const auto visit = [&](const WalRecord&) { return seen++ == 0 ? wal->Truncate(last) : absl::OkStatus(); };
+  const absl::Status read = wal->Read(1, last, visit);
+  EXPECT_TRUE(absl::IsNotFound(read)) << read;
+  EXPECT_GT(seen, 10) << "the first segment was open";
+}
+
+TEST(WalTest, AnotherSegmentSizeHoldsFromTheNextSegmentOn) {
+  for (const int64_t size : {8 << 10, 32 << 10}) {
+    SCOPED_TRACE(testing::Message() << "then of " << size << " bytes");
+    FakeFileSystem fs;
+    Wal::Options options = Small(&fs);
+    {
+      const auto wal = MustOpen(options);
+      while (wal->bytes() < 3 * options.segment_bytes) AppendSynced(wal.get(), std::string(1000, 'x'));
+    }
+    const int64_t before = 3 * options.segment_bytes;
+    options.segment_bytes = size;
+    Lsn last = 0;
+    {
+      const auto wal = MustOpen(options);
+      while (wal->bytes() < before + 2 * size) last = AppendSynced(wal.get(), std::string(1000, 'y'));
+      EXPECT_EQ(wal->bytes(), before + 2 * size);
+    }
+    EXPECT_GE(MustOpen(options)->recovery().last_lsn, last);
+  }
+}
+
 TEST(WalTest, TheTailBeginsWithASegmentThatFits) {
   FakeFileSystem fs;
   const Wal::Options options = Small(&fs);
@@ -310,85 +371,6 @@ TEST(FileSystemTest, FileCreationEndsWhenItsCallbackRefuses) {
   const auto stopped = FileSystem::Real()->Create(path, 1 << 20, [](int64_t written) { return written == 0; });
   EXPECT_TRUE(absl::IsCancelled(stopped.status())) << stopped.status();
   EXPECT_FALSE(std::filesystem::exists(path));
-}
-
-// Appends at random, cuts the power at random, keeps arbitrary pages.
-TEST(WalTest, DurableRecordsSurviveEveryCrash) {
-  const uint32_t first_seed = 20261121;
-  for (uint32_t seed = first_seed; seed < first_seed + 40; ++seed) {
-    SCOPED_TRACE(testing::Message() << "seed " << seed);
-    std::mt19937 random(seed);
-    FakeFileSystem fs;
-    std::map<Lsn, std::string> appended;  // By LSN; a lost one's number is given again.
-    Lsn kept_from = 1;
-    for (int life = 0; life < 6; ++life) {
-      std::atomic<Lsn> durable = 0;
-      {
-        auto opened = Wal::Open(Small(&fs), [&durable](Lsn lsn) { durable = lsn; });
-        ASSERT_TRUE(opened.ok()) << opened.status();
-        const std::unique_ptr<Wal> wal = *std::move(opened);
-        std::map<Lsn, std::string> found;
-        ASSERT_TRUE(wal->Read(1, 0,
-                              [&found](const WalRecord& record) {
-                                EXPECT_TRUE(found.empty() || record.lsn > found.rbegin()->first);
-                                found[record.lsn] = record.payload;
-                                return absl::OkStatus();
-                              })
-                        .ok());
-        for (const auto& [lsn, payload] : appended) {
-          if (lsn < kept_from || lsn > wal->recovery().last_lsn) continue;
-          ASSERT_EQ(found.count(lsn), 1u) << "LSN " << lsn << " is gone";
-          ASSERT_EQ(found[lsn], payload);
-        }
-        for (const auto& [lsn, payload] : found) ASSERT_EQ(appended.count(lsn), 1u) << "LSN " << lsn << " is made up";
-        appended.erase(appended.upper_bound(wal->recovery().last_lsn), appended.end());
-
-        const int writes = static_cast<int>(random() % 60);
-        for (int i = 0; i < writes; ++i) {
-          const std::string payload(random() % 1500, static_cast<char>('a' + random() % 26));
-          const auto lsn = wal->Append(Record(payload));
-          ASSERT_TRUE(lsn.ok()) << lsn.status();
-          appended[*lsn] = payload;
-          if (random() % 4 == 0) {
-            ASSERT_TRUE(wal->Sync(*lsn).ok());
-          }
-          if (random() % 30 == 0 && wal->Truncate(*lsn / 2).ok()) kept_from = std::max(kept_from, *lsn / 2);
-        }
-        fs.CutPower();
-      }
-      fs.Restart(random);
-      const auto again = Wal::Open(Small(&fs), nullptr);
-      ASSERT_TRUE(again.ok()) << again.status();
-      ASSERT_GE((*again)->recovery().last_lsn, durable.load()) << "reported durable, and lost";
-      appended.erase(appended.upper_bound((*again)->recovery().last_lsn), appended.end());
-    }
-  }
-}
-
-void CheckLog(const Wal::Options& options, Lsn reported) {
-  const auto wal = MustOpen(options);
-  ASSERT_NE(wal, nullptr);
-  EXPECT_GE(wal->recovery().last_lsn, reported);
-  Lsn before = 0;
-  const auto visit = [&before](const WalRecord& record) {
-    EXPECT_GT(record.lsn, before);
-    before = record.lsn;
-    return absl::OkStatus();
-  };
-  EXPECT_TRUE(wal->Read(1, 0, visit).ok());
-}
-
-TEST(WalKillTest, NothingReportedDurableIsLostInTwentyKills) {
-  TempDirectory directory;
-  Wal::Options options = Small(nullptr, directory.path() + "/wal");
-  options.segment_bytes = 256 << 10;
-  const auto live = [](Wal* wal) {
-    for (;;) {
-      const auto lsn = wal->Append(Record(std::string(500, 'k')));
-      if (!lsn.ok() && !wal->Sync(wal->last_lsn()).ok()) ::_exit(4);
-    }
-  };
-  KillTwenty(options, /*reports_max=*/40, live, [&options](Lsn reported) { CheckLog(options, reported); });
 }
 
 TEST(WalTest, ManyThreadsGetEachLsnOnce) {
