@@ -39,8 +39,8 @@ class Wal : public LogBackend {
     int64_t record_bytes_max = (1 << 20) + 1024;
     // Append() refuses beyond this: RESOURCE_EXHAUSTED.
     int64_t pending_bytes_max = 64 << 20;
-    bool repair = false;             // Cut corrupt ranges out instead of refusing to open.
-    int64_t cover_idle_us = 10'000;  // Idle for this long: an empty record says that the last batch was durable.
+    bool repair = false;                // Cut corrupt ranges out instead of refusing to open.
+    int64_t cover_idle_us = 10'000;     // Idle for this long: an empty record says that the last batch was durable.
     FileSystem* file_system = nullptr;  // nullptr = the real one; must outlive the log.
   };
 

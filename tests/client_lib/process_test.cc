@@ -12,6 +12,7 @@
 #include <csignal>
 #include <fstream>
 #include <iterator>
+#include <thread>
 
 #include "bellwether/recording.h"
 #include "client_lib/src/watchdog.h"
@@ -190,15 +191,19 @@ bool EndsWhenAsked(TestClient* client) {
 
 TEST(FilesTest, NonRegularCredentialFileIsReportedAtOnce) {
   TestFolder folder;
-  for (const auto& [path, why] : NoFiles(folder)) {
+  std::vector<std::thread> cases;  // All at once: a sender takes a second or two to end.
+  for (const auto& no_file : NoFiles(folder)) {
     for (const bool token : {false, true}) {
-      TestClient client({.server = "127.0.0.1:1", .token_file = token ? path : "", .tls_ca = token ? "" : path});
-      ASSERT_EQ(client.PushStep(0), BW_OK);
-      const std::string said = "127.0.0.1:1: cannot read " + path + ": " + why;
-      EXPECT_TRUE(WaitUntil([&] { return client.Counters().error == said; })) << client.Counters().error;
-      EXPECT_TRUE(EndsWhenAsked(&client)) << path;
+      cases.emplace_back([path = no_file.first, why = no_file.second, token] {
+        TestClient client({.server = "127.0.0.1:1", .token_file = token ? path : "", .tls_ca = token ? "" : path});
+        ASSERT_EQ(client.PushStep(0), BW_OK);
+        const std::string said = "127.0.0.1:1: cannot read " + path + ": " + why;
+        EXPECT_TRUE(WaitUntil([&] { return client.Counters().error == said; })) << client.Counters().error;
+        EXPECT_TRUE(EndsWhenAsked(&client)) << path;
+      });
     }
   }
+  for (std::thread& thread : cases) thread.join();
 }
 
 TEST(ProcessTest, SenderOutlivingItsTrainerEndsOnSigterm) {

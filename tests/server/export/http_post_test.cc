@@ -135,6 +135,8 @@ std::vector<Hostile> Hostiles() {
       {"ends at once", [](S*, int) {}, "answer", ""},
       {"resets",
        [](S*, int fd) {
+         char first = 0;  // Else the reset may come before the client knows that it is connected.
+         recv(fd, &first, 1, 0);
          const linger now{.l_onoff = 1, .l_linger = 0};
          setsockopt(fd, SOL_SOCKET, SO_LINGER, &now, sizeof(now));
        },

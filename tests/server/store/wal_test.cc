@@ -41,7 +41,7 @@ TEST(WalTest, GivesBackEveryFieldInOrder) {
   Lsn lsn = 0;
   {
     const auto wal = MustOpen(Small(&fs));
-    lsn = *wal->Append(record);
+    lsn = *wal->Append(WalRecord(record));
     AppendSynced(wal.get(), "");
   }
   const auto wal = MustOpen(Small(&fs));
@@ -108,6 +108,9 @@ TEST(WalTest, RefusesBeyondPendingBytesUntilTheDiskRecovers) {
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted) << refused;
   EXPECT_EQ(wal->health().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(wal->Sync(last).code(), absl::StatusCode::kResourceExhausted) << "nobody may wait for a disk";
+  WalRecord record = Record(std::string(1000, 'y'));
+  EXPECT_FALSE(wal->Append(std::move(record)).ok());
+  EXPECT_EQ(record.payload, std::string(1000, 'y')) << "a refused record is left as it was";
   fs.SetFull(false);
   while (!wal->health().ok()) std::this_thread::yield();
   EXPECT_TRUE(wal->Sync(last).ok());
