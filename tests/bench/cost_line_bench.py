@@ -8,6 +8,7 @@ half-width of how much longer the watched steps take on average is small enough.
 costs are in per cent of the training time.
 
     python3 tests/bench/cost_line_bench.py --compile --out cost.json
+    python3 tests/bench/cost_line_bench.py --job packed --size 1b       # documents, by a mask
     python3 tests/bench/cost_line_bench.py --job blocks --compile       # with all statistics
     python3 tests/bench/cost_line_bench.py --size tiny --device cpu --seconds 20
 
@@ -40,7 +41,12 @@ from hook_overhead_bench import Job
 import bellwether
 
 #        layers, width, heads, vocabulary, batch, tokens
-SIZES = {"124m": (12, 768, 12, 50304, 16, 1024), "tiny": (2, 64, 2, 512, 2, 64)}
+SIZES = {
+    "124m": (12, 768, 12, 50304, 16, 1024),
+    "1b": (16, 2048, 32, 32000, 1, 8192),
+    "tiny": (2, 64, 4, 512, 2, 64),
+}
+DOCUMENTS = 5  # Of a packed sequence.
 
 
 class TransformersJob(Job):
@@ -61,16 +67,44 @@ class TransformersJob(Job):
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=device == "cuda")
         self.forward: nn.Module = self.model
 
+        self.packed: dict[str, Tensor] = {}
+
     def compile(self) -> None:
         self.forward = torch.compile(self.model)
 
     def step(self) -> Tensor:
         with torch.autocast(self.device, torch.bfloat16):
-            loss: Tensor = self.forward(input_ids=self.ids, labels=self.ids).loss
+            loss: Tensor = self.forward(input_ids=self.ids, labels=self.ids, **self.packed).loss
         loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
         return loss.detach()
+
+
+class PackedJob(TransformersJob):
+    """A Llama with a key head for four queries, on documents laid end to end."""
+
+    def __init__(self, size: str, device: str) -> None:
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        layers, width, heads, vocabulary, batch, tokens = SIZES[size]
+        torch.manual_seed(0)
+        self.device = device
+        config = LlamaConfig(
+            vocab_size=vocabulary, max_position_embeddings=tokens, hidden_size=width,
+            intermediate_size=4 * width, num_hidden_layers=layers, num_attention_heads=heads,
+            num_key_value_heads=heads // 4, use_cache=False,
+        )  # fmt: skip
+        self.model = LlamaForCausalLM(config).to(device).train()
+        self.ids = torch.randint(vocabulary, (batch, tokens), device=device)
+        document = -(-tokens // DOCUMENTS)
+        positions = torch.arange(tokens, device=device) % document
+        self.packed = {"position_ids": positions.expand(batch, tokens)}
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5, fused=device == "cuda")
+        self.forward = self.model
+
+
+JOBS = {"transformers": TransformersJob, "packed": PackedJob, "blocks": Job}
 
 
 class Watching:
@@ -139,7 +173,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--job", choices=("transformers", "blocks"), default="transformers")
+    parser.add_argument("--job", choices=JOBS, default="transformers")
     parser.add_argument("--size", choices=SIZES, default="124m")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--compile", action="store_true")
@@ -154,7 +188,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--out", type=Path, help="JSON")
     args = parser.parse_args(argv)
 
-    make = TransformersJob if args.job == "transformers" else Job
+    make = JOBS[args.job]
     plain, watched = make(args.size, args.device), make(args.size, args.device)
     if args.watched_first:
         plain, watched = watched, plain
