@@ -223,3 +223,23 @@ def test_a_layer_that_comes_late_is_named(tmp_path: Path) -> None:
         monitor.step()
         notes = [layer["notes"] for layer in monitor.status()["layers"]]
     assert notes[0] == {} and "first called after the first step: not reported" in notes[1]
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_checkpointed_statistics_are_in_their_step(every: int, tmp_path: Path) -> None:
+    found = []
+    for how in (None, "reentrant", "non-reentrant"):
+        torch.manual_seed(0)
+        model, path = Model(Shape(layers=2), checkpointing=how), tmp_path / f"{how}.bwrun"
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with bellwether.attach(
+            model, record=str(path), run="c", every=every, rows=0, overhead_budget=1e9
+        ) as monitor:
+            for step in range(5):
+                model(batch(SHAPE, step)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            assert monitor.flush(20)
+        steps = Recording(path, ended=True).steps()
+        found.append({s: v["logit_max"].tolist() for s, v in steps.items() if "logit_max" in v})
+    assert found[0] == found[1] == found[2] and list(found[0]) == list(range(0, 5, every))

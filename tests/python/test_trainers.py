@@ -6,6 +6,8 @@ on the class itself.
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ import torch.distributed as dist
 from torch import nn
 
 import bellwether
+from bellwether._step.changes import Changes
 from bellwether._step.trainers import Trainers
 
 from models import Model, Shape, batch
@@ -214,3 +217,162 @@ def test_other_optimizer_is_asked_seldom_and_may_become_trainer() -> None:
     assert all(trainers.trains(stranger) for _ in range(100)) and len(asked) == count
     del stranger
     assert trainers.known() == []
+
+
+class Master:
+    """Steps copies of the parameters, and writes them back: what mixed precision and ZeRO do."""
+
+    def __init__(self, model: nn.Module, parts: int = 1, by_data: bool = False) -> None:
+        self.model, self.by_data = list(model.parameters()), by_data
+        self.copies = [p.detach().clone().requires_grad_() for p in self.model]
+        self.inner = torch.optim.AdamW(self.copies, lr=0.01)
+        self.parts = parts
+
+    def step(self) -> None:
+        for number in range(self.parts):
+            own = range(number, len(self.copies), self.parts)
+            for i in own:
+                self.copies[i].grad = self.model[i].grad
+            self.inner.param_groups[0]["params"] = [self.copies[i] for i in own]
+            self.inner.step()
+        with torch.no_grad():
+            for p, copy in zip(self.model, self.copies):
+                (p.data if self.by_data else p).copy_(copy)
+
+    def zero_grad(self) -> None:
+        for p in self.model:
+            p.grad = None
+
+
+class Own:
+    """No optimizer of torch."""
+
+    def __init__(self, model: nn.Module, how: str) -> None:
+        self.model, self.how = list(model.parameters()), how
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for p in self.model:
+            assert p.grad is not None
+            if self.how == "in place":
+                p.sub_(0.01 * p.grad)
+            elif self.how == "by data":
+                p.data -= 0.01 * p.grad
+            else:
+                p.data = p.data - 0.01 * p.grad
+
+    def zero_grad(self) -> None:
+        for p in self.model:
+            p.grad = None
+
+
+@pytest.mark.parametrize("by_data", [False, True])
+@pytest.mark.parametrize("parts", [1, 3])
+def test_an_optimizer_of_copies_of_the_parameters(
+    parts: int, by_data: bool, tmp_path: Path
+) -> None:
+    model, path = Model(SHAPE), tmp_path / "a.bwrun"
+    optimizer = Master(model, parts, by_data)
+    monitor = attached(model, path)
+    want = []
+    for _ in range(5):
+        train(model, optimizer, 1)
+        weight = model.attentions()[0].q_proj.weight.detach()
+        want.append(torch.linalg.matrix_norm(weight.unflatten(0, (SHAPE.heads, -1)), ord=2))
+    assert ended(monitor, path) == [0, 1, 2, 3, 4]
+    steps = Recording(path).steps()
+    for step in (0, 2, 4):  # That of the model behind the step.
+        assert torch.allclose(torch.tensor(steps[step]["wq_sigma"][0]), want[step], rtol=1e-4)
+
+
+@pytest.mark.parametrize("how", ["in place", "by data", "replaced"])
+@pytest.mark.parametrize("micro", [1, 3])
+def test_an_optimizer_that_is_none_of_torch(how: str, micro: int, tmp_path: Path) -> None:
+    model, other = Model(SHAPE), nn.Linear(4, 4)
+    monitor, optimizer = attached(model, tmp_path / "a.bwrun"), Own(model, how)
+    beside = torch.optim.SGD(other.parameters(), lr=0.1)  # Of another model: tells no step.
+    for step in range(5):
+        for part in range(micro):
+            model(batch(SHAPE, step * micro + part, 1, 8)).square().mean().backward()
+            other(torch.randn(2, 4)).sum().backward()
+            beside.step()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert ended(monitor, tmp_path / "a.bwrun") == [0, 1, 2, 3, 4]
+
+
+def test_passes_that_change_nothing_are_no_steps(tmp_path: Path) -> None:
+    model = Model(SHAPE)
+    with attached(model, tmp_path / "a.bwrun") as monitor:
+        for _ in range(5):
+            model(batch(SHAPE, 0, 1, 8)).sum().backward()
+        assert monitor.status()["step"] == 0
+
+
+_DEEPSPEED = """
+import os, sys
+os.environ.update(DS_ACCELERATOR="cpu", RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
+sys.path[:0] = [TESTS, PACKAGE]
+import torch, deepspeed, bellwether
+from models import Model, Shape, batch
+torch.distributed.init_process_group("gloo", init_method="file://" + STORE, rank=0, world_size=1)
+deepspeed.init_distributed(dist_backend="gloo", verbose=False)
+torch.manual_seed(0)
+model = Model(Shape(layers=2, fused=False))
+monitor = bellwether.attach(model, record=RECORD, run="d", every=1, overhead_budget=1e9)
+engine, *_ = deepspeed.initialize(
+    model=model, optimizer=torch.optim.AdamW(model.parameters(), 1e-3),
+    config={"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": STAGE},
+            "bf16": {"enabled": True}, "zero_allow_untested_optimizer": True})
+for step in range(5):
+    engine.backward(engine(batch(Shape(), step, 1, 8).bfloat16()).float().square().mean())
+    engine.step()
+assert monitor.flush(20) and monitor.status()["errors"] == 0, monitor.status()
+monitor.detach()
+"""
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_the_engine_of_deepspeed(stage: int, tmp_path: Path) -> None:
+    pytest.importorskip("deepspeed")
+    here = Path(__file__).resolve().parent
+    package = here.parents[1] / "client_lib" / "python"
+    told: dict[str, Any] = {
+        "TESTS": str(here),
+        "PACKAGE": str(package),
+        "STORE": str(tmp_path / "store"),
+    }
+    told |= {"RECORD": str(tmp_path / "a.bwrun"), "STAGE": stage}
+    head = "".join(f"{name} = {value!r}\n" for name, value in told.items())
+    ran = subprocess.run([sys.executable, "-c", head + _DEEPSPEED], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    recorded = Recording(tmp_path / "a.bwrun", ended=True)
+    assert [frame.step for frame in recorded.frames] == [0, 1, 2, 3, 4]
+    for signals in recorded.steps().values():
+        assert (signals["rows"] > 0).all() and torch.tensor(signals["wq_sigma"]).isfinite().all()
+
+
+def test_the_wrapper_of_schedulefree(tmp_path: Path) -> None:
+    schedulefree = pytest.importorskip("schedulefree")
+    model = Model(SHAPE)
+    monitor = attached(model, tmp_path / "a.bwrun")
+    optimizer = schedulefree.ScheduleFreeWrapper(
+        torch.optim.SGD(model.parameters(), lr=0.01), momentum=0.9
+    )
+    optimizer.train()
+    train(model, optimizer, 5)
+    assert ended(monitor, tmp_path / "a.bwrun") == [0, 1, 2, 3, 4]
+
+
+def test_changes_that_only_a_device_shows_say_what_helps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Model(SHAPE)
+    seen = iter([(False, True), (True, False), (True, False), (True, False)])
+    with attached(model, tmp_path / "a.bwrun") as monitor:
+        monkeypatch.setattr(Changes, "look", lambda *_: next(seen))
+        told: list[str] = []
+        monkeypatch.setattr("bellwether._util.log.warning", told.append)
+        train(model, Own(model, "by data"), 4)
+        assert monitor.status()["step"] == 0 and len(told) == 1 and "call mon.step()" in told[0]
+        monkeypatch.undo()

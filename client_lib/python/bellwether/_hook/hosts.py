@@ -75,7 +75,8 @@ class StepHost(Protocol):
     def in_backward(self) -> bool: ...
 
     def passes(self, count: int) -> None:
-        """count  forward or backward passes of one layer in the running step"""
+        """count  the pass of one layer that is under way, 1 for the first of the running step; the
+        step before may end by it"""
 
     def centring_changed(self, step: Optional[int] = None) -> None: ...
 

@@ -314,8 +314,8 @@ class Layer(LayerWeights):
     def _count(self) -> None:
         self.calls += 1
         if not self.host.in_backward():  # No recomputation.
+            self.host.passes(max(self.fired_in_step, self.calls_in_step + 1))
             self.calls_in_step += 1
-            self.host.passes(max(self.fired_in_step, self.calls_in_step))
 
     def _prepare_call(
         self, call: Union[AttentionCall, str, None], always: bool, centred: bool
@@ -514,12 +514,12 @@ class Layer(LayerWeights):
         start = time.perf_counter()
         measured = False
         try:
+            host.passes(max(self.fired_in_step + 1, self.calls_in_step))
             self.fired += 1
             self.fired_in_step += 1
             in_graph = capturing()
             self.graphed = self.graphed or in_graph
             self.captured = self.captured + 1 if in_graph else 0
-            host.passes(max(self.fired_in_step, self.calls_in_step))
             sums = self.sums
             measured = measurable and sums is not None and self._samples_call(sums.probed)
             if host.samples_step() and not in_graph and host.weights_in_backward():

@@ -1,4 +1,8 @@
-"""When a step of a model ends, as seen from its passes, its optimizers and mon.step()."""
+"""When a step of a model ends, as seen from its passes, its optimizers and mon.step().
+
+Optimizers that hold other tensors than the model's parameters (master weights, ZeRO), and those
+that are none of torch, are seen by what they do: the parameters have changed at the next pass.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +12,15 @@ from typing import Optional
 import torch
 from torch.optim.optimizer import Optimizer
 
+from .._hook import intercept
 from .._kernels.memory import capturing
 from .._util import log
 from .boundaries import Boundaries
+from .changes import Changes
 from .trainers import Trainers
 
 PASSES_MAX = 64  # Forward or backward passes without a step, then one warning.
+_LOOKS_MAX = 8  # At values that are on a device, for which it is waited.
 
 
 def in_backward() -> bool:
@@ -31,13 +38,20 @@ class StepEnds:
         self.warned = False
         self.trainers = Trainers(parameters)
         self._boundaries = Boundaries()
+        self._changes = Changes(parameters)
+        self._looked = 0  # Passes of the running step before which it was looked for changes.
+        self._looks = [0, 0]  # At values on a device; where an optimizer of others has stepped.
+        self._within_backward = False  # An optimizer has stepped while gradients were computed.
         self._backward = -1  # That of a compiled module that was seen last.
 
     def forward_begins(self) -> bool:
         """Whether the step before it is over and has to be closed."""
         self._boundaries.computes()
-        if in_backward():  # A recomputation.
-            return False
+        if in_backward() and (
+            not self.pending or self._within_backward or intercept.checkpointed()
+        ):
+            return False  # A recomputation of the running step.
+        # Of a reentrant checkpoint nothing else is seen: its forward makes no graph.
         self.trainers.forward()
         return self.pending and not capturing()
 
@@ -50,21 +64,51 @@ class StepEnds:
             self.trainers.forward()
         return self.pending and not capturing()
 
-    def passes(self, count: int) -> None:
-        """Forward or backward passes of a layer were counted: between samples an eager model has
-        no taps, so its backwards are not seen."""
+    def passes(self, count: int) -> bool:
+        """The pass of that number of the running step is under way in some layer: between samples
+        an eager model has no taps, so its backwards are not seen.  Whether the step before is over
+        and has to be closed."""
+        if count > self._looked:
+            self._looked = count
+            if self.over():
+                self._looked = 1
+                return True
+        self._warn(count)
+        return False
+
+    def over(self) -> bool:
+        """Whether the running step has ended, though no optimizer that is known to train the model
+        has said so: its parameters have changed since the last pass began."""
+        if self.explicit or self.pending or self.trainers.owned() or capturing():
+            return False
+        strangers = self.trainers.stepped_strangers()
+        by_value = self._looks[bool(strangers)] < _LOOKS_MAX
+        self._looks[bool(strangers)] += by_value
+        changed, at_hand = self._changes.look(by_value)
+        if not changed:
+            return False
+        adopted = self.trainers.adopt(strangers)
+        if not adopted and not at_hand:
+            self._say_how("the parameters change, and no optimizer of torch.optim steps")
+        return adopted or at_hand
+
+    def _warn(self, count: int) -> None:
         if self.warned or self.explicit or count <= PASSES_MAX:
             return
+        self._say_how(f"{PASSES_MAX} passes without an optimizer step")
+
+    def _say_how(self, what: str) -> None:
+        if not self.warned:
+            log.warning(
+                f"{what}; if the optimizer is not from torch.optim, call mon.step() once per step"
+            )
         self.warned = True
-        log.warning(
-            f"{PASSES_MAX} passes without an optimizer step; if the optimizer is "
-            "not from torch.optim, call mon.step() once per step"
-        )
 
     def optimizer_stepped(self, optimizer: Optimizer) -> tuple[bool, Optional[int]]:
         """(whether that ends the model's step; if it is a boundary for actions, how many steps the
         next forward pass is ahead of the running one)"""
         self.hooks_called += 1
+        self._within_backward = in_backward()
         if not self.trainers.trains(optimizer):
             return False, None
         ahead = self._boundaries.optimizer_stepped(id(optimizer), self.explicit)
@@ -72,4 +116,5 @@ class StepEnds:
 
     def closed(self) -> bool:
         """The step is closed.  Whether that is a boundary for actions."""
+        self._looked = min(self._looked, 1)
         return self._boundaries.closed(self.explicit, self.graphed)

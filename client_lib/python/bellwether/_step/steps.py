@@ -141,7 +141,8 @@ class Steps:
             self._close({})
 
     def passes(self, count: int) -> None:
-        self.ends.passes(count)
+        if self.ends.passes(count) and self.health.live:
+            self._close({})
 
     @property
     def hooks_called(self) -> int:
@@ -215,7 +216,8 @@ class Steps:
             if self.ends.pending:
                 self._close({})
             self.reporter.scaling.stepped(optimizer, self.ends.explicit)
-            self._measure_weights()
+            if not self.ends.trainers.of_copies(optimizer):
+                self._measure_weights()
             self.ends.pending = not self.ends.explicit
             self._end_discovery()
         if ahead is not None:
@@ -250,7 +252,7 @@ class Steps:
 
     def close_pending(self) -> None:
         """Closes a step that the optimizer has ended."""
-        if self.ends.pending:
+        if self.ends.pending or (self.health.live and self.ends.over()):
             self._close({})
 
     def _renumber(self, step: int) -> bool:

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Optional
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 
@@ -19,6 +19,8 @@ class _Seen:
     def __init__(self, optimizer: Optimizer) -> None:
         self.known = weakref.ref(optimizer)
         self.trains = self.stepped = False
+        self.of_copies = False  # It holds copies of the parameters, which are written back later.
+        self.heard = False  # A stranger that has stepped since strangers were asked for.
         self.asked = 0  # How often, until it was found to train the model.
         self.groups = 0
 
@@ -65,12 +67,39 @@ class Trainers:
                 seen.groups = groups
                 own = {id(p) for p in self._parameters()}
                 seen.trains = any(id(p) in own for g in optimizer.param_groups for p in g["params"])
+            seen.heard = not seen.trains
         return seen.trains
+
+    def stepped_strangers(self) -> list[Optimizer]:
+        """Those that have stepped since this was asked last."""
+        heard = [seen for seen in self._seen.values() if seen.heard and not seen.trains]
+        for seen in heard:
+            seen.heard = False
+        return [optimizer for seen in heard if (optimizer := seen.known()) is not None]
+
+    def adopt(self, strangers: list[Optimizer]) -> bool:
+        """The model's parameters have changed after these stepped: what they hold are copies of
+        them, unless that is another model's.  Whether one was taken for the model's."""
+        adopted = False
+        count = sum(p.numel() for p in self._parameters() if p.requires_grad)
+        for optimizer in strangers:
+            held = [p for group in optimizer.param_groups for p in group["params"]]
+            of_module = bool(held) and all(isinstance(p, nn.Parameter) for p in held)
+            if not of_module or sum(p.numel() for p in held) == count:
+                seen = self._seen[id(optimizer)]
+                seen.trains = seen.of_copies = adopted = True
+        return adopted
+
+    def of_copies(self, optimizer: Optimizer) -> bool:
+        """Whether the model has the step's result only later."""
+        return self._seen[id(optimizer)].of_copies
 
     def ends_step(self, optimizer: Optimizer) -> bool:
         """Whether the step of `optimizer`, which trains the model, ends the model's step."""
         owner = self._owner() if self._owner is not None else None
         seen = self._seen[id(optimizer)]
+        if seen.of_copies and owner is optimizer and not self._silent:
+            return False  # It steps once for each part of the copies.
         new, seen.stepped = not seen.stepped, True
         if owner is not optimizer:
             # It goes on without the owner: a new one in a forward pass of its own, after the owner
