@@ -19,7 +19,8 @@ void* g_target = nullptr;
 
 VectorCall g_function_call = nullptr;
 
-// How frames are run; only where calls from Python to Python otherwise never look into the function object.
+// How frames are run.  `set` is there only where calls from Python to Python otherwise never look into the
+// function object.
 struct Frames {
   void* interpreter = nullptr;
   EvalFrame plain = nullptr;
@@ -39,6 +40,8 @@ std::unordered_map<void*, void*>& Targets() {
 }
 
 void* RunFrame(void* thread, void* frame, int thrown) { return g_frames.plain(thread, frame, thrown); }
+
+EvalFrame FramesNow() { return g_frames.get(g_frames.interpreter); }
 
 }  // namespace
 
@@ -65,8 +68,9 @@ void bw_python_functions(void* function_call, void* vector_call) {
   g_vector_call = reinterpret_cast<VectorCall>(vector_call);
 }
 
-// While calls are seen, frames are run by a function of ours that calls `plain`.  CPython 3.11 runs a function
-// without looking at how it wants to be called, unless there is such a function (PEP 523).
+// How CPython runs frames: its own function, and those that get and set another (PEP 523).  With `set`, a
+// function of ours that calls `plain` runs them while calls are seen: CPython 3.11 runs a function without
+// looking at how it wants to be called, unless there is such a function.
 BW_EXPORT void bw_python_frames(void* interpreter, void* plain, void* get, void* set);
 void bw_python_frames(void* interpreter, void* plain, void* get, void* set) {
   g_frames = Frames{interpreter, reinterpret_cast<EvalFrame>(plain), reinterpret_cast<GetEvalFrame>(get),
@@ -82,19 +86,24 @@ BW_EXPORT void bw_python_see(void);
 void bw_python_see(void) {
   if (t_depth++ > 0 || g_seeing++ > 0 || g_frames.set == nullptr) return;
   // Another's function (torch.compile's, a debugger's) does as well, and stays.
-  if (g_frames.get(g_frames.interpreter) == g_frames.plain) g_frames.set(g_frames.interpreter, RunFrame);
+  if (FramesNow() == g_frames.plain) g_frames.set(g_frames.interpreter, RunFrame);
 }
 
 BW_EXPORT void bw_python_leave(void);
 void bw_python_leave(void) {
   if (--t_depth > 0 || --g_seeing > 0 || g_frames.set == nullptr) return;
-  if (g_frames.get(g_frames.interpreter) == RunFrame) g_frames.set(g_frames.interpreter, g_frames.plain);
+  if (FramesNow() == RunFrame) g_frames.set(g_frames.interpreter, g_frames.plain);
 }
 
 // A vectorcallfunc for the functions that have a target.
 BW_EXPORT void* bw_python_function_call(void* function, void* const* arguments, size_t count, void* names);
 void* bw_python_function_call(void* function, void* const* arguments, size_t count, void* names) {
-  if (t_depth == 0 || t_inside) return g_function_call(function, arguments, count, names);
+  const bool wanted = t_depth > 0 && !t_inside;
+  // torch.compile, while it traces or runs what it has made, would trace the target.
+  const EvalFrame frames = wanted ? FramesNow() : nullptr;
+  if (!wanted || (frames != RunFrame && frames != g_frames.plain)) {
+    return g_function_call(function, arguments, count, names);
+  }
   t_inside = true;
   void* const result = g_vector_call(Targets().at(function), arguments, count, names);
   t_inside = false;

@@ -4,7 +4,8 @@ As with functions of C (native_call.py) the object stays what it is under every 
 code, signature and attributes.  What changes is a word behind it, the address of the way in which
 CPython calls it (PEP 590).  While calls are diverted it holds that of bw_python_function_call in
 libbellwether_client.  This calls ours where the thread has asked for it, see(), and CPython's own
-way elsewhere.  torch.compile takes the function's code, and never looks at the word.
+way elsewhere.  torch.compile takes the function's code, and never looks at the word; what it has
+made calls the function as it is.
 
 How CPython comes to read the word depends on its version:
 * up to 3.10 each call does.
@@ -76,15 +77,18 @@ def _prepare() -> None:
     library.bw_python_functions(
         address(api._PyFunction_Vectorcall), address(api.PyObject_Vectorcall)
     )
-    if sys.version_info[:2] == (3, 11):
-        interpreter = asked("PyInterpreterState_Get", ctypes.c_void_p)()
-        library.bw_python_frames(
-            interpreter, address(api._PyEval_EvalFrameDefault),
-            address(api._PyInterpreterState_GetEvalFrameFunc),
-            address(api._PyInterpreterState_SetEvalFrameFunc),
-        )  # fmt: skip
+    by_frames = sys.version_info[:2] == (3, 11)
+    library.bw_python_frames(
+        asked("PyInterpreterState_Get", ctypes.c_void_p)(), address(api._PyEval_EvalFrameDefault),
+        address(api._PyInterpreterState_GetEvalFrameFunc),
+        address(api._PyInterpreterState_SetEvalFrameFunc) if by_frames else None,
+    )  # fmt: skip
     _library = library
-    _try_out()
+    try:
+        _try_out()
+    except Exception:
+        _library = None
+        raise
 
 
 def _try_out() -> None:
@@ -170,9 +174,12 @@ def restore(function: types.FunctionType) -> None:
 
 
 def see() -> None:
-    """Calls of this thread are seen, until leave() has come as often."""
-    _library.bw_python_see()
+    """Calls of this thread are seen, until leave() has come as often.  Neither does anything where
+    nothing can be diverted."""
+    if _library is not None:
+        _library.bw_python_see()
 
 
 def leave() -> None:
-    _library.bw_python_leave()
+    if _library is not None:
+        _library.bw_python_leave()

@@ -1,0 +1,35 @@
+"""Attention that is no call of scaled_dot_product_attention: one module for each package that has
+some.
+
+Each has NAME, TRIED (the versions that it was tried with) and functions(): those of the package
+that are imported already, each with its Reader (_hook/call.py).  Nothing is imported for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from .._hook.call import Reader
+from . import (
+    flash_attention,
+    megatron,
+    own_attention,
+    torch_flex,
+    torch_multihead,
+    torch_varlen,
+    transformer_engine,
+    transformers_eager,
+    xformers,
+)
+
+ADAPTERS = (
+    transformers_eager, flash_attention, torch_flex, torch_multihead, torch_varlen, xformers,
+    transformer_engine, megatron, own_attention,
+)  # fmt: skip
+
+
+def functions() -> Iterator[tuple[Callable[..., Any], Reader]]:
+    """All that are imported by now; one may come several times, by several names."""
+    for adapter in ADAPTERS:
+        yield from adapter.functions()

@@ -1,0 +1,76 @@
+"""bellwether.attention, and what computes where no kernel does: attn_implementation="bellwether" of
+transformers calls them, and modules may."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, Optional, Union
+
+import torch
+from torch import Tensor
+
+from .._hook.call import VIEWS, AttentionCall, Mask, Reader
+from .arguments import Arguments, are_tensors, reader, scale_of
+from .imported import imported
+from .terms import mask_of
+
+NAME = "bellwether"
+TRIED = ("this version",)
+
+
+def functions() -> Iterator[tuple[Callable[..., Any], Reader]]:
+    for function, its_reader in (
+        (imported("bellwether._attention.dispatch", "attention"), read),
+        (imported("bellwether._attention.composed", "composed"), read_composed),
+    ):
+        if function is not None:
+            yield function, its_reader
+
+
+def _cast(q: Tensor) -> Optional[torch.dtype]:
+    device = q.device.type
+    if not torch.is_autocast_enabled(device) or not q.is_floating_point():
+        return None
+    dtype = torch.get_autocast_dtype(device)
+    return None if dtype == q.dtype else dtype
+
+
+@reader
+def read(given: Arguments) -> Union[AttentionCall, str, None]:
+    q, k, v = (given.get(name) for name in ("q", "k", "v"))
+    window, offsets = given.get("window"), given.get("cu_seqlens")
+    if not are_tensors(4, q, k, v) or window < 0:
+        return None
+    scale, wrong = scale_of(given.get("scale"), q.shape[-1])
+    in_q, in_k = (offsets, offsets) if isinstance(offsets, Tensor) else (offsets or (None, None))
+    view = VIEWS["bhtd"]
+
+    return AttentionCall(
+        q, k, v, view, view, view, view, given.run("q", "k", "v"), scale,
+        Mask(causal=bool(given.get("causal")), left=window - 1 if window else None,
+             q_offsets=in_q, k_offsets=in_k),
+        softcap=float(given.get("softcap")),
+        cast=_cast(q),
+        kernel=functools.partial(str, f"bellwether {given.get('mode')}"),
+        unread=wrong,
+    )  # fmt: skip
+
+
+@reader
+def read_composed(given: Arguments) -> Union[AttentionCall, str, None]:
+    q, k, v = (given.get(name) for name in ("q", "k", "v"))
+    if not are_tensors(4, q, k, v):
+        return None
+    scale, wrong = scale_of(given.get("scale"), q.shape[-1])
+    terms = [t.detach() for t in (given.get("mask"), given.get("bias")) if t is not None]
+    sinks = given.get("sinks")
+    view = VIEWS["bhtd"]
+    return AttentionCall(
+        q, k, v, view, view, view, view, given.run("q", "k", "v"), scale, mask_of(terms),
+        softcap=float(given.get("softcap")),
+        sinks=None if sinks is None else sinks.detach().reshape(-1),
+        dropout=float(given.get("dropout")),
+        kernel=functools.partial(str, "composed"),
+        unread=wrong,
+    )  # fmt: skip

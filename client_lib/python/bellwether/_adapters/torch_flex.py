@@ -1,0 +1,207 @@
+"""PyTorch's flex_attention, and transformers' way to it.
+
+What a block mask and a change of the scores mean is asked of their own functions, at the rows that
+are sampled.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import Any, Optional, Union
+
+import torch
+from torch import Tensor, nn
+
+from .._hook.call import VIEWS, AttentionCall, Mask, Reader
+from .arguments import Arguments, are_tensors, first_of, reader, scale_of, with_first
+from .imported import imported
+
+NAME = "flex_attention"
+TRIED = ("torch 2.13.0", "transformers 5.23.0")
+
+_SEARCHES_MAX = 4  # Of some 0.1 s each: one whenever packages were imported.
+_READ = (
+    "query", "key", "value", "score_mod", "block_mask", "scale", "enable_gqa", "return_lse",
+    "return_aux", "kernel_options",
+)  # fmt: skip
+_TORCH = "torch.nn.attention.flex_attention"
+_TRANSFORMERS = "transformers.integrations.flex_attention"
+
+
+def functions() -> Iterator[tuple[Callable[..., Any], Reader]]:
+    for function, its_reader in (
+        (imported(_TORCH, "flex_attention"), read),
+        (imported(_TRANSFORMERS, "flex_attention_forward"), read_transformers),
+    ):
+        if function is not None:
+            yield function, its_reader
+    for function in _compiled(imported(_TORCH, "flex_attention")):
+        yield function, read
+
+
+_searches = 0
+
+
+def _compiled(function: Any) -> Iterator[Callable[..., Any]]:
+    """What torch.compile has made of it: functions that stand around it.  Below them its own code
+    is traced, so a call is seen at them."""
+    global _searches
+    if function is None or "torch._dynamo" not in sys.modules or _searches == _SEARCHES_MAX:
+        return
+    _searches += 1
+    for names in gc.get_referrers(function):
+        if type(names) is dict and names.get("_torchdynamo_orig_callable") is function:
+            for around in gc.get_referrers(names):
+                if type(around) is types.FunctionType and around.__dict__ is names:
+                    yield around
+
+
+def _indexing() -> Any:
+    """In it tensors can be indexed by tensors that vmap runs over."""
+    from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
+
+    return TransformGetItemToIndex()
+
+
+def _at(mod: Callable[..., Tensor], rows: Tensor, keys: int, scores: Optional[Tensor]) -> Tensor:
+    """A function of (score, batch, head, row, key), or of the last four, as [batch, heads, rows,
+    keys]; rows [batch, heads, rows]."""
+    score = () if scores is None else (scores,)
+    first = (0,) * len(score)
+    for places in ((None, None, None, 0), (None, None, 0, None), (None, 0, 0, None),
+                   (0, None, 0, None)):  # fmt: skip
+        mod = torch.vmap(mod, in_dims=(*first, *places))
+    batch, heads, device = rows.shape[0], rows.shape[1], rows.device
+    counted = (torch.arange(n, device=device, dtype=torch.int32) for n in (batch, heads, keys))
+    b, h, k = counted
+    with _indexing():
+        return mod(*score, b, h, rows.to(torch.int32), k)
+
+
+def _blocks(count: Tensor, index: Tensor, blocks: int) -> Tensor:
+    """[batch, heads, blocks of rows, blocks of keys]: those that are listed."""
+    listed = torch.arange(index.shape[-1], device=index.device) < count[..., None]
+    dense = torch.zeros(*index.shape[:-1], blocks + 1, dtype=torch.bool, device=index.device)
+    place = torch.where(listed, index, blocks).long()
+    return dense.scatter_(-1, place, True)[..., :-1]
+
+
+class Scores:
+    """What a block mask, a function of the scores and tensors add to the scores."""
+
+    def __init__(
+        self, block_mask: Any, change: Optional[Callable[..., Tensor]], k_len: int
+    ) -> None:
+        self._block_mask, self._change, self._k_len = block_mask, change, k_len
+
+    def __call__(self, rows: Tensor, scores: Tensor) -> Tensor:
+        added = torch.zeros_like(scores)
+        if self._change is not None:
+            added = _at(self._change, rows, self._k_len, scores) - scores
+        if self._block_mask is not None:
+            added = added.masked_fill(~self._allowed(rows), -torch.inf)
+        return added
+
+    def _allowed(self, rows: Tensor) -> Tensor:
+        mask, keys = self._block_mask, self._k_len
+        of_rows, of_keys = mask.BLOCK_SIZE
+        key = torch.arange(keys, device=rows.device) // of_keys
+        count = -(-keys // of_keys)
+
+        def listed(number: Tensor, index: Tensor) -> Tensor:
+            dense = _blocks(number, index, count)
+            dense = dense[: rows.shape[0]].expand(rows.shape[0], rows.shape[1], -1, -1)
+            block = (rows // of_rows)[..., None].expand(-1, -1, -1, count)
+            return dense.gather(2, block)[..., key]
+
+        allowed = listed(mask.kv_num_blocks, mask.kv_indices)
+        allowed = allowed & _at(mask.mask_mod, rows, keys, None)
+        if mask.full_kv_num_blocks is not None:
+            allowed = allowed | listed(mask.full_kv_num_blocks, mask.full_kv_indices)
+        return allowed
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_added(code: types.CodeType, change: Any) -> bool:
+    """Whether it adds the same to a score whatever that is, as far as one row tells."""
+    try:
+        row = torch.zeros(1, 1, 1, dtype=torch.int64)
+        at = [_at(change, row, 1, torch.full((1, 1, 1, 1), s)) - s for s in (-8.0, 0.5, 8.0)]
+        return all(torch.allclose(x, at[0], atol=1e-5) for x in at)
+    except Exception:  # Its tensors may lie on a GPU.
+        return False
+
+
+@reader
+def read(given: Arguments) -> Union[AttentionCall, str, None]:
+    q, k, v = (given.get(name) for name in ("query", "key", "value"))
+    if not are_tensors(4, q, k, v):
+        return None
+    other = given.unusual(_READ)
+    unread = f"{other} given" if other is not None else None
+    scale, wrong = scale_of(given.get("scale"), q.shape[-1])
+    block_mask, change = given.get("block_mask"), given.get("score_mod")
+    mask = Mask()
+    if block_mask is not None or change is not None:
+        mask = Mask(function=Scores(block_mask, change, k.shape[2]))
+    view = VIEWS["bhtd"]
+
+    return AttentionCall(
+        q, k, v, view, view, view, view, given.run("query", "key", "value"), scale, mask,
+        cancels=change is None or _is_added(getattr(change, "__code__", None), change),
+        kernel=functools.partial(str, NAME),
+        unread=unread or wrong,
+        output=first_of,
+        with_output=with_first,
+    )  # fmt: skip
+
+
+@reader
+def read_transformers(given: Arguments) -> Union[AttentionCall, str, None]:
+    module, q, k, v, bias = (
+        given.get(name) for name in ("module", "query", "key", "value", "attention_mask")
+    )
+    if not are_tensors(4, q, k, v):
+        return None
+    known = ("module", "query", "key", "value", "attention_mask", "scaling", "softcap", "s_aux",
+             "position_bias")  # fmt: skip
+    other = given.unusual(known)
+    unread = f"{other} given" if other is not None else None
+    scale, wrong = scale_of(given.get("scaling"), q.shape[-1])
+    mask, sinks = _mask(bias, given.get("position_bias"), k.shape[2]), given.get("s_aux")
+    view = VIEWS["bhtd"]
+
+    return AttentionCall(
+        q, k, v, view, view, view, VIEWS["bthd"], given.run("query", "key", "value"), scale,
+        mask,
+        softcap=float(given.get("softcap") or 0.0),
+        sinks=sinks.detach().reshape(-1) if isinstance(sinks, Tensor) else None,
+        kernel=functools.partial(str, NAME),
+        module=module if isinstance(module, nn.Module) else None,
+        unread=unread or wrong,
+        output=first_of,
+        with_output=with_first,
+    )  # fmt: skip
+
+
+def _mask(given: Any, position_bias: Optional[Tensor], k_len: int) -> Mask:
+    """given  a block mask, or a tensor of which it takes the first head"""
+    block_mask = given if given is not None and not isinstance(given, Tensor) else None
+    bias = given[:, :1, :, :k_len].detach() if isinstance(given, Tensor) else None
+    if block_mask is None and position_bias is None:
+        return Mask() if bias is None else Mask(tensor=bias)
+    if block_mask is None and bias is None and position_bias is not None:
+        return Mask(tensor=position_bias.detach()[..., :k_len])
+
+    def change(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        if bias is not None:
+            score = score + bias[b, 0, q, k]
+        if position_bias is not None:
+            score = score + position_bias[b, h, q, k]
+        return score
+
+    return Mask(function=Scores(block_mask, None if position_bias is None else change, k_len))

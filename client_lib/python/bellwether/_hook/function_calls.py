@@ -1,0 +1,104 @@
+"""Functions of Python that compute attention: those of packages that are imported, diverted while
+somebody watches.
+
+Which they are, and how their calls are read, an adapter says (_adapters/).  A package may be
+imported at any time, so before a forward the modules that are imported are counted.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterable
+from typing import Any, Optional, Union
+
+from torch import Tensor
+
+from .._util import log
+from .._util.guard import harmless
+from . import python_call
+from .call import AttentionCall, Reader
+
+Seen = Callable[[Callable[..., Any], Reader, tuple[Any, ...], dict[str, Any]], Any]
+# Makes q, k and v of a call, which is read when it is known: (those behind their taps, what its
+# output passes through); None if there is nothing to measure.
+Begin = Callable[
+    [Callable[[], Union[AttentionCall, str, None]]],
+    Optional[tuple[tuple[Tensor, Tensor, Tensor], Callable[[Tensor], Tensor]]],
+]
+Source = Callable[[], Iterable[tuple[Callable[..., Any], Reader]]]
+
+_lock = threading.RLock()
+_source: Optional[Source] = None
+_seen: Optional[Seen] = None  # Somebody watches, and gets the calls.
+_modules = 0  # That were imported when functions were last looked for.
+_readers: dict[int, Reader] = {}  # id(function) -> its reader; python_call keeps the function.
+_diverted: list[types.FunctionType] = []
+_refused: set[int] = set()
+
+
+def use(source: Source) -> None:
+    """source  the functions of packages that are imported, each with its reader"""
+    global _source
+    _source = source
+
+
+def _called(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    seen, reader = _seen, _readers[id(function)]
+    applies = getattr(reader, "applies", None)
+    # It has ended in another thread, or what the function calls is to be seen instead.
+    if seen is None or (applies is not None and not applies(function, args, kwargs)):
+        return function(*args, **kwargs)
+    return seen(function, reader, args, kwargs)
+
+
+def begin(seen: Seen) -> None:
+    """From now on `seen` gets the calls that see() asks for."""
+    global _seen
+    with _lock:
+        _seen = seen
+
+
+def end() -> None:
+    """Every function is as it was."""
+    global _seen, _modules
+    with _lock:
+        _seen, _modules = None, 0
+        while _diverted:
+            python_call.restore(_diverted.pop())
+
+
+@harmless("search for functions of attention")
+def _look() -> None:
+    global _modules
+    if _source is None or _seen is None or _modules == len(sys.modules):
+        return
+    _modules = len(sys.modules)
+    reason = python_call.why_not()
+    if reason is not None:
+        log.info(f"attention that is no scaled_dot_product_attention is not seen: {reason}")
+        return
+    known = {id(function) for function in _diverted}
+    for function, reader in _source():
+        if id(function) in known or id(function) in _refused:
+            continue
+        known.add(id(function))
+        _readers[id(function)] = reader
+        try:
+            python_call.divert(function, _called)  # type: ignore[arg-type]
+            _diverted.append(function)  # type: ignore[arg-type]
+        except RuntimeError as e:  # Another package has taken its calls: those are left to it.
+            _refused.add(id(function))
+            log.info(f"attention is not seen: {e}")
+
+
+def see() -> None:
+    """Calls of this thread are seen, until leave() has come as often."""
+    if _modules != len(sys.modules):
+        with _lock:
+            _look()
+    python_call.see()
+
+
+leave = python_call.leave
