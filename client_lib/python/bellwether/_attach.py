@@ -10,7 +10,8 @@ from typing import Any, Optional, Union
 from torch import nn
 
 from ._actions.agreement import usable
-from ._hook import intercept
+from ._adapters import functions
+from ._hook import function_calls, intercept
 from ._hook.parallel import Parallel, detect
 from ._kernels import probe
 from ._server import private_server
@@ -230,6 +231,7 @@ def _begin(
         )
         log.warning(f"watching is off: {monitor.why_off} (run {others[0].host.settings.run})")
         return
+    function_calls.use(functions)
     missing = intercept.too_old() or probe.available()
     if missing is None and not weights_only:
         missing = intercept.unavailable()

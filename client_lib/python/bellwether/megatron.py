@@ -1,10 +1,10 @@
-"""Megatron-Core and TransformerEngine, by their documented interfaces.
+"""Megatron-Core, by its documented interface.
 
-    bellwether.megatron.wrap(model)
     monitor = bellwether.attach(model, parallel=bellwether.megatron.parallel(model))
 
-Their attention takes q [tokens, batch, heads, dim], k and v with one head for each group, and
-returns [tokens, batch, heads * dim]; `linear_qkv` beside it holds the weights by group.
+Its own DotProductAttention and that of Transformer Engine are read by themselves.  Before attach(),
+wrap(model) tells of core attention of other classes that takes q [tokens, batch, heads, dim], k and
+v with one head for each group, and returns [tokens, batch, heads * dim].
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import Any
 
 from torch import nn
 
+from ._adapters import functions
+from ._hook.intercept import own_forward
 from ._hook.parallel import Parallel
 from ._hook.wrap_attention import wrap_attention
 
@@ -32,14 +34,17 @@ def _mask(module: nn.Module) -> str:
 
 
 def wrap(model: nn.Module) -> list[str]:
-    """Wraps every core attention of the model and returns their names; packed ones ("thd") and
-    unknown formats are left alone."""
+    """Wraps every core attention of the model that is not read by itself, and returns their names;
+    packed ones ("thd") and unknown formats are left alone."""
     found: list[str] = []
+    read = {function for function, _ in functions()}
     for name, module in model.named_modules():
         if name.rpartition(".")[2] != "core_attention" and type(module).__name__ not in _CLASSES:
             continue
         if any(name.startswith(outer + ".") for outer in found):
             continue  # The kernel inside one that is wrapped.
+        if any(own_forward(cls) in read for cls in type(module).__mro__):
+            continue
         layout = _LAYOUTS.get(str(getattr(module, "qkv_format", "sbhd")))
         if layout is None:
             continue

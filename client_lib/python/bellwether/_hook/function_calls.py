@@ -36,6 +36,7 @@ _modules = 0  # That were imported when functions were last looked for.
 _readers: dict[int, Reader] = {}  # id(function) -> its reader; python_call keeps the function.
 _diverted: list[types.FunctionType] = []
 _refused: set[int] = set()
+_told: set[str] = set()
 
 
 def use(source: Source) -> None:
@@ -77,7 +78,9 @@ def _look() -> None:
     _modules = len(sys.modules)
     reason = python_call.why_not()
     if reason is not None:
-        log.info(f"attention that is no scaled_dot_product_attention is not seen: {reason}")
+        if reason not in _told:
+            _told.add(reason)
+            log.info(f"attention that is no scaled_dot_product_attention is not seen: {reason}")
         return
     known = {id(function) for function in _diverted}
     for function, reader in _source():

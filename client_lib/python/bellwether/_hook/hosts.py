@@ -120,6 +120,13 @@ class PatchedLayer(Protocol):
     def meet(self, read: Callable[[], Union[AttentionCall, str, None]]) -> None:
         """Takes notice of a call that is made without taps."""
 
+    def begin(
+        self,
+        read: Callable[[], Union[AttentionCall, str, None]],
+        forward: Optional[Forward],
+    ) -> Optional[tuple[tuple[Tensor, Tensor, Tensor], Callable[[Tensor], Tensor]]]:
+        """The same in two parts: q, k and v for the call, and what its output passes through."""
+
     def compiled_backward(self, call: AttentionCall, o: Tensor, d_o: Tensor) -> None:
         """Of a module that was compiled."""
 

@@ -31,7 +31,7 @@ from torch import nn
 from .._util.guard import harmless
 from .._util.torch_version import TORCH_MIN, dotted
 from .._weights import names
-from . import attention_switch, compiled_taps, dynamo_calls, sdpa_call
+from . import attention_switch, compiled_taps, dynamo_calls, function_calls, sdpa_call
 from .call import AttentionCall, Reader
 from .call_sites import Forward
 from .contract import ATTRIBUTE as CONTRACT
@@ -79,12 +79,14 @@ def _push(entry: _Entry) -> None:
     _running.stack.append(entry)
     if entry[5]:
         _calls.divert()
+        function_calls.see()
 
 
 def _pop() -> None:
     if torch.compiler.is_dynamo_compiling():
         compiled_taps.unseen(_running.stack.pop)
     elif _running.stack.pop()[5]:
+        function_calls.leave()
         _calls.restore()
 
 
@@ -177,6 +179,9 @@ def _of_layer(
     layer = layer if known or not _seekers else _owner(args, kwargs)
     if layer is None:
         return function(*args, **kwargs)
+    between = getattr(read, "between", None)  # A function that is met in its midst.
+    if between is not None and (known or not checkpointed()):
+        return between(lambda call: layer.begin(call, forward), function, args, kwargs)
     if not known and checkpointed():
         # Its recomputation may come when the module is patched, and would tap it.
         layer.meet(lambda: read(function, args, kwargs))
@@ -464,6 +469,7 @@ def _applies(tx: Any) -> bool:
 def patch_forward(cls: type) -> None:
     if not _class_users:
         dynamo_calls.replace(_original, _traced_call, _applies)
+        function_calls.begin(seen)
     _class_users[cls] = _class_users.get(cls, 0) + 1
     if _class_users[cls] == 1:
         ours = _patched_forward(_forward_of(cls))
@@ -479,6 +485,7 @@ def restore_forward(cls: type) -> None:
         del _class_users[cls]
         if not _class_users:
             dynamo_calls.put_back(_original)
+            function_calls.end()
         before, ours = _class_forwards.pop(cls)
         if vars(cls).get("forward") is not ours:
             return  # Somebody has patched over us since: below theirs, ours only passes on.
@@ -486,6 +493,12 @@ def restore_forward(cls: type) -> None:
             del cls.forward  # type: ignore[attr-defined]
         else:
             cls.forward = before  # type: ignore[attr-defined]
+
+
+def own_forward(cls: type) -> Optional[Any]:
+    """What the class itself has as its forward, without us; None = it inherits one."""
+    known = _class_forwards.get(cls)
+    return vars(cls).get("forward") if known is None else known[0]
 
 
 def watched_in(model: nn.Module) -> list[PatchedLayer]:

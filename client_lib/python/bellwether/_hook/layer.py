@@ -114,6 +114,11 @@ def _as_cast(call: AttentionCall) -> AttentionCall:
     return dataclasses.replace(call, q=q, k=k, v=v)
 
 
+def _behind_tap(tapped: _Tapped) -> tuple[Tensor, Tensor, Tensor]:
+    call, _, k = tapped
+    return k if call.q is call.k else call.q, k, k if call.v is call.k else call.v
+
+
 def _copies(k: Tensor, heads: int) -> bool:
     """Whether k [batch, heads, tokens, dim] is so many heads, each repeated in a row."""
     copies, left = divmod(k.shape[1], heads)
@@ -187,9 +192,21 @@ class Layer(LayerWeights):
         tapped = self._before(read, forward, centred)
         if tapped is None:
             return bare()
-        call, kept, k = tapped
-        result = call.run(k if call.q is call.k else call.q, k, k if call.v is call.k else call.v)
-        return kept.layer._after(result, call, kept)
+        call, kept, _ = tapped
+        return kept.layer._after(call.run(*_behind_tap(tapped)), call, kept)
+
+    def begin(
+        self,
+        read: Callable[[], Union[AttentionCall, str, None]],
+        forward: Optional[Forward],
+    ) -> Optional[tuple[tuple[Tensor, Tensor, Tensor], Callable[[Tensor], Tensor]]]:
+        """The same in two parts, for a function that is met where it has q, k and v, and where it
+        has its output: (q, k and v for it, what the output passes through)."""
+        tapped = self._before(read, forward, False)
+        if tapped is None:
+            return None
+        call, kept, _ = tapped
+        return _behind_tap(tapped), lambda o: cast(Tensor, kept.layer._after(o, call, kept))
 
     @harmless("forward of the attention")
     def meet(self, read: Callable[[], Union[AttentionCall, str, None]]) -> None:

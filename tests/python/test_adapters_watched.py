@@ -1,0 +1,321 @@
+"""Goal: attention that is no scaled_dot_product_attention is measured whole, with numbers of the
+tensors that it got and returned, and training is the same bit for bit.
+Method: models whose attention calls the functions that adapters read, eager and checkpointed, with
+and without us; recordings are compared with fp64 (comparing.py).
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+import types
+from pathlib import Path
+from typing import Any, Optional
+
+import package_stand_ins as packages
+import pytest
+import torch
+import transformers.models.llama.modeling_llama as llama
+from comparing import compare
+from flash_stand_in import four, two
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import bellwether
+from bellwether._attention.dispatch import attention
+from bellwether._hook import function_calls, intercept
+
+from models import Attention, Masked, Model, Shape, batch, causal
+from recording import Recording
+from reference import key_leak, statistics
+
+GQA = dict(heads=4, kv_heads=2)
+
+
+class Flash(Attention):
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, gqa: bool) -> Tensor:
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        o = two.flash_attn_func(q, k, v, causal=self.shape.causal)
+        return o.transpose(1, 2)
+
+
+class FlashWithSecondOutput(Attention):
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, gqa: bool) -> Tensor:
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        o, _ = four.flash_attn_func(q, k, v, causal=True, window_size=(5, 0))
+        return o.transpose(1, 2)
+
+
+class FlashWindow(FlashWithSecondOutput, Masked):
+    def mask(self, q: Tensor, k: Tensor) -> Tensor:
+        return causal(q, k).triu(-5)
+
+
+class Eager(Attention):
+    """transformers' own function, with a mask of padding and without."""
+
+    num_key_value_groups = 2
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, gqa: bool) -> Tensor:
+        o, _ = llama.eager_attention_forward(self, q, k, v, None, scaling=self.shape.dim**-0.5)
+        return o.transpose(1, 2)
+
+
+class EagerPadded(Masked):
+    num_key_value_groups = 2
+
+    def mask(self, q: Tensor, k: Tensor) -> Tensor:
+        length = 40 - 7 * torch.arange(q.shape[0])
+        seen = causal(q, k) & (torch.arange(k.shape[2]) < length[:, None, None])
+        hidden = torch.finfo(q.dtype).min
+        return torch.zeros(1).to(q.dtype).where(seen, hidden)[:, None]
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, gqa: bool) -> Tensor:
+        mask = self.mask(q, k)
+        o, _ = llama.eager_attention_forward(self, q, k, v, mask, scaling=self.shape.dim**-0.5)
+        return o.transpose(1, 2)
+
+
+class Own(Attention):
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, gqa: bool) -> Tensor:
+        return attention(q, k, v, causal=True, enable_gqa=True)
+
+
+class Core(Attention):
+    """Megatron-Core's, in a module of its own."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__(shape)
+        self.core_attention = packages.MegatronAttention(dim=shape.dim, layer_number=2,
+                                                         layer_scaling=True)  # fmt: skip
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, gqa: bool) -> Tensor:
+        o = self.core_attention(*(t.permute(2, 0, 1, 3) for t in (q, k, v)), None)
+        return o.unflatten(-1, (q.shape[1], -1)).permute(1, 2, 0, 3)
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "flash": dict(shape=Shape(), kind=Flash),
+    "flash-gqa-bf16": dict(shape=Shape(dtype=torch.bfloat16, **GQA), kind=Flash),
+    "flash-window": dict(shape=Shape(), kind=FlashWindow),
+    "flash-checkpoint": dict(shape=Shape(), kind=Flash, checkpointing="non-reentrant"),
+    "flash-reentrant": dict(shape=Shape(), kind=Flash, checkpointing="reentrant"),
+    "eager": dict(shape=Shape(causal=False, **GQA), kind=Eager),
+    "eager-padded-bf16": dict(shape=Shape(dtype=torch.bfloat16, **GQA), kind=EagerPadded),
+    "eager-checkpoint": dict(
+        shape=Shape(causal=False, **GQA), kind=Eager, checkpointing="non-reentrant"
+    ),
+    "ours": dict(shape=Shape(**GQA), kind=Own),
+    "megatron": dict(shape=Shape(**GQA), kind=Core),
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stand-ins under the names of the packages."""
+    place = "megatron.core.transformer.dot_product_attention"
+    megatron: Any = types.ModuleType(place)
+    megatron.DotProductAttention = packages.MegatronAttention
+    for name, module in (("flash_attn", two), ("flash_attn.cute", four), (place, megatron)):
+        monkeypatch.setitem(sys.modules, name, module)
+
+
+def trained(case: dict[str, Any], path: Optional[Path]) -> tuple[Model, list[float], Any]:
+    """(the model, its losses, the monitor)"""
+    torch.manual_seed(7)
+    model = Model(**case)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    monitor = None
+    if path is not None:
+        monitor = bellwether.attach(
+            model, record=str(path), run="adapted", every=1, rows=0, overhead_budget=1e9
+        )
+    losses = []
+    for step in range(3):
+        for module in model.attentions():
+            module.saved.clear()
+            module.keep = step == 2
+        loss = model(batch(model.shape, step)).square().mean()
+        loss.backward()
+        losses.append(loss.item())
+        optimizer.step()
+        optimizer.zero_grad()
+        if monitor is not None:
+            monitor.step()
+    return model, losses, monitor
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_all_signals_are_those_of_the_call(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    plain, losses, _ = trained(case, None)
+    model, seen, monitor = trained(case, tmp_path / "a.bwrun")
+    assert seen == losses
+    for a, b in zip(plain.parameters(), model.parameters()):
+        assert torch.equal(a, b)
+    assert monitor.flush(20)
+    status = monitor.status()
+    assert status["errors"] == 0, status["last_error"]
+    assert not any(layer["notes"] for layer in status["layers"])
+    monitor.detach()
+    recorded = Recording(tmp_path / "a.bwrun").steps()[2]
+    for index, module in enumerate(model.attentions()):
+        used = [saved for saved in module.saved if saved[3].grad is not None]
+        q, k, v, y = used[0]
+        mask = module.mask(q, k) if isinstance(module, Masked) else None
+        want = statistics(q, k, v, y, y.grad, module.shape.dim**-0.5,
+                          module.shape.causal and mask is None, mask)  # fmt: skip
+        want.values.update(key_leak(k.grad, module.shape.kv_heads))
+        for signal in want.values:
+            compare(signal, recorded[signal][index], want, float(want.values["rows"][0]))
+
+
+class Packed(nn.Module):
+    """q, k and v in one tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(48, 192), nn.Linear(64, 48)
+        self.saved: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        qkv = self.qkv(x).unflatten(-1, (3, 4, 16))
+        o = two.flash_attn_qkvpacked_func(qkv, causal=True)
+        for t in (qkv, o):
+            t.retain_grad()
+        self.saved = [qkv, o]
+        return self.out(o.flatten(2))
+
+
+def test_a_packed_tensor_is_measured_whole(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    model = Packed()
+    monitor = bellwether.attach(
+        model, record=str(tmp_path / "a.bwrun"), run="packed", every=1, rows=0, overhead_budget=1e9
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(batch(Shape(), 1)).square().mean().backward()
+    qkv, o = model.saved
+    q, k, v = qkv.transpose(1, 3).unbind(2)
+    assert qkv.grad is not None and o.grad is not None
+    want = statistics(q, k, v, o.transpose(1, 2), o.grad.transpose(1, 2), 0.25, True)
+    want.values.update(key_leak(qkv.grad[:, :, 1].transpose(1, 2), 4))
+    optimizer.step()
+    assert monitor.flush(20) and monitor.status()["errors"] == 0
+    monitor.detach()
+    recorded = Recording(tmp_path / "a.bwrun").steps()[0]
+    for signal in want.values:
+        compare(signal, recorded[signal][0], want, float(want.values["rows"][0]))
+
+
+class Late(nn.Module):
+    """Imports what it calls in its first forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(48, 64) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        sys.modules["flash_attn_interface"] = types.ModuleType("flash_attn_interface")
+        sys.modules["flash_attn_interface"].flash_attn_func = late  # type: ignore[attr-defined]
+        q, k, v = (f(x).unflatten(-1, (4, 16)) for f in (self.q_proj, self.k_proj, self.v_proj))
+        return late(q, k, v, causal=True).flatten(2)
+
+
+def late(q: Tensor, k: Tensor, v: Tensor, causal: bool = False) -> Tensor:
+    return two.flash_attn_func(q, k, v, causal=causal)
+
+
+def test_functions_imported_later_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "flash_attn_interface", types.ModuleType("none"))
+    monkeypatch.delitem(sys.modules, "flash_attn_interface")
+    model = Late()
+    monitor = bellwether.attach(model, record=str(tmp_path / "a.bwrun"), run="late", every=1)
+    for _ in range(2):
+        model(batch(Shape(), 0)).square().mean().backward()
+    assert [layer.fired for layer in monitor.layers] == [2]
+    monitor.detach()
+
+
+def test_functions_are_as_they_were_after_detach(tmp_path: Path) -> None:
+    model = Model(Shape(), kind=Flash)
+    monitor = bellwether.attach(model, record=str(tmp_path / "a.bwrun"), run="gone")
+    model(batch(Shape(), 0)).sum().backward()
+    assert function_calls._diverted
+    monitor.detach()
+    assert not function_calls._diverted and not intercept._class_users
+    model(batch(Shape(), 0)).sum().backward()
+    assert [layer.fired for layer in monitor.layers] == [1, 1]
+
+
+def test_models_of_two_threads_do_not_mix(tmp_path: Path) -> None:
+    watched, other = Model(Shape(layers=1), kind=Flash), Model(Shape(layers=1), kind=Own)
+    monitor = bellwether.attach(watched, record=str(tmp_path / "a.bwrun"), run="two", every=1)
+
+    def train() -> None:
+        for step in range(10):
+            other(batch(Shape(), step)).sum().backward()
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    for step in range(10):
+        watched(batch(Shape(), step)).sum().backward()
+    thread.join()
+    assert [layer.fired for layer in monitor.layers] == [10]
+    assert monitor.status()["errors"] == 0
+    monitor.detach()
+
+
+class Unknown(Attention):
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, gqa: bool) -> Tensor:
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        o, _ = four.flash_attn_func(q, k, v, causal=True, aux_scalars=(1,))
+        return o.transpose(1, 2)
+
+
+def test_unread_parts_leave_the_leak_and_are_said(tmp_path: Path) -> None:
+    model = Model(Shape(layers=1), kind=Unknown)
+    monitor = bellwether.attach(model, record=str(tmp_path / "a.bwrun"), run="unread", every=1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(batch(Shape(), 0)).square().mean().backward()
+    optimizer.step()
+    assert monitor.flush(20)
+    assert list(monitor.status()["layers"][0]["notes"]) == [
+        "aux_scalars given: only the key-gradient leak is measured"
+    ]
+    monitor.detach()
+    recorded = Recording(tmp_path / "a.bwrun").steps()[0]
+    assert recorded["key_gradient_sum"].sum() > 0 and "rows" not in recorded
+
+
+class Failing(Attention):
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, gqa: bool) -> Tensor:
+        return two.flash_attn_func(q, k, v, nonsense=True)
+
+
+def test_errors_of_the_function_are_its_own(tmp_path: Path) -> None:
+    model = Model(Shape(layers=1), kind=Failing)
+    monitor = bellwether.attach(model, record=str(tmp_path / "a.bwrun"), run="error", every=1)
+    for _ in range(2):
+        with pytest.raises(TypeError, match="nonsense"):
+            model(batch(Shape(), 0))
+    assert monitor.status()["errors"] == 0
+    monitor.detach()
+
+
+def test_a_function_that_checkpoints_inside_trains_on(tmp_path: Path) -> None:
+    class Inside(Attention):
+        def attend(self, q: Tensor, k: Tensor, v: Tensor, gqa: bool) -> Tensor:
+            q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+            o = checkpoint(two.flash_attn_func, q, k, v, use_reentrant=False)
+            return o.transpose(1, 2)
+
+    model = Model(Shape(layers=1), kind=Inside)
+    monitor = bellwether.attach(model, record=str(tmp_path / "a.bwrun"), run="inside", every=1)
+    loss = model(batch(Shape(), 0)).square().mean()
+    loss.backward()
+    assert math.isfinite(loss.item()) and monitor.status()["errors"] == 0
+    monitor.detach()
