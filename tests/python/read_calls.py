@@ -3,6 +3,7 @@ _hook/call.py: tests compare it with what the function itself returned."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import torch
@@ -83,6 +84,13 @@ def output(call: AttentionCall) -> tuple[Tensor, Tensor]:
         assert torch.equal(call.mask.visible.expand(*scores.shape[:2], -1), visible.any(2)), (
             "visible"
         )
+    if call.mask.function is not None and not call.mask.hides:
+        shown = added(
+            dataclasses.replace(call, mask=dataclasses.replace(call.mask, function=None)), raw
+        )
+        assert torch.equal(shown > -math.inf, visible), "hides"
+    if call.mask.heads_alike:
+        assert torch.equal(visible.any(2), visible.any(2)[:, :1].expand(-1, visible.shape[1], -1))
     if call.sinks is not None:
         sink = call.sinks.double().reshape(1, -1, 1, 1).expand(*scores.shape[:3], 1)
         p = torch.softmax(torch.cat([scores, sink], -1), -1)[..., :-1]

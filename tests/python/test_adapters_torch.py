@@ -12,16 +12,17 @@ from typing import Any
 
 import pytest
 import torch
-from flash_stand_in import varlen_attn
+from flash_stand_in import two, varlen_attn
 from read_calls import check
 from torch import Tensor, nn
 from torch.nn.attention import flex_attention as flex
 from transformers.integrations.flex_attention import flex_attention_forward
 
-from bellwether._adapters import own_attention, torch_flex, torch_varlen
+from bellwether._adapters import flash_attention, own_attention, torch_flex, torch_varlen
 from bellwether._attention.composed import composed
 from bellwether._attention.dispatch import attention
-from bellwether._hook import python_call
+from bellwether._hook import probe_mask, python_call
+from bellwether._kernels.probe import Unsupported
 
 LENGTHS = torch.tensor([20, 17, 5])
 DOCUMENT = torch.tensor([0] * 7 + [1] * 2 + [2] * 11)
@@ -80,6 +81,30 @@ def test_changes_of_the_scores(name: str) -> None:
     mask = flex.create_block_mask(MASKS["documents"], 3, None, 20, 20, device="cpu", BLOCK_SIZE=4)
     check(read(flex.flex_attention, *tensors(2), score_mod=change, block_mask=mask,
                enable_gqa=True))  # fmt: skip
+
+
+def test_visible_keys_cost_no_more_than_they_must(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One head is asked where all are alike, and none where a function hides no key."""
+    mask = flex.create_block_mask(MASKS["padding"], 3, None, 20, 20, device="cpu", BLOCK_SIZE=4)
+    q, k, v = tensors()
+    call = read(flex.flex_attention, q, k, v, block_mask=mask)
+    sampled = probe_mask.Sampled(call.scale, 4, 7)
+    monkeypatch.setattr(probe_mask, "SCORES_MAX", 3 * 20 * 20)
+    found = probe_mask.probe_mask(call.mask, q, k, sampled)
+    assert found.visible is not None and found.visible.shape == (3, 1, 20)
+    assert torch.equal(found.visible.sum(2)[:, 0], LENGTHS)
+    each = flex.create_block_mask(MASKS["causal"], 3, 4, 20, 20, device="cpu", BLOCK_SIZE=4)
+    call = read(flex.flex_attention, q, k, v, block_mask=each)
+    with pytest.raises(Unsupported, match="1200 scores"):
+        probe_mask.probe_mask(call.mask, q, k, sampled)
+    call = flash_attention.read(
+        two.flash_attn_func,
+        (q.transpose(1, 2),) * 3,
+        {"causal": True, "alibi_slopes": BIAS[:, 0, 0]},
+    )
+    monkeypatch.setattr(probe_mask, "SCORES_MAX", 0)
+    found = probe_mask.probe_mask(call.mask, q, k, sampled)  # type: ignore[union-attr]
+    assert found.visible is not None and bool(found.visible.all())
 
 
 def test_blocks_alone_are_a_mask() -> None:

@@ -81,10 +81,7 @@ def linear_bias(mask: Mask, slopes: Tensor, q_len: int, k_len: int) -> Mask:
         slope = slopes.float().reshape(-1, slopes.shape[-1], 1, 1)[: rows.shape[0]]
         return -slope * (diagonal[..., None] - key).abs()
 
-    visible = None
-    if mask.k_offsets is None:
-        visible = torch.ones((), dtype=torch.bool, device=slopes.device).expand(1, 1, k_len)
-    return dataclasses.replace(mask, function=function, visible=visible)
+    return dataclasses.replace(mask, function=function, hides=False)
 
 
 def _part(index: int, view: View) -> View:

@@ -98,6 +98,11 @@ class Scores:
     ) -> None:
         self._block_mask, self._change, self._k_len = block_mask, change, k_len
 
+    def mask(self) -> Mask:
+        block_mask = self._block_mask
+        alike = block_mask is not None and block_mask.kv_num_blocks.shape[1] == 1
+        return Mask(function=self, heads_alike=alike and self._change is None)
+
     def __call__(self, rows: Tensor, scores: Tensor) -> Tensor:
         added = torch.zeros_like(scores)
         if self._change is not None:
@@ -147,7 +152,7 @@ def read(given: Arguments) -> Union[AttentionCall, str, None]:
     block_mask, change = given.get("block_mask"), given.get("score_mod")
     mask = Mask()
     if block_mask is not None or change is not None:
-        mask = Mask(function=Scores(block_mask, change, k.shape[2]))
+        mask = Scores(block_mask, change, k.shape[2]).mask()
     view = VIEWS["bhtd"]
 
     return AttentionCall(
@@ -204,4 +209,4 @@ def _mask(given: Any, position_bias: Optional[Tensor], k_len: int) -> Mask:
             score = score + position_bias[b, h, q, k]
         return score
 
-    return Mask(function=Scores(block_mask, None if position_bias is None else change, k_len))
+    return Scores(block_mask, None if position_bias is None else change, k_len).mask()

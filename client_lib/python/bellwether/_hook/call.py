@@ -87,6 +87,8 @@ class Mask:
     # For sampled rows [batch, heads, rows] and raw scores [batch, heads, rows, keys] what is to be
     # added to the scores: the functions of flex_attention.
     function: Optional[Callable[[Tensor, Tensor], Tensor]] = None
+    hides: bool = True  # Whether the function may hide keys, ...
+    heads_alike: bool = False  # ... and hides the same ones for all heads.
     # Bool [batch or 1, heads or 1, keys]: keys that some row sees, where the adapter knows them.
     # Without it a function is asked for all rows, if they are not too many.
     visible: Optional[Tensor] = None

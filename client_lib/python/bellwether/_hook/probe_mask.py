@@ -66,8 +66,10 @@ def probe_mask(
     if mask.function is None:
         return found
     visible = mask.visible
-    if visible is None:
+    if visible is None and mask.hides:
         visible = _seen(mask, found, q, k)
+    elif visible is None:
+        visible = visible_keys(found, q, k.shape[2])
     added = _of_samples(mask.function, tensor, q, k, sampled)
     return dataclasses.replace(found, tensor=added, by_sample=True, visible=visible)
 
@@ -117,6 +119,7 @@ def _documents_at(mask: Mask, row: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def _seen(mask: Mask, rest: ProbeMask, q: Tensor, k: Tensor) -> Tensor:
     """[batch, heads, keys]: the keys that some row sees, where a function decides it."""
+    q = q[:, :1] if mask.heads_alike else q
     batch, heads, q_len = q.shape[:3]
     k_len = k.shape[2]
     if batch * heads * q_len * k_len > SCORES_MAX:
