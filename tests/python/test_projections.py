@@ -276,6 +276,50 @@ def test_projections_beside_the_attention(path: Any, tmp_path: Path) -> None:
     monitor.detach()
 
 
+@pytest.mark.parametrize("copies", [False, True])
+def test_projections_without_a_name_that_is_known(copies: bool, tmp_path: Path) -> None:
+    def split(module: Any, x: Tensor) -> tuple[Tensor, ...]:
+        k, v = by_head(module.second(x), 2), by_head(module.third(x), 2)
+        if copies:
+            k, v = k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)
+        return by_head(module.first(x)), k, v
+
+    rows = {"first": HEADS, "second": 2, "third": 2}
+    model = Attention(split, True, **{n: nn.Linear(WIDTH, r * DIM) for n, r in rows.items()})
+    each = 2 if copies else 1
+
+    def matrices(model: Any) -> tuple[Tensor, Tensor]:
+        keys = model.second.weight.unflatten(0, (2, -1)).repeat_interleave(each, 0)
+        return model.first.weight.unflatten(0, (HEADS, -1)), keys
+
+    status = check(model, tmp_path / "a.bwrun", matrices)
+    assert status["weights"] == "by its rows first second" and not status["notes"]
+
+
+def test_calls_of_one_forward_with_projections_of_their_own(tmp_path: Path) -> None:
+    class Many(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = nn.ModuleList([nn.Linear(WIDTH, 3 * HEADS * DIM) for _ in range(3)])
+
+        def forward(self, x: Tensor) -> Tensor:
+            for part in self.parts:
+                q, k, v = (by_head(y) for y in part(x).chunk(3, -1))
+                y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+                x = x + y.transpose(1, 2).flatten(2)
+            return x
+
+    model, path = nn.Sequential(Many()), tmp_path / "a.bwrun"
+    _, samples = sampled(
+        model, path,
+        lambda m: [p.weight[: HEADS * DIM].unflatten(0, (HEADS, -1)) for p in m[0].parts],
+    )  # fmt: skip
+    for sample in samples:
+        assert torch.allclose(
+            torch.tensor(sample["wq_sigma"]).double(), torch.stack(sample["want"]), rtol=1e-5
+        )
+
+
 # ---- adapters ----
 
 
@@ -448,3 +492,36 @@ def test_a_weight_that_is_elsewhere_has_its_whole_shape() -> None:
     assert place.how == "separate q_proj k_proj" and place.views(model) is None
     with pytest.raises(Unreadable, match="not whole"):
         place.query.matrices(model)
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_weights_that_are_whole_for_their_own_module_only(backward: bool, tmp_path: Path) -> None:
+    model = separate(plain)
+    whole = {}
+    for part in (model.q_proj, model.k_proj):
+        whole[part] = part.weight.data
+        part.weight.ds_id, part.weight.ds_shape = 0, part.weight.shape
+        part.weight.requires_grad_(False)
+
+        def gather(module: Any, *_: Any) -> None:
+            module.weight.data = whole[module]
+
+        def release(module: Any, *_: Any) -> None:
+            module.weight.data = torch.empty(0)
+
+        part.register_forward_pre_hook(gather)
+        part.register_forward_hook(release)
+        part.register_full_backward_pre_hook(gather)
+        if backward:
+            part.register_full_backward_hook(release)
+        release(part)
+
+    def matrices(_: Any) -> Any:
+        return [w.unflatten(0, (HEADS, -1)) for w in whole.values()]
+
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), model)
+    status, samples = sampled(model, tmp_path / "a.bwrun", matrices)
+    for sample in samples[1:]:
+        for signal, want in zip(("wq_sigma", "wk_sigma"), sample["want"]):
+            assert torch.allclose(torch.tensor(sample[signal][0]).double(), want, rtol=1e-5)
+    assert list(status["notes"]) == ["sharded weights: sigma is that of before the step"]

@@ -32,7 +32,7 @@ ALLOWED: dict[str, set[str]] = {
     "_native": {"_util"},
     "_server": {"_util", "_native", "settings"},
     "_kernels": {"_util", "_native"},
-    "_weights": set(),
+    "_weights": {"_util"},
     "_hook": _LOW | {"_weights"},
     "_adapters": {"_hook"},
     "_attention": _LOW | {"_hook", "_weights"},

@@ -326,7 +326,9 @@ class Layer(LayerWeights):
             layer = Layer(self.host, name, module, self.watched, NO_WEIGHTS)
             self.host.add_layer(layer, lambda other, _: other is behind)
             self._sites.append(layer)
-        return self._sites[number - 1]
+        site = self._sites[number - 1]
+        site.listen_with(self)
+        return site
 
     def _count(self) -> None:
         self.calls += 1

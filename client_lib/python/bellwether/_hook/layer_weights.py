@@ -6,8 +6,9 @@ which they are whole.
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 from torch import Tensor, nn
@@ -16,13 +17,15 @@ from .._kernels.memory import capturing
 from .._kernels.probe import Spectrum, Unsupported
 from .._util.guard import harmless
 from .._weights import locate, split_check
-from .._weights.adapters import Unreadable
+from .._weights.adapters import NotWhole, Unreadable
 from .._weights.location import Location
 from .._weights.low_rank import Factors
+from .._weights.projection import resolve
 from .hosts import StepHost
 from .notes import OTHER_CALL
 
 NO_WEIGHTS = ("", "")  # Paths of a layer that is another call of the same module.
+_NOT_FOUND = "W_Q and W_K not found: no spectral signals (give weights=)"
 _CHECKS_MAX = 3  # Calls by which the order of the rows is checked, until one tells it.
 
 
@@ -50,6 +53,8 @@ class LayerWeights:
         self._checks = 0
         self._checked = False
         self._factors = Factors(), Factors()
+        # Whole for their own forward only: hooks on them, once that is known.
+        self._in_forward: Optional[list[Any]] = None
 
     def note(self, reason: str) -> None:
         self.notes[reason] = self.notes.get(reason, 0) + 1
@@ -68,6 +73,8 @@ class LayerWeights:
         holder, self._prefix = module, ""
         if self.paths is None:
             holder, self._prefix = locate.holder_of(module, self.name, root)
+        elif self.paths == NO_WEIGHTS:  # By what is heard alone.
+            pass
         elif root is not None and not locate.has_all(module, self.paths):
             holder = root
         self._holder = weakref.ref(holder)
@@ -75,24 +82,30 @@ class LayerWeights:
 
     def set_layout(self, heads: int, kv_heads: int, dim: int) -> None:
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, dim
-        if self.paths == NO_WEIGHTS:
-            self.note(OTHER_CALL)
-            return
         holder = self._look_around()
-        if holder is not None:
-            self._places = locate.candidates(holder, self._prefix, heads, kv_heads, dim, self.paths)
-        if holder is None or not self._places:
-            self.note("W_Q and W_K not found: no spectral signals (give weights=)")
+        if holder is None:
             return
-        self.location = self._places[0]
-        device = locate.device_of(holder, self.location)
+        if self.paths != NO_WEIGHTS:
+            self._places = locate.candidates(holder, self._prefix, heads, kv_heads, dim, self.paths)
+        if self._places:
+            self._place(self._places[0], holder)
+        elif self._listening is None:  # Else what is heard may tell.
+            self._not_found()
+
+    def _not_found(self) -> None:
+        other = self.paths == NO_WEIGHTS
+        self.note(OTHER_CALL if other else _NOT_FOUND)
+
+    def _place(self, place: Location, holder: nn.Module) -> None:
+        self.location = place
+        device = locate.device_of(holder, place)
         missing = self.host.cannot_measure_on(device.type)
         if missing is not None:
             self.note(f"{missing}: no spectral signals")
             return
         memory = self.host.memories.of(device)
-        self.wq = Spectrum(memory, device, heads, self.location.dim)
-        self.wk = Spectrum(memory, device, kv_heads, self.location.dim)
+        self.wq = Spectrum(memory, device, place.heads, place.dim)
+        self.wk = Spectrum(memory, device, place.kv_heads, place.dim)
 
     def watch_weights(self) -> None:
         """Watches the weights alone, without ever having seen a call."""
@@ -101,7 +114,7 @@ class LayerWeights:
         if module is not None and holder is not None:
             layout = locate.layout_of(module, holder, self._prefix, self.paths)
         if layout is None:
-            self.note("W_Q and W_K not found: no spectral signals (give weights=)")
+            self._not_found()
             return
         if not layout.told:
             self.note("the module does not say its heads: W_Q and W_K are taken as one head each")
@@ -112,14 +125,25 @@ class LayerWeights:
     @harmless("forward of an attention module")
     def listen(self) -> None:
         """The module's forward begins."""
-        done = self._checked or self._checks >= _CHECKS_MAX
-        if done or self._listening is not None or not self.host.samples_step() or capturing():
+        if self._in_forward is not None and torch.is_grad_enabled():
+            self.host.forward_begins()  # Before a weight is measured for the step before.
+        if not self.host.samples_step() or capturing():
+            return
+        if self._in_forward is not None:
+            self._wait_for_projections()
+        if self._listening is not None or self._checked or self._checks >= _CHECKS_MAX:
             return
         module, holder = self.module(), self._look_around()
         if module is None or holder is None:
             return
         paths = locate.projection_paths(holder, self._prefix, self.paths)
+        others = locate.matrices_in(holder) if self.paths is None else []
+        paths += [path for path in others if path not in paths]
         self._listening = split_check.listen(module, holder, paths)
+
+    def listen_with(self, other: LayerWeights) -> None:
+        """To the same forward."""
+        self._listening = None if self._checked else other._listening
 
     @harmless("forward of an attention module")
     def heard(self) -> None:
@@ -127,21 +151,25 @@ class LayerWeights:
         if self._listening is not None:
             self._listening.end()
             self._listening = None
+        for hook in self._in_forward or ():
+            hook.remove()
 
     @harmless("forward of an attention module")
     def check_split(self, q: Tensor, k: Tensor) -> None:
         """At a call: q [batch, heads, tokens, dim] and k, which may have copies of key heads, as
         attention is given them."""
-        if self._listening is None or self.location is None:
+        place, heard, holder = self.location, self._listening, self.holder()
+        if heard is None or holder is None or self._checked or self._checks >= _CHECKS_MAX:
             return
-        place = self.location
+        if place is None:
+            self._search(heard, holder, q, k)
+            return
         if q.shape[1] != place.heads or k.shape[1] % place.kv_heads:
             return
         self._checks += 1
         with torch.no_grad():
             keys = k[:, :: k.shape[1] // place.kv_heads]
-            verdict = split_check.check(self._places, self._listening, q, keys)
-        self.heard()
+            verdict = split_check.check(self._places, heard, q, keys)
         self._checked = self._checked or verdict.checked
         if verdict.location is None:
             self.note(
@@ -151,6 +179,21 @@ class LayerWeights:
             self._checked, self.location, self.wq, self.wk = True, None, None, None
         elif self.wq is not None and self.wq.samples == 0:
             self.location = verdict.location
+
+    def _search(
+        self, heard: split_check.Listening, holder: nn.Module, q: Tensor, k: Tensor
+    ) -> None:
+        """Without a name that is known: by what the module's matrices return."""
+        self._checks += 1
+        with torch.no_grad():
+            place = split_check.search(heard, q, k[:, :: k.shape[1] // self.kv_heads])
+        if place is None:
+            self._not_found()
+            return
+        self._checked = True
+        for told in (_NOT_FOUND, OTHER_CALL):  # Of a call before this one.
+            self.notes.pop(told, None)
+        self._place(place, holder)
 
     def weights_in_words(self) -> Optional[str]:
         """Where they are, for people."""
@@ -165,15 +208,47 @@ class LayerWeights:
             return
         if self.host.weights_in_backward():
             return
-        self._measure_weights()
+        try:
+            self._measure_weights()
+        except NotWhole as e:
+            self.note(f"{e}: no spectral signals")
 
     def measure_whole_weights(self) -> None:
-        if not self.host.measures("sigma") or self.wq is None or self.wq.measured:
+        """In the backward, where weights are whole for a time."""
+        if not self.host.measures("sigma") or self.wq is None or self.wk is None:
             return
+        if self.wq.measured and self.wk.measured:
+            return
+        try:
+            self._measure_sharded()
+        except NotWhole as e:  # From the next sample on they are looked for in the forward.
+            if self._in_forward is not None:
+                self.note(f"{e}: no spectral signals")
+            self._in_forward = self._in_forward or []
+
+    def _measure_sharded(self) -> None:
         if self._measure_weights():
             self.note("sharded weights: sigma is that of before the step")
 
+    @harmless("forward of a projection")
+    def _projected(self, *_: Any) -> None:
+        """A projection has run, and its weight is not given back yet."""
+        with contextlib.suppress(NotWhole):  # The other one's, which runs later.
+            self._measure_sharded()
+
+    def _wait_for_projections(self) -> None:
+        place, holder = self.location, self.holder()
+        self._in_forward = []
+        if place is None or holder is None:
+            return
+        for path in dict.fromkeys((place.query.path, place.key.path)):
+            module = resolve(holder, path)
+            if isinstance(module, nn.Module):
+                hook = module.register_forward_hook(self._projected, prepend=True)
+                self._in_forward.append(hook)
+
     def _measure_weights(self) -> bool:
+        """Of W_Q and W_K what is not measured yet.  Raises NotWhole if one is elsewhere."""
         place, holder = self.location, self.holder()
         if place is None or holder is None or self.wq is None or self.wk is None:
             return False
@@ -183,14 +258,26 @@ class LayerWeights:
                 "it: no spectral signals (give weights=)"
             )
             return False
+        missing: Optional[NotWhole] = None
         try:
-            wq = place.query.spanning(holder, self._factors[0])
-            wk = place.key.spanning(holder, self._factors[1])
-            if any(w.device != self.wq.device for w in (wq, wk)):
-                self.note("the weights moved to another device: no spectral signals")
-                return False
-            self.wq.measure(wq)
-            self.wk.measure(wk)
+            for spectrum, rows, factors in zip(
+                (self.wq, self.wk), (place.query, place.key), self._factors
+            ):
+                if spectrum.measured:
+                    continue
+                try:
+                    weight = rows.spanning(holder, factors)
+                except NotWhole as e:  # The other one may be.
+                    missing = e
+                    continue
+                if weight.device != spectrum.device:
+                    self.note("the weights moved to another device: no spectral signals")
+                    return False
+                spectrum.measure(weight)
+            if missing is not None:
+                raise missing
+        except NotWhole:
+            raise
         except Unreadable as e:
             self.note(f"{e}: no spectral signals")
             return False

@@ -16,6 +16,10 @@ class Unreadable(Exception):
     """A matrix cannot be read now; the text says why."""
 
 
+class NotWhole(Unreadable):
+    """It is, or parts of it are, elsewhere at this time."""
+
+
 @dataclasses.dataclass(frozen=True)
 class LowRank:
     """scale * up @ down, added to the base.  With a magnitude the rows of the sum of both are

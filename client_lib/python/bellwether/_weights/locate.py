@@ -13,6 +13,7 @@ from .location import Location
 from .projection import resolve, shape_of, stored
 
 _UNROTATED = ("qk_nope_head_dim", "qk_head_dim")  # What models call the rows without a position.
+MATRICES_MAX = 64  # Of one attention module without a name that is known.
 _LEVELS = 2  # Modules around the attention that may hold its projections.
 
 
@@ -46,6 +47,16 @@ def projection_paths(holder: nn.Module, prefix: str, paths: Optional[tuple[str, 
     inner = holder.get_submodule(prefix.rstrip(".")) if prefix else holder
     found = (*names.projections(inner), *names.latent(inner))
     return list(dict.fromkeys(prefix + name for name in found if name is not None))
+
+
+def matrices_in(holder: nn.Module) -> list[str]:
+    """Paths of all modules that may be projections, of those in each other the outer one."""
+    found: list[str] = []
+    for path, module in holder.named_modules():
+        inside = any(path.startswith(outer + ".") for outer in found)
+        if path and not inside and shape_of(module) is not None:
+            found.append(path)
+    return found[:MATRICES_MAX]
 
 
 def device_of(holder: nn.Module, place: Location) -> torch.device:

@@ -8,7 +8,7 @@ from typing import Any, Optional
 
 from torch import Tensor, nn
 
-from .adapters import LowRank, Unreadable, split
+from .adapters import LowRank, NotWhole, Unreadable, split
 from .quantised import UNPACKED_BYTES_MAX, Packed, packed
 
 
@@ -94,7 +94,7 @@ class Projection:
         elif type(self.weight) not in (Tensor, nn.Parameter):
             raise Unreadable(f"{type(self.weight).__name__} as a weight")
         elif self.weight.dim() != 2 or not _there(matrix):
-            raise Unreadable("sharded weights, which were not whole")
+            raise NotWhole("sharded weights, which were not whole")
         if not matrix.is_floating_point() or matrix.element_size() < 2:
             raise Unreadable(f"{matrix.dtype} as a weight")
         return matrix.t() if self.transposed else matrix

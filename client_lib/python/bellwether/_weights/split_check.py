@@ -1,21 +1,24 @@
 """Whether the rows of a projection are those of the heads that they are taken for.
 
-While the attention module runs for the first time, what its projections return is held for a
-moment.  At the call of attention it is compared to the queries and keys that are given.  Rotary
-positions keep the length of each head's vector, and a scale is the same for all heads.  So the
-lengths must agree up to one factor a token, for all heads, in the right order.  Of queries that
+While the attention module runs for the first time, some tokens of what its projections return are
+held for a moment.  At the call of attention they are compared to the queries and keys that it is
+given.  Rotary positions keep the length of each head's vector, and a scale is the same for all
+heads.  So the lengths must agree up to one factor a token, for all heads, in the right order.  That
+also finds the projections of a module whose names are not known.  Of queries that
 are normalised head by head before the call, what their norm was given is compared instead.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any, Optional
 
 import torch
 from torch import Tensor, nn
 
+from .._util.guard import harmless
 from . import names
 from .location import Location, Rows
 from .projection import resolve
@@ -27,25 +30,31 @@ _VARIES = 4  # Lengths that vary by less than so many tolerances tell no head fr
 
 
 class Listening:
-    """Hooks on some modules until the attention is called."""
+    """Hooks on some modules while the attention module runs forward."""
 
     def __init__(self, modules: dict[str, nn.Module], norms: dict[str, nn.Module]) -> None:
-        self.outputs: dict[str, Tensor] = {}
+        # How many tokens a projection has returned, and some of them: [tokens, rows].
+        self.outputs: dict[str, tuple[int, Tensor]] = {}
         self.normalised: dict[str, Tensor] = {}  # "q" or "k" -> what its norm was given.
         self._handles: list[Any] = []
         for path, module in modules.items():
-            self._hook(module, self.outputs, path, of_output=True)
+            hook = functools.partial(self._returned, path)
+            self._handles.append(module.register_forward_hook(hook))
         for which, module in norms.items():
-            self._hook(module, self.normalised, which, of_output=False)
+            hook = functools.partial(self._was_given, which)
+            self._handles.append(module.register_forward_hook(hook))
 
-    def _hook(self, module: nn.Module, into: dict[str, Tensor], key: str, of_output: bool) -> None:
-        def heard(_: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            item = output if of_output else (args[0] if args else None)
-            item = item[0] if isinstance(item, tuple) and item else item
-            if type(item) is Tensor:
-                into[key] = item.detach()
+    @harmless("forward of a projection")
+    def _returned(self, path: str, module: nn.Module, args: Any, output: Any) -> None:
+        item = output[0] if isinstance(output, tuple) and output else output
+        if type(item) is Tensor and item.dim() > 1 and item.is_floating_point():
+            flat = item.detach().reshape(-1, item.shape[-1])
+            self.outputs[path] = len(flat), flat[_chosen(len(flat), flat.device)]
 
-        self._handles.append(module.register_forward_hook(heard))
+    @harmless("forward of a norm")
+    def _was_given(self, which: str, module: nn.Module, args: Any, output: Any) -> None:
+        if args and type(args[0]) is Tensor:
+            self.normalised[which] = args[0].detach()
 
     def end(self) -> None:
         for handle in self._handles:
@@ -53,6 +62,10 @@ class Listening:
         self._handles.clear()
         self.outputs.clear()
         self.normalised.clear()
+
+
+def _chosen(count: int, device: torch.device) -> Tensor:
+    return torch.arange(0, count, max(1, -(-count // TOKENS)), device=device)
 
 
 def _module_of(holder: nn.Module, path: str) -> Optional[nn.Module]:
@@ -100,92 +113,83 @@ def _agree(have: Tensor, want: Tensor, tolerance: float) -> Optional[bool]:
     return True if _spread(ratio, None) <= tolerance else None
 
 
-def _tokens(item: Tensor, batch: int, tokens: int, chosen: Tensor) -> list[Tensor]:
-    """[chosen tokens, rest] of what a projection returned, for each order that fits."""
-    lead = item.shape[:-1]
-    found = []
-    if lead.numel() == batch * tokens:
-        flat = item.flatten(0, -2)
-        found.append(flat[chosen])
-        if len(lead) == 2 and lead == (tokens, batch) and batch > 1 and tokens > 1:
-            found.append(item.transpose(0, 1).flatten(0, 1)[chosen])
-    return found
-
-
 @dataclasses.dataclass(frozen=True)
 class _Side:
     """The queries, or the keys, of a call: lengths that a right order of rows must have."""
 
-    batch: int
-    tokens: int
-    chosen: Tensor
-    vectors: list[Tensor]  # [chosen, heads, dim], as given and as their norm was given them.
+    count: int  # Tokens, of all sequences.
+    # [chosen, heads, dim], with the tokens of a sequence side by side and with those of all
+    # sequences side by side; as given, and as their norm was given them.
+    vectors: list[Tensor]
     tolerance: float
 
-    def verdict(self, outputs: dict[str, Tensor], rows: Rows) -> Optional[bool]:
-        item = outputs.get(rows.path)
-        if item is None or item.shape[-1] != rows.total:
+    def _chosen(self, heard: Listening, path: str) -> Optional[Tensor]:
+        count, flat = heard.outputs.get(path, (0, None))
+        return flat if count == self.count else None
+
+    def verdict(self, heard: Listening, rows: Rows) -> Optional[bool]:
+        flat = self._chosen(heard, rows.path)
+        if flat is None or flat.shape[-1] != rows.total:
             return None
+        have = flat[:, rows.places(flat.device)].double().norm(dim=-1)
         answers = []
-        for flat in _tokens(item, self.batch, self.tokens, self.chosen):
-            have = flat[:, rows.places(flat.device)].double().norm(dim=-1)
-            for vectors in self.vectors:
-                if vectors.shape[1] == have.shape[1] and vectors.shape[2] >= rows.dim:
-                    want = vectors[..., : rows.dim].double().norm(dim=-1)
-                    answers.append(_agree(have, want, self.tolerance))
+        for vectors in self.vectors:
+            if vectors.shape[1] == have.shape[1] and vectors.shape[2] >= rows.dim:
+                want = vectors[..., : rows.dim].double().norm(dim=-1)
+                answers.append(_agree(have, want, self.tolerance))
         return True if True in answers else False if False in answers else None
 
-    def by_search(self, outputs: dict[str, Tensor], path: str) -> Optional[Rows]:
+    def by_search(self, heard: Listening, path: str) -> Optional[Rows]:
         """The rows whose lengths go with those of each head over all tokens, where that is one
         block of rows for each."""
-        item = outputs.get(path)
-        if item is None:
-            return None
-        for flat in _tokens(item, self.batch, self.tokens, self.chosen):
-            for vectors in self.vectors:
-                dim = vectors.shape[2]
-                if flat.shape[-1] % dim or len(flat) < 4:
-                    continue
-                have = flat.reshape(len(flat), -1, dim).double().norm(dim=-1)
-                want = vectors.double().norm(dim=-1)
-                ratio = want[:, :, None] / have[:, None, :]
-                apart = ratio.amax(0) / ratio.amin(0) - 1  # [heads, blocks]
-                fits = apart <= self.tolerance
-                if bool((fits.sum(1) == 1).all()):
-                    begins = tuple(int(block) * dim for block in fits.int().argmax(1))
-                    return Rows(path, int(flat.shape[-1]), begins, dim)
+        flat = self._chosen(heard, path)
+        for vectors in self.vectors:
+            dim = vectors.shape[2]
+            if flat is None or flat.shape[-1] % dim or len(flat) < 4:
+                continue
+            have = flat.reshape(len(flat), -1, dim).double().norm(dim=-1)
+            want = vectors.double().norm(dim=-1)
+            ratio = want[:, :, None] / have[:, None, :]
+            apart = ratio.amax(0) / ratio.amin(0) - 1  # [heads, blocks]
+            fits = apart <= self.tolerance
+            if bool((fits.sum(1) == 1).all()) and _spread(want, 0) > _VARIES * self.tolerance:
+                begins = tuple(int(block) * dim for block in fits.int().argmax(1))
+                return Rows(path, int(flat.shape[-1]), begins, dim)
         return None
 
-    def mixed(self, outputs: dict[str, Tensor], rows: Rows) -> bool:
+    def mixed(self, heard: Listening, rows: Rows) -> bool:
         """Whether all rows together have the length of all heads together, over all tokens: then
         they are those of the heads, in another order than was compared."""
-        item = outputs.get(rows.path)
-        heads = len(rows.begins)
-        if item is None or item.shape[-1] != rows.total or rows.total != heads * rows.dim:
+        flat = self._chosen(heard, rows.path)
+        if flat is None or flat.shape[-1] != rows.total:
             return False
-        for flat in _tokens(item, self.batch, self.tokens, self.chosen):
-            have = flat.double().norm(dim=-1, keepdim=True)
-            for vectors in self.vectors:
-                if _agree(have, vectors.double().flatten(1).norm(dim=-1, keepdim=True),
-                          self.tolerance):  # fmt: skip
-                    return True
-        return False
+        if rows.total != len(rows.begins) * rows.dim:
+            return False
+        have = flat.double().norm(dim=-1, keepdim=True)
+        together = (v.double().flatten(1).norm(dim=-1, keepdim=True) for v in self.vectors)
+        return any(_agree(have, want, self.tolerance) for want in together)
 
 
 def _side(x: Tensor, before_norm: Optional[Tensor]) -> _Side:
     """x  [batch, heads, tokens, dim]"""
     batch, heads, tokens, dim = x.shape
     count = batch * tokens
-    chosen = torch.arange(0, count, -(-count // TOKENS), device=x.device)
-    vectors = [x.detach()[chosen // tokens, :, chosen % tokens]]
+    chosen = _chosen(count, x.device)
+    orders = [(chosen // tokens, chosen % tokens)]
+    if batch > 1 and tokens > 1:
+        orders.append((chosen % batch, chosen // batch))
+    vectors = [x.detach()[sequence, :, token] for sequence, token in orders]
     if before_norm is not None and before_norm.numel() == x.numel():
         shape = tuple(before_norm.shape)
         if shape[-2:] == (heads, dim):
             vectors.append(before_norm.reshape(count, heads, dim)[chosen])
         elif shape == tuple(x.shape):
             vectors.append(before_norm[chosen // tokens, :, chosen % tokens])
-    tolerance = _TOLERANCE.get(x.dtype, _TOLERANCE_16_BITS)
-    return _Side(batch, tokens, chosen, vectors, tolerance)
+    return _Side(count, vectors, _TOLERANCE.get(x.dtype, _TOLERANCE_16_BITS))
+
+
+def _sides(heard: Listening, q: Tensor, k: Tensor) -> tuple[_Side, _Side]:
+    return _side(q, heard.normalised.get("q")), _side(k, heard.normalised.get("k"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,27 +200,39 @@ class Verdict:
 
 def check(candidates: list[Location], heard: Listening, q: Tensor, k: Tensor) -> Verdict:
     """q [batch, heads, tokens, dim] and k [batch, kv_heads, tokens, dim] of the call."""
-    sides = (
-        _side(q, heard.normalised.get("q")),
-        _side(k, heard.normalised.get("k")),
-    )
+    sides = _sides(heard, q, k)
     contradicted = False
     for place in candidates:
-        answers = [
-            side.verdict(heard.outputs, rows) for side, rows in zip(sides, (place.query, place.key))
-        ]
+        rows = place.query, place.key
+        answers = [side.verdict(heard, part) for side, part in zip(sides, rows)]
         if True in answers and False not in answers:
             return Verdict(place, True)
         contradicted = contradicted or False in answers
-    if not contradicted:
-        return Verdict(candidates[0], False)
     first = candidates[0]
-    query = sides[0].by_search(heard.outputs, first.query.path)
-    key = sides[1].by_search(heard.outputs, first.key.path)
+    if not contradicted:
+        return Verdict(first, False)
+    query = sides[0].by_search(heard, first.query.path)
+    key = sides[1].by_search(heard, first.key.path)
     if query is not None and key is not None:
-        how = first.how.split(" ", 1)[1]
-        return Verdict(Location(f"by its rows {how}", query, key), True)
-    mixed = sides[0].mixed(heard.outputs, first.query) or sides[1].mixed(heard.outputs, first.key)
+        return Verdict(_found(query, key), True)
+    mixed = sides[0].mixed(heard, first.query) or sides[1].mixed(heard, first.key)
     # Where lengths do not go together at all, something between has changed them.
     unlike = query is None and key is None and not mixed
     return Verdict(first if unlike and first.sure else None, False)
+
+
+def search(heard: Listening, q: Tensor, k: Tensor) -> Optional[Location]:
+    """Without a name: where just one projection returns what the queries are made of, and one what
+    the keys are."""
+    found = []
+    for side in _sides(heard, q, k):
+        rows = [r for path in heard.outputs if (r := side.by_search(heard, path)) is not None]
+        if len(rows) != 1:
+            return None
+        found.append(rows[0])
+    return _found(*found)
+
+
+def _found(query: Rows, key: Rows) -> Location:
+    paths = dict.fromkeys((query.path, key.path))
+    return Location(f"by its rows {' '.join(paths)}", query, key)
