@@ -178,6 +178,24 @@ def test_refused_switches_say_why(tmp_path: Path) -> None:
     weights.ends()
 
 
+def test_attention_of_another_function_is_not_switched(tmp_path: Path) -> None:
+    """Nothing would change where scaled_dot_product_attention is not called."""
+    model = Model(SHAPE, kind=ByHand)
+    for attention in model.attentions():
+        attention.mode = "hp"  # type: ignore[attr-defined]
+    training = Training(tmp_path / "a.bwrun", shape=SHAPE, model=model)
+    training.step(2)
+    asked = (
+        training.ask("attention.mode", mode="hpm"),
+        training.ask("attention.center_k", value=1),
+    )
+    training.step()
+    for action in asked:
+        answer = training.answer(action)
+        assert answer and "has bellwether hp, which is no scaled_dot" in answer["reason"]
+    training.ends()
+
+
 def test_copies_train_on_their_own(tmp_path: Path) -> None:
     training = Training(tmp_path / "a.bwrun", shape=SHAPE)
     training.step(2)

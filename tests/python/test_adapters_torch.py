@@ -18,7 +18,13 @@ from torch import Tensor, nn
 from torch.nn.attention import flex_attention as flex
 from transformers.integrations.flex_attention import flex_attention_forward
 
-from bellwether._adapters import flash_attention, own_attention, torch_flex, torch_varlen
+from bellwether._adapters import (
+    flash_attention,
+    imported,
+    own_attention,
+    torch_flex,
+    torch_varlen,
+)
 from bellwether._attention.composed import composed
 from bellwether._attention.dispatch import attention
 from bellwether._hook import probe_mask, python_call
@@ -207,7 +213,7 @@ def test_autocast_is_told() -> None:
 
 
 def test_a_compiled_function_is_seen_where_it_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_flex, "_searches", 0)
+    monkeypatch.setattr(imported, "_searches", {})
     compiled = torch.compile(flex.flex_attention, backend="eager")
     assert compiled in dict(torch_flex.functions())
     traced: list[str] = []

@@ -17,6 +17,7 @@ from .._attention.center_keys import center_keys
 from .._attention.dispatch import unsupported
 from .._hook import attention_switch, intercept
 from .._hook.contract import contract_of
+from .._hook.kernel_choice import NAMES as KERNEL_NAMES
 from .._hook.layer import Layer
 from ..actions import MODES, Action
 from .applier import Applier, layer_number, layers_in, unknown_place
@@ -82,6 +83,8 @@ class AttentionSwitch(Applier):
             return f"{place} is gone"
         if any(contract_of(inner) is not None for inner in module.modules()):
             return f"{place} has attention of its own (wrap_attention)"
+        if layer.kernel not in KERNEL_NAMES:
+            return f"{place} has {layer.kernel}, which is no scaled_dot_product_attention"
         if layer.graphed:
             return f"{place} was captured in a CUDA graph, which replays what it captured"
         if not mode or mode == "sdpa":

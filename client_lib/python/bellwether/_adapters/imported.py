@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+import types
+from collections.abc import Callable, Iterator
 from typing import Any
+
+_SEARCHES_MAX = 4  # Of some 0.1 s each: one whenever packages were imported.
+_searches: dict[int, int] = {}  # id(function) -> how often
 
 
 def imported(place: str, *names: str) -> Any:
@@ -13,3 +19,17 @@ def imported(place: str, *names: str) -> Any:
     for name in names:
         found = getattr(found, "__dict__", {}).get(name)
     return found
+
+
+def compiled(function: Any) -> Iterator[Callable[..., Any]]:
+    """What torch.compile has made of it: functions that stand around it.  Below them its own code
+    is traced, so a call is seen at them."""
+    done = _searches.get(id(function), 0)
+    if function is None or "torch._dynamo" not in sys.modules or done == _SEARCHES_MAX:
+        return
+    _searches[id(function)] = done + 1
+    for names in gc.get_referrers(function):
+        if type(names) is dict and names.get("_torchdynamo_orig_callable") is function:
+            for around in gc.get_referrers(names):
+                if type(around) is types.FunctionType and around.__dict__ is names:
+                    yield around

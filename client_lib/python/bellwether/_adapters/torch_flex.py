@@ -7,8 +7,6 @@ are sampled.
 from __future__ import annotations
 
 import functools
-import gc
-import sys
 import types
 from collections.abc import Callable, Iterator
 from typing import Any, Optional, Union
@@ -18,12 +16,11 @@ from torch import Tensor, nn
 
 from .._hook.call import VIEWS, AttentionCall, Mask, Reader
 from .arguments import Arguments, are_tensors, first_of, reader, scale_of, with_first
-from .imported import imported
+from .imported import compiled, imported
 
 NAME = "flex_attention"
 TRIED = ("torch 2.13.0", "transformers 5.23.0")
 
-_SEARCHES_MAX = 4  # Of some 0.1 s each: one whenever packages were imported.
 _READ = (
     "query", "key", "value", "score_mod", "block_mask", "scale", "enable_gqa", "return_lse",
     "return_aux", "kernel_options",
@@ -39,25 +36,8 @@ def functions() -> Iterator[tuple[Callable[..., Any], Reader]]:
     ):
         if function is not None:
             yield function, its_reader
-    for function in _compiled(imported(_TORCH, "flex_attention")):
-        yield function, read
-
-
-_searches = 0
-
-
-def _compiled(function: Any) -> Iterator[Callable[..., Any]]:
-    """What torch.compile has made of it: functions that stand around it.  Below them its own code
-    is traced, so a call is seen at them."""
-    global _searches
-    if function is None or "torch._dynamo" not in sys.modules or _searches == _SEARCHES_MAX:
-        return
-    _searches += 1
-    for names in gc.get_referrers(function):
-        if type(names) is dict and names.get("_torchdynamo_orig_callable") is function:
-            for around in gc.get_referrers(names):
-                if type(around) is types.FunctionType and around.__dict__ is names:
-                    yield around
+    for around in compiled(imported(_TORCH, "flex_attention")):
+        yield around, read
 
 
 def _indexing() -> Any:

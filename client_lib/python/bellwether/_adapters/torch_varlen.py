@@ -9,7 +9,7 @@ from typing import Any, Union
 from .._hook.call import VIEWS, AttentionCall, Mask, Reader
 from .arguments import Arguments, are_tensors, first_of, reader, scale_of, with_first
 from .flash_attention import window_of
-from .imported import imported
+from .imported import compiled, imported
 
 NAME = "torch.nn.attention.varlen"
 TRIED = ("torch 2.13.0 (its signature)",)
@@ -22,6 +22,8 @@ def functions() -> Iterator[tuple[Callable[..., Any], Reader]]:
     function = imported(NAME, "varlen_attn")
     if function is not None:
         yield function, read
+    for around in compiled(function):
+        yield around, read
 
 
 @reader

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 _function = functional.scaled_dot_product_attention
 _KERNELS = {0: "math", 1: "flash", 2: "efficient", 3: "cudnn"}  # SDPBackend
+NAMES = frozenset({"sdpa", *_KERNELS.values()})  # All that kernel_of() returns.
 
 _autocast_covers: dict[tuple[str, torch.dtype], bool] = {}
 
