@@ -30,7 +30,6 @@ from torch import nn
 
 from .._util.guard import harmless
 from .._util.torch_version import TORCH_MIN, dotted
-from .._weights import names
 from . import attention_switch, compiled_taps, dynamo_calls, function_calls, sdpa_call
 from .call import AttentionCall, Reader
 from .call_sites import Forward
@@ -38,6 +37,7 @@ from .contract import ATTRIBUTE as CONTRACT
 from .contract import Contract, contract_of
 from .hosts import PatchedLayer
 from .native_call import NativeCall
+from .softmax_code import has_softmax
 
 NAME = "scaled_dot_product_attention"
 
@@ -179,11 +179,12 @@ def _of_layer(
     layer = layer if known or not _seekers else _owner(args, kwargs)
     if layer is None:
         return function(*args, **kwargs)
+    # A recomputation may come when the module is patched, and would tap it.
+    untapped = not known and (checkpointed() or not torch.is_grad_enabled())
     between = getattr(read, "between", None)  # A function that is met in its midst.
-    if between is not None and (known or not checkpointed()):
+    if between is not None and not untapped:
         return between(lambda call: layer.begin(call, forward), function, args, kwargs)
-    if not known and checkpointed():
-        # Its recomputation may come when the module is patched, and would tap it.
+    if untapped:
         layer.meet(lambda: read(function, args, kwargs))
         return function(*args, **kwargs)
     return layer.attention(
@@ -616,13 +617,9 @@ def calls_attention(module: nn.Module) -> bool:
 
 
 def is_attention(module: nn.Module) -> bool:
-    """Whether a candidate is more than called like one: an `in_proj` alone is any layer's, as of
-    those that have no softmax."""
-    if isinstance(module, nn.MultiheadAttention) or calls_attention(module):
-        return True
-    fused, query, key = names.projections(module)
-    separate = query is not None and key is not None
-    return separate or (fused is not None and not names.plain(fused).startswith("inproj"))
+    """Whether a candidate is more than called like one: linear attention and recurrent layers have
+    such names, too."""
+    return calls_attention(module) or has_softmax(module)
 
 
 def find_candidates(

@@ -167,10 +167,18 @@ class Layer(LayerWeights):
     def unmeasured(self) -> bool:
         """Whether it is attention that is trained, given that it reports nothing."""
         module = self.module()
-        if not self.watched or module is None or not intercept.is_attention(module):
+        if not self.watched or module is None or not self.is_attention():
             return False
-        trained = [p.requires_grad for p in module.parameters()]
-        return any(trained) or (not trained and self.calls > 0)
+        return self._trains() or (self.calls > 0 and next(module.parameters(), None) is None)
+
+    def _trains(self) -> bool:
+        module = self.module()
+        return module is not None and any(p.requires_grad for p in module.parameters())
+
+    def is_attention(self) -> bool:
+        """Whether it is more than called like one."""
+        module = self.module()
+        return self.calls > 0 or module is None or intercept.is_attention(module)
 
     # ---- forward ----
 
@@ -211,11 +219,14 @@ class Layer(LayerWeights):
     @harmless("forward of the attention")
     def meet(self, read: Callable[[], Union[AttentionCall, str, None]]) -> None:
         """Takes notice of a call that is made without taps."""
-        if not torch.is_grad_enabled() or not self.host.live():
+        if not self.host.live():
             return
         with _apart():
-            self.host.forward_begins()
-            self._count()
+            if torch.is_grad_enabled():
+                self.host.forward_begins()
+                self._count()
+            elif not self._trains():
+                return
             call = read()
             if isinstance(call, AttentionCall) and self._plain(call.q, call.k, call.v):
                 self._observe(call)
@@ -322,7 +333,7 @@ class Layer(LayerWeights):
                 self.note(MORE)
                 return None
             behind = self._sites[-1] if self._sites else self
-            name = f"{self.name} (call {number + 1})"
+            name = f"{self.name} (call {number + 1})".strip()
             layer = Layer(self.host, name, module, self.watched, NO_WEIGHTS)
             self.host.add_layer(layer, lambda other, _: other is behind)
             self._sites.append(layer)

@@ -15,6 +15,7 @@ class LayerStatus(TypedDict):
     name: str  # In its model.
     index: int  # In the run; -1 where it is not reported.
     watched: bool  # `layers=` names it.
+    attention: bool  # False: it is called like one, and has no softmax.
     calls: int  # Of scaled_dot_product_attention, with gradients on.
     fired: int  # Backward passes that were seen.
     heads: int
@@ -74,6 +75,7 @@ def _layer_status(layer: Layer, not_judged_by: list[str]) -> LayerStatus:
         "name": layer.name,
         "index": layer.index,
         "watched": layer.watched,
+        "attention": layer.is_attention(),
         "calls": layer.calls,
         "fired": layer.fired,
         "heads": layer.heads,

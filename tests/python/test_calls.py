@@ -1,0 +1,407 @@
+"""Goal: each call of attention is measured as what it is: its own heads, mask and layout, in the
+layer that it belongs to.  What a call is belongs to the call, and which modules make calls is found
+where they do.
+Method: small modules whose forward makes one call or several, in many ways; the sums of a layer are
+compared with those of the same attention as one plain call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Optional
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import bellwether
+from bellwether._hook import intercept
+from bellwether._hook.call import VIEWS, AttentionCall, Mask
+from bellwether._native import c_api
+from bellwether.tools.doctor import layer_findings
+
+HEADS, DIM, WIDTH = 4, 8, 32
+KEYS = ("key_leak_sum", "key_gradient_sum", "key_coherence_sum")
+Watched = Callable[..., Any]
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Iterator[Watched]:
+    attached: list[Any] = []
+
+    def attach(module: nn.Module, **more: Any) -> Any:
+        name = f"r{len(attached)}"
+        options = {"every": 1, "rows": 0, "overhead_budget": 1e9, **more}
+        attached.append(
+            bellwether.attach(module, record=str(tmp_path / f"{name}.bwrun"), run=name, **options)
+        )
+        return attached[-1]
+
+    yield attach
+    for monitor in attached:
+        assert monitor.status()["errors"] == 0, monitor.status()["last_error"]
+        monitor.detach()
+
+
+def sums(monitor: Any) -> list[dict[str, Tensor]]:
+    """Of each layer, what it has added up; then it begins anew."""
+    found = []
+    memories = {id(x.sums.memory): x.sums.memory for x in monitor.layers if x.sums}
+    copies = {key: memory.collect(False) for key, memory in memories.items()}
+    for layer in monitor.layers:
+        if layer.sums is not None:
+            copy = copies[id(layer.sums.memory)]
+            names = (*c_api.PROBE_STATS, *KEYS)
+            found.append({n: torch.tensor(list(layer.sums.row(copy, n))) for n in names})
+            layer.sums.begin_sample()
+    return found
+
+
+def same(a: dict[str, Tensor], b: dict[str, Tensor], without: tuple[str, ...] = ()) -> None:
+    assert (a["rows"] > 0).all()
+    for name, value in a.items():
+        if name not in without:
+            assert torch.allclose(value, b[name], rtol=1e-5, atol=1e-5), name
+
+
+def heads_of(x: Tensor, count: int = HEADS) -> Tensor:
+    return x.unflatten(-1, (count, -1)).transpose(1, 2)
+
+
+def merged(y: Tensor) -> Tensor:
+    return y.transpose(1, 2).flatten(2)
+
+
+class Grouped(nn.Module):
+    """Repeats its keys when it has a mask, as transformers does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q_proj, self.k_proj = nn.Linear(WIDTH, 32), nn.Linear(WIDTH, 16)
+        self.v_proj = nn.Linear(WIDTH, 16)
+
+    def forward(self, x: Tensor, padded: bool) -> Tensor:
+        q = heads_of(self.q_proj(x))
+        k, v = (heads_of(p(x), 2) for p in (self.k_proj, self.v_proj))
+        if not padded:
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        k, v = (t.repeat_interleave(2, 1) for t in (k, v))
+        mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_repeated_keys_belong_to_the_call(first: bool, watched: Watched) -> None:
+    torch.manual_seed(1)
+    module = Grouped()
+    x = torch.randn(2, 12, WIDTH)
+    with watched(module) as monitor:
+        found = []
+        for padded in (first, not first):
+            module(x, padded).square().sum().backward()
+            found += sums(monitor)
+        same(*found)
+        (layer,) = monitor.layers
+        assert layer.kv_heads == 2 and not layer.notes
+
+
+class Several(nn.Module):
+    """One forward, several attentions."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(nn.Linear(WIDTH, 3 * WIDTH) for _ in range(count))
+
+    def forward(self, x: Tensor, count: Optional[int] = None) -> Tensor:
+        for part in list(self.parts)[:count]:
+            q, k, v = (heads_of(t) for t in part(x).chunk(3, -1))
+            x = x + merged(F.scaled_dot_product_attention(q, k, v, is_causal=True))
+        return x
+
+
+def test_each_call_of_a_forward_is_a_layer(watched: Watched) -> None:
+    torch.manual_seed(1)
+    module, x = Several(3), torch.randn(2, 9, WIDTH)
+    with watched(module) as monitor:
+        module(x).square().sum().backward()
+        found = sums(monitor)
+        names = [layer.name for layer in monitor.layers]
+        assert names == ["", "(call 2)", "(call 3)"]
+        monitor.step(loss=1.0)
+        assert [layer.index for layer in monitor.layers] == [0, 1, 2]
+    for part, its_sums in zip(module.parts, found):
+        alone = Several(1)
+        alone.parts[0].load_state_dict(part.state_dict())
+        with watched(alone) as monitor:
+            alone(x).square().sum().backward()
+            same(sums(monitor)[0], its_sums, KEYS + c_api.PROBE_STATS[-4:])
+        with torch.no_grad():
+            x = alone(x)
+
+
+def test_more_calls_than_in_the_first_step_are_counted(watched: Watched) -> None:
+    module, x = Several(3), torch.randn(2, 9, WIDTH)
+    with watched(module) as monitor:
+        module(x, 1).sum().backward()
+        monitor.step(loss=1.0)
+        for _ in range(2):
+            module(x, 3).sum().backward()
+        (layer,) = monitor.layers
+        (times,) = [n for note, n in layer.notes.items() if "more calls in one forward" in note]
+        assert times == 4 and layer.fired == 3
+
+
+class Tower(nn.Module):
+    """One image after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+
+    def forward(self, x: Tensor, lengths: tuple[int, ...]) -> Tensor:
+        q, k, v = (heads_of(t).contiguous() for t in self.qkv(x).chunk(3, -1))
+        images = zip(*(t.split(lengths, 2) for t in (q, k, v)))
+        return torch.cat([F.scaled_dot_product_attention(*image) for image in images], 2)
+
+
+def test_parts_of_one_tensor_are_one_layer(watched: Watched) -> None:
+    module, x = Tower(), torch.randn(1, 12, WIDTH)
+    with watched(module, microbatches="all") as monitor:
+        for lengths in ((5, 7), (3, 4, 5), (12,)):
+            module(x, lengths).square().sum().backward()
+            (found,) = sums(monitor)
+            assert found["rows"].tolist() == [12.0] * HEADS
+            monitor.step(loss=1.0)
+        assert not [note for note in monitor.layers[0].notes if "calls" in note]
+
+
+class Differential(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Linear(WIDTH, 3 * WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (heads_of(t).contiguous() for t in self.mix(x).chunk(3, -1))
+        a, b = (
+            F.scaled_dot_product_attention(q[:, h], k[:, h], v[:, h])
+            for h in (slice(0, 2), slice(2, 4))
+        )
+        return a - b
+
+
+def test_other_heads_of_one_tensor_are_another_layer(watched: Watched) -> None:
+    module = Differential()
+    with watched(module) as monitor:
+        module(torch.randn(1, 12, WIDTH)).square().sum().backward()
+        assert [layer.heads for layer in monitor.layers] == [2, 2]
+
+
+def test_three_dimensions_are_not_measured_and_said(watched: Watched) -> None:
+    class Flat(nn.Module):
+        def forward(self, q: Tensor) -> Tensor:
+            return F.scaled_dot_product_attention(q, 2 * q, 3 * q)
+
+    module = Flat()
+    with watched(module) as monitor:
+        module(torch.randn(HEADS, 6, DIM, requires_grad=True)).sum().backward()
+        (layer,) = monitor.layers
+        assert layer.calls == 1 and layer.heads == 0
+        assert any("which are batch and which are heads is not told" in n for n in layer.notes)
+
+
+def test_a_mask_that_was_changed_leaves_the_leak_alone(watched: Watched) -> None:
+    class Reused(nn.Module):
+        def forward(self, q: Tensor, mask: Tensor) -> Tensor:
+            with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+                return F.scaled_dot_product_attention(q, 2 * q, 3 * q, attn_mask=mask)
+
+    module, mask = Reused(), torch.ones(6, 6, dtype=torch.bool).tril()
+    with watched(module) as monitor:
+        y = module(torch.randn(1, HEADS, 6, DIM, requires_grad=True), mask)
+        mask.fill_(True)
+        y.sum().backward()
+        (layer,) = monitor.layers
+        assert (layer.sums.probed, layer.sums.leaked) == (0, 1)
+        assert any("the mask" in note and "changed in place" in note for note in layer.notes)
+
+
+# ---- modules that are found where they call ----
+
+ATTEND = getattr(F, "_attention".join(("scaled_dot_product", "")))
+
+
+class Hidden(nn.Module):
+    """Its code names neither projections nor the function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Linear(WIDTH, 3 * WIDTH)
+        self.call = "_attention".join(("scaled_dot_product", ""))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (heads_of(t) for t in self.mix(x).chunk(3, -1))
+        return x + merged(getattr(F, self.call)(q, k, v, is_causal=True))
+
+
+class Named(Several):
+    def __init__(self) -> None:
+        super().__init__(1)
+
+
+class Stack(nn.Module):
+    def __init__(self, checkpointing: Optional[str]) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Hidden(), Named(), Hidden()])
+        self.checkpointing = checkpointing
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            if self.checkpointing is None:
+                x = block(x)
+            else:
+                x = checkpoint(block, x, use_reentrant=self.checkpointing == "reentrant")
+        return x
+
+
+@pytest.mark.parametrize("checkpointing", [None, "reentrant", "non-reentrant"])
+def test_modules_are_found_where_they_call(checkpointing: Optional[str], watched: Watched) -> None:
+    def train(monitored: bool) -> list[Tensor]:
+        torch.manual_seed(2)
+        model = Stack(checkpointing)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        monitor = watched(model) if monitored else None
+        for step in range(3):
+            x = torch.randn(2, 9, WIDTH, requires_grad=True)
+            model(x).square().mean().backward()
+            if monitor is not None:
+                probed = [x.sums is not None and x.sums.probed for x in monitor.layers]
+                assert probed == [1, 1, 1] or (step == 0 and checkpointing is not None)
+            optimizer.step()
+            optimizer.zero_grad()
+        if monitor is not None:
+            monitor.step(loss=1.0)
+            names = [(layer.name, layer.index) for layer in monitor.layers]
+            assert names == [(f"blocks.{i}", i) for i in range(3)]
+        return [p.detach() for p in model.parameters()]
+
+    plain, seen = train(False), train(True)
+    assert all(torch.equal(a, b) for a, b in zip(plain, seen))
+    assert not intercept._seekers and intercept._calls._users == 0
+
+
+def test_nothing_of_the_search_is_left_behind(watched: Watched) -> None:
+    forward = Stack.forward
+    model = Stack(None)
+    with watched(model):
+        model(torch.randn(1, 4, WIDTH)).sum().backward()
+        assert Stack.forward is not forward and intercept._seekers
+    assert Stack.forward is forward and not intercept._seekers and not intercept._roots
+
+
+class Recurrent(nn.Module):
+    """Called like attention, without a softmax."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q_proj, self.k_proj = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.q_proj(x).sigmoid() * self.k_proj(x).cumsum(1)
+
+
+def test_a_layer_without_softmax_is_no_failure(watched: Watched) -> None:
+    model = nn.Sequential(Recurrent(), Several(1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watched(model) as monitor:
+        for _ in range(2):
+            model(torch.randn(2, 9, WIDTH)).square().mean().backward()
+            optimizer.step()
+        status = monitor.status()
+        assert [layer["attention"] for layer in status["layers"]] == [False, True]
+        findings = layer_findings(status)
+        assert "no softmax here: nothing to watch" in findings[0].text and findings[0].ok is None
+        assert status["layers"][0]["not_judged_by"] == []
+
+
+# ---- calls of other functions ----
+
+
+def plain(q: Tensor, k: Tensor, v: Tensor, mask: Optional[Tensor] = None) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+class Other(nn.Module):
+    """Calls a function of its own, as an adapter would divert it."""
+
+    def __init__(self, function: Any, read: Any) -> None:
+        super().__init__()
+        self.function, self.read, self.attend = function, read, F.scaled_dot_product_attention
+
+    def forward(self, *args: Any) -> Any:
+        return intercept.seen(self.function, self.read, args, {})
+
+
+def found_of(watched: Watched, module: nn.Module, *args: Any) -> tuple[dict[str, Tensor], Any]:
+    with watched(module) as monitor:
+        output = module(*args)
+        output.square().sum().backward()
+        (layer,) = monitor.layers
+        return sums(monitor)[0], layer
+
+
+def test_packed_documents_equal_a_mask_of_documents(watched: Watched) -> None:
+    torch.manual_seed(3)
+    qkv = torch.randn(14, 3, HEADS, DIM, requires_grad=True)
+    offsets = torch.tensor([0, 4, 9, 14], dtype=torch.int32)
+    document = torch.arange(3).repeat_interleave(offsets.diff())
+    dense = (document[:, None] == document) & torch.ones(14, 14, dtype=torch.bool).tril()
+    thd = VIEWS["thd"]
+
+    def packed(qkv: Tensor) -> Tensor:
+        q, k, v = (thd(qkv.select(1, i)) for i in range(3))
+        return plain(q, k, v, dense)[0].transpose(0, 1)
+
+    def read(function: Any, args: Any, kwargs: Any) -> AttentionCall:
+        views = [lambda x, i=i: thd(x.select(1, i)) for i in range(3)]
+        return AttentionCall(
+            qkv, qkv, qkv, *views, thd, lambda q, k, v: function(k), DIM**-0.5,
+            Mask(causal=True, q_offsets=offsets, k_offsets=offsets), packed=True,
+        )  # fmt: skip
+
+    found, layer = found_of(watched, Other(packed, read), qkv)
+    q, k, v = (thd(qkv.detach().select(1, i)).clone().requires_grad_() for i in range(3))
+
+    class Dense(nn.Module):
+        def forward(self) -> Tensor:
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=dense)
+
+    want, _ = found_of(watched, Dense())
+    same(want, found)
+    assert found["key_gradient_sum"].min() > 0 and not [n for n in layer.notes if "W_Q" not in n]
+
+
+@pytest.mark.parametrize(
+    ("more", "leak"),
+    [({}, True), ({"softcap": 20.0}, False), ({"sinks": torch.zeros(HEADS)}, False),
+     ({"cancels": False}, False), ({"dropout": 0.1}, True), ({"unread": "a thing"}, True)],
+    ids=["plain", "softcap", "sinks", "changed", "dropout", "unread"],
+)  # fmt: skip
+def test_what_does_not_hold_is_left_out_and_said(
+    more: dict[str, Any], leak: bool, watched: Watched
+) -> None:
+    def read(function: Any, args: Any, kwargs: Any) -> AttentionCall:
+        view = VIEWS["bhtd"]
+        return AttentionCall(
+            *args, view, view, view, view, function, DIM**-0.5, **more
+        )  # fmt: skip
+
+    q, k, v = (torch.randn(2, HEADS, 6, DIM, requires_grad=True) for _ in range(3))
+    found, layer = found_of(watched, Other(plain, read), q, k, v)
+    assert bool((found["key_gradient_sum"] > 0).all()) == leak
+    assert bool((found["delta_abs_sum"] > 0).all()) == (not more.keys() & {"dropout", "unread"})
+    assert bool((found["rows"] > 0).all()) == ("unread" not in more)
+    said = [note for note in layer.notes if "W_Q" not in note]
+    assert bool(said) == bool(more)
