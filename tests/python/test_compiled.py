@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 import bellwether
 from bellwether._hook import compiled_taps
 
-from models import Model, Shape, batch
+from models import Attention, Biased, Model, PaddedLeft, Shape, batch
 from recording import Recording
 
 STEPS = 3
@@ -49,9 +49,11 @@ class Checkpointed(torch.nn.Module):
         return checkpoint(self.block, x, use_reentrant=False)
 
 
-def build(shape: Shape, how: str, checkpointing: Optional[str]) -> Model:
+def build(
+    shape: Shape, how: str, checkpointing: Optional[str], kind: type[Attention] = Attention
+) -> Model:
     torch.manual_seed(5)
-    model = Model(shape, checkpointing=checkpointing)
+    model = Model(shape, kind=kind, checkpointing=checkpointing)
     if how == "checkpoint inside":
         model.blocks = torch.nn.ModuleList(Checkpointed(block) for block in model.blocks)
     return model
@@ -68,10 +70,10 @@ def compile_(model: Model, how: str, backend: str) -> Any:
 def train(
     path: Optional[Path], shape: Shape, how: str = "eager", *, tell: bool = True,
     checkpointing: Optional[str] = None, backend: str = "aot_eager", autocast: bool = False,
-    evaluate: bool = False,
+    evaluate: bool = False, kind: type[Attention] = Attention,
 ) -> tuple[list[Tensor], dict[int, dict[str, np.ndarray]]]:  # fmt: skip
     """(losses and weights, what was recorded)."""
-    model = build(shape, how, checkpointing)
+    model = build(shape, how, checkpointing, kind)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     monitor = None
     if path is not None:
@@ -108,6 +110,8 @@ CASES: dict[str, dict[str, Any]] = {
     "blocks": dict(shape=Shape(), evaluate=True),
     "repeated keys": dict(shape=Shape(kv_heads=2, repeat=True, causal=False, fused=False)),
     "autocast": dict(shape=Shape(kv_heads=2), autocast=True),
+    "padded": dict(shape=Shape(kv_heads=2), kind=PaddedLeft),
+    "learned bias": dict(shape=Shape(), kind=Biased),
     "whole": dict(shape=Shape(dtype=torch.bfloat16), how="whole"),
     "checkpoint inside": dict(shape=Shape(), how="checkpoint inside"),
     "checkpoint outside": dict(shape=Shape(), checkpointing="non-reentrant"),
@@ -130,7 +134,7 @@ def test_compiled_tells_what_eager_tells(name: str, tmp_path: Path) -> None:
             if signal not in ("step_seconds", "hook_seconds"):
                 same = np.allclose(got[step][signal], values, 1e-3, 1e-5, equal_nan=True)
                 assert same, (step, signal)
-    assert "rows" in got[0] and "rows" not in got[1]
+    assert "delta_bias_sum" in got[0] and "rows" not in got[1]
 
 
 def test_all_blocks_share_one_graph(tmp_path: Path) -> None:

@@ -268,6 +268,28 @@ def test_autocast_shows_what_the_kernel_sees(tmp_path: Path) -> None:
     assert (recorded.steps()[0]["delta_error_abs_sum"] > 0).all()
 
 
+def test_a_bias_under_autocast_is_as_the_kernel_adds_it(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    model = Model(Shape(layers=1), kind=Biased)
+    (attention,) = model.attentions()
+    with torch.no_grad():
+        attention.bias.mul_(30)  # Its rounding to 16 bits is seen.
+    with bellwether.attach(
+        model, record=str(tmp_path / "a.bwrun"), every=1, rows=0, run="bias", overhead_budget=1e9
+    ) as monitor:
+        attention.keep = True
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            model(batch(model.shape, 0)).float().square().mean().backward()
+        monitor.step()
+        assert monitor.flush(20)
+    q, k, v, y = (t.bfloat16() for t in attention.saved[0])
+    mask = attention.mask(*(t.float() for t in (q, k))).bfloat16()
+    want = statistics(q, k, v, y, torch.zeros_like(y), 0.25, False, mask).values
+    found = Recording(tmp_path / "a.bwrun").steps()[0]
+    for signal in ("logit_max", "entropy_sum", "common_mode_sum", "rows"):
+        assert np.allclose(found[signal][0], want[signal], rtol=1e-5), signal
+
+
 def test_multihead_attention_of_torch_is_watched(tmp_path: Path) -> None:
     class Encoder(nn.Module):
         def __init__(self) -> None:
