@@ -389,7 +389,7 @@ def test_packed_documents_equal_a_mask_of_documents(watched: Watched) -> None:
      ({"cancels": False}, False), ({"dropout": 0.1}, True), ({"unread": "a thing"}, True)],
     ids=["plain", "softcap", "sinks", "changed", "dropout", "unread"],
 )  # fmt: skip
-def test_what_does_not_hold_is_left_out_and_said(
+def test_signals_without_a_law_are_left_out_and_said(
     more: dict[str, Any], leak: bool, watched: Watched
 ) -> None:
     def read(function: Any, args: Any, kwargs: Any) -> AttentionCall:
