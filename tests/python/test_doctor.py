@@ -158,7 +158,8 @@ def test_a_layer_that_reports_nothing_is_not_ok(notes: dict[str, int], cause: st
     """As with master weights, whose optimizer has none of the model's parameters."""
     layer = {
         "name": "a", "index": -1, "watched": True, "attention": True, "calls": 3, "fired": 3,
-        "heads": 4, "kv_heads": 4, "head_dim": 8, "weights": None, "notes": notes, "not_judged_by": [],
+        "heads": 4, "kv_heads": 4, "head_dim": 8, "weights": None, "notes": notes,
+        "not_judged_by": [],
     }  # fmt: skip
     (told,) = layer_findings({"layers": [layer], "why_off": "", "live": True})
     assert told.ok is False and cause in told.text
