@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import NamedTuple
 
-from cell import GROUPS, Cell
+from cell import Cell
+from comparison import GROUPS
 
 
 class Less(NamedTuple):

@@ -40,7 +40,8 @@ sys.path[:0] = [str(ROOT / "client_lib" / "python"), str(ROOT / "tests" / "pytho
 
 import architectures  # noqa: E402
 import less_than_full  # noqa: E402
-from cell import GROUPS, Cell  # noqa: E402
+from cell import Cell  # noqa: E402
+from comparison import GROUPS  # noqa: E402
 
 COVER_MAX = 400  # Cells.
 SECONDS = 300  # Of one cell; a longer one is called crashed.

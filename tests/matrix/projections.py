@@ -9,12 +9,14 @@ from typing import Optional
 import torch
 from torch import Tensor, nn
 
+from capture import Call
+
 Pair = tuple[Tensor, Tensor]
 # (the module, query heads, key heads, dimension of a head)
 Reader = Callable[[nn.Module, int, int, int], Optional[Pair]]
 
-_SEPARATE = (("q_proj", "k_proj"), ("query", "key"), ("q_lin", "k_lin"), ("q", "k"))
-_FUSED = ("c_attn", "qkv_proj", "query_key_value", "Wqkv")
+_SEPARATE = (("q_proj", "k_proj"), ("query", "key"), ("q_lin", "k_lin"), ("q", "k"), ("to_q", "to_k"))
+_FUSED = ("c_attn", "qkv_proj", "query_key_value", "Wqkv", "qkv")
 
 
 def _matrix(linear: nn.Module) -> Tensor:
@@ -66,3 +68,18 @@ def latent(module: nn.Module, heads: int, kv_heads: int, dim: int) -> Optional[P
 
 def sigma(weight: Tensor) -> Tensor:
     return torch.linalg.svdvals(weight)[:, 0]
+
+
+def sigmas(
+    reader: Reader, model: nn.Module, parts: list[list[Call]]
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Of each module that called attention the spectral norms of W_Q and W_K, by head."""
+    found = {}
+    for call in (call for part in parts for call in part):
+        if call.module in found:
+            continue
+        module = model.get_submodule(call.module)
+        pair = reader(module, call.q.shape[1], call.kv_heads, call.q.shape[3])
+        if pair is not None:
+            found[call.module] = sigma(pair[0]), sigma(pair[1])
+    return found

@@ -18,7 +18,8 @@ import definitions
 import less_than_full
 import matrix
 from capture import Call
-from cell import GROUPS, Cell, prepare, run_cell
+from cell import Cell, prepare, run_cell
+from comparison import GROUPS
 
 # Of all architectures, implementations, batches and modes some that are full; the list grows.
 SLICE = """

@@ -1,0 +1,562 @@
+"""Trainings by the loops of real packages, each a few steps of a tiny model, twice: captured
+without Bellwether, then watched.  `trainings.py NAME` runs one in an environment that has the
+package, and answers with a line of JSON as cell.py does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Optional
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent)]
+
+import cell  # noqa: E402
+import torch  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
+
+import definitions  # noqa: E402
+import projections  # noqa: E402
+from capture import Calls  # noqa: E402
+from comparison import Result, Run, digest, in_words, judge  # noqa: E402
+
+STEPS = 3
+VOCABULARY = 64
+WATCH = dict(every=1, rows=0, sequences=0, microbatches="all", overhead_budget=1e9, run="package")
+
+
+class Training:
+    """One of the two runs of a training; the training tells it what happens."""
+
+    def __init__(self, watched: bool, path: Path) -> None:
+        self.watched, self.path = watched, path
+        self.run = Run()
+        self.reader: projections.Reader = projections.separate
+        self.kv_heads: Optional[int] = None  # Where the function is given each of them repeated.
+        self.calls: Optional[Calls] = None
+        self.monitor: Any = None
+        self.status: Any = None
+        self.flushed = False
+        self._stack = contextlib.ExitStack()
+        self._model: Optional[nn.Module] = None
+
+    def begins(self, model: nn.Module, attach: bool = True) -> None:
+        """Before the first step; `attach`: False where something of the package's own attaches."""
+        self._model = model
+        if not self.watched:
+            self.calls = Calls(model)
+            self._stack.enter_context(self.calls.watching())
+        elif attach:
+            import bellwether
+
+            self.monitor = bellwether.attach(model, record=str(self.path), **WATCH)
+
+    def step(self, *losses: float, whole: Callable[[], Any] = contextlib.nullcontext) -> None:
+        """A step of the optimizer is over; within `whole()` the weights are whole."""
+        self.run.losses += losses
+        if self.calls is not None and self._model is not None:
+            parts = [self.calls.taken()]
+            for call in parts[0]:
+                call.kv_heads = self.kv_heads or call.kv_heads
+            self.run.calls.append(parts)
+            with whole():
+                self.run.weights.append(projections.sigmas(self.reader, self._model, parts))
+
+    def ends(self, whole: Callable[[], Any] = contextlib.nullcontext) -> None:
+        """After the last step, with the monitor still attached."""
+        assert self._model is not None
+        self._stack.close()
+        with whole():
+            self.run.digest = digest(self._model)
+        if self.monitor is not None:
+            self.flushed = self.monitor.flush(20)
+            self.status = self.monitor.status()
+            self.monitor.detach()
+
+
+def tokens(seed: int, size: int = 2, length: int = 20) -> Tensor:
+    return torch.randint(3, VOCABULARY, (size, length), generator=torch.Generator().manual_seed(seed))
+
+
+def padded(seed: int, left: bool = False) -> dict[str, Tensor]:
+    found = tokens(seed)
+    mask = torch.ones_like(found)
+    if left:
+        mask[0, :7] = 0
+    else:
+        mask[1, 13:] = 0
+    return {
+        "input_ids": found * mask, "attention_mask": mask,
+        "labels": found.masked_fill(mask == 0, -100),
+    }  # fmt: skip
+
+
+def llama(**options: Any) -> nn.Module:
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=128, pad_token_id=0,
+        bos_token_id=1, eos_token_id=2, use_cache=False, **options,
+    )  # fmt: skip
+    model: nn.Module = transformers.LlamaForCausalLM._from_config(
+        config, attn_implementation="sdpa"
+    )
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 2:
+                parameter.normal_(0.0, 0.19)
+    return model.train()
+
+
+# ---- peft ----
+
+
+def _adapted(linear: Any) -> Tensor:
+    """The weight that an adapter of peft makes of a projection."""
+    weight = linear.base_layer.weight.detach().double()
+    down, up = linear.lora_A["default"].weight, linear.lora_B["default"].weight
+    whole = weight + linear.scaling["default"] * up.detach().double() @ down.detach().double()
+    magnitude = getattr(linear, "lora_magnitude_vector", {})
+    if "default" in magnitude:  # DoRA
+        size = magnitude["default"].weight.detach().double()[:, None]
+        whole = size * whole / whole.norm(dim=1, keepdim=True)
+    return whole
+
+
+def _with_adapters(
+    module: Any, heads: int, kv_heads: int, dim: int
+) -> Optional[projections.Pair]:
+    wq, wk = _adapted(module.q_proj), _adapted(module.k_proj)
+    return wq.reshape(heads, dim, -1), wk.reshape(kv_heads, dim, -1)
+
+
+def _peft(training: Training, **options: Any) -> None:
+    import peft
+
+    config = peft.LoraConfig(
+        r=4, lora_alpha=16, target_modules=["q_proj", "k_proj", "v_proj"], task_type="CAUSAL_LM",
+        **options,
+    )  # fmt: skip
+    torch.manual_seed(1)
+    model = peft.get_peft_model(llama(), config).train()
+    training.reader = _with_adapters
+    training.begins(model)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.05)
+    for step in range(STEPS):
+        loss = model(**padded(step, left=bool(step % 2))).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        training.step(loss.item())
+    training.ends()
+
+
+def peft_lora(training: Training) -> None:
+    _peft(training)
+
+
+def peft_dora(training: Training) -> None:
+    _peft(training, use_dora=True)
+
+
+# ---- trl ----
+
+
+def _tokenizer() -> Any:
+    import tokenizers
+    import transformers
+
+    words = ["<pad>", "<bos>", "<eos>", *(f"w{i}" for i in range(3, VOCABULARY))]
+    plain = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<pad>")
+    )
+    plain.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=plain, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>"
+    )
+
+
+def _text(seed: int, length: int) -> str:
+    return " ".join(f"w{int(i)}" for i in tokens(seed, 1, length)[0])
+
+
+def _trained(
+    training: Training, make: Callable[[list[Any], Path], Any], reader: projections.Reader
+) -> None:
+    """By a Trainer of transformers, with the callback that users have."""
+    import transformers
+
+    import bellwether.hf
+
+    class Tells(transformers.TrainerCallback):  # type: ignore[misc,name-defined]
+        def on_train_begin(self, *_: Any, model: Any = None, **__: Any) -> None:
+            training.begins(model, attach=False)
+
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            training.step()
+
+        def on_train_end(self, *_: Any, **__: Any) -> None:
+            training.ends()
+            if training.watched:
+                monitor = watcher.monitor
+                training.flushed = monitor.flush(20)
+                training.status = monitor.status()
+
+    watcher = bellwether.hf.Callback(record=str(training.path), **WATCH)
+    training.reader = reader
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = make([Tells(), *([watcher] if training.watched else [])], Path(folder))
+        trainer.train()
+        training.run.losses = [log["loss"] for log in trainer.state.log_history if "loss" in log]
+
+
+_TRAINER = dict(
+    max_steps=STEPS, per_device_train_batch_size=2, logging_steps=1, report_to=[], use_cpu=True,
+    disable_tqdm=True, seed=3, learning_rate=1e-2, save_strategy="no", bf16=False,
+    gradient_checkpointing=False,
+)  # fmt: skip
+
+
+def trl_sft(training: Training) -> None:
+    import datasets
+    import trl
+
+    data = datasets.Dataset.from_list([{"text": _text(i, 8 + 3 * (i % 4))} for i in range(12)])
+
+    def make(callbacks: list[Any], folder: Path) -> Any:
+        arguments = trl.SFTConfig(output_dir=str(folder), max_length=32, **_TRAINER)
+        return trl.SFTTrainer(
+            llama(), arguments, train_dataset=data, processing_class=_tokenizer(),
+            callbacks=callbacks,
+        )  # fmt: skip
+
+    _trained(training, make, projections.separate)
+
+
+def trl_sft_packed(training: Training) -> None:
+    import datasets
+    import trl
+
+    data = datasets.Dataset.from_list([{"text": _text(i, 8 + 3 * (i % 4))} for i in range(24)])
+
+    def make(callbacks: list[Any], folder: Path) -> Any:
+        arguments = trl.SFTConfig(
+            output_dir=str(folder), max_length=32, packing=True, padding_free=True, **_TRAINER
+        )
+        return trl.SFTTrainer(
+            llama(), arguments, train_dataset=data, processing_class=_tokenizer(),
+            callbacks=callbacks,
+        )  # fmt: skip
+
+    _trained(training, make, projections.separate)
+
+
+def trl_dpo(training: Training) -> None:
+    import datasets
+    import peft
+    import trl
+
+    data = datasets.Dataset.from_list(
+        [{"prompt": _text(i, 5 + i % 3), "chosen": _text(100 + i, 6), "rejected": _text(200 + i, 4)}
+         for i in range(12)]
+    )  # fmt: skip
+    adapter = peft.LoraConfig(r=4, target_modules=["q_proj", "k_proj"], task_type="CAUSAL_LM")
+
+    def make(callbacks: list[Any], folder: Path) -> Any:
+        arguments = trl.DPOConfig(output_dir=str(folder), max_length=32, **_TRAINER)
+        return trl.DPOTrainer(
+            llama(), args=arguments, train_dataset=data, processing_class=_tokenizer(),
+            callbacks=callbacks, peft_config=adapter,
+        )  # fmt: skip
+
+    _trained(training, make, _with_adapters)
+
+
+def trl_grpo(training: Training) -> None:
+    import datasets
+    import trl
+
+    data = datasets.Dataset.from_list([{"prompt": _text(i, 4 + i % 4)} for i in range(12)])
+
+    def reward(completions: list[str], **_: Any) -> list[float]:
+        return [float(len(set(text.split()))) for text in completions]
+
+    def make(callbacks: list[Any], folder: Path) -> Any:
+        arguments = trl.GRPOConfig(
+            output_dir=str(folder), max_completion_length=8, num_generations=2, **_TRAINER
+        )
+        return trl.GRPOTrainer(
+            llama(), reward_funcs=reward, args=arguments, train_dataset=data,
+            processing_class=_tokenizer(), callbacks=callbacks,
+        )  # fmt: skip
+
+    _trained(training, make, projections.separate)
+
+
+# ---- accelerate, Lightning ----
+
+
+def accelerate_loop(training: Training) -> None:
+    import accelerate
+
+    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
+    model = llama()
+    training.begins(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    data = torch.utils.data.DataLoader(
+        [{n: x[i % 2] for n, x in padded(i).items()} for i in range(4 * STEPS)], batch_size=2
+    )
+    wrapped, optimizer, data = accelerator.prepare(model, optimizer, data)
+    losses: list[float] = []
+    for batch in data:
+        with accelerator.accumulate(wrapped):
+            loss = wrapped(**batch).loss
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        if accelerator.sync_gradients:
+            training.step(*losses)
+            losses.clear()
+    training.ends()
+
+
+def lightning_trainer(training: Training) -> None:
+    import lightning.pytorch as lightning
+
+    class Module(lightning.LightningModule):  # type: ignore[misc,name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = llama()
+
+        def training_step(self, number: Tensor, index: int) -> Tensor:
+            loss: Tensor = self.model(**padded(int(number[0]))).loss
+            losses.append(loss.item())
+            return loss
+
+        def on_train_batch_end(self, *_: Any) -> None:
+            training.step(losses[-1])
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.AdamW(self.parameters(), lr=1e-3)
+
+    losses: list[float] = []
+    module = Module()
+    training.begins(module)
+    lightning.Trainer(
+        max_steps=STEPS, accelerator="cpu", logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False,
+    ).fit(module, torch.utils.data.DataLoader(range(STEPS)))  # fmt: skip
+    training.ends()
+
+
+# ---- DeepSpeed ----
+
+
+def _one_process() -> None:
+    """The process group of a job of one; DeepSpeed keeps what it makes of the first for good."""
+    import socket
+
+    if torch.distributed.is_initialized():
+        return
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    os.environ.update(
+        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK="0", WORLD_SIZE="1", LOCAL_RANK="0",
+        DS_ACCELERATOR="cpu",
+    )  # fmt: skip
+    torch.distributed.init_process_group("gloo")
+
+
+def _deepspeed(training: Training, stage: int) -> None:
+    _one_process()
+    import deepspeed
+
+    deepspeed.init_distributed(dist_backend="gloo", verbose=False)
+    model = llama()
+    training.begins(model)
+    engine, *_ = deepspeed.initialize(
+        model=model,
+        optimizer=torch.optim.AdamW(model.parameters(), 1e-3),
+        config={
+            "train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": stage},
+            "bf16": {"enabled": True}, "zero_allow_untested_optimizer": True,
+            "wall_clock_breakdown": False,
+        },
+    )  # fmt: skip
+
+    def whole() -> Any:
+        if stage < 3:
+            return contextlib.nullcontext()
+        return deepspeed.zero.GatheredParameters(list(model.parameters()))
+
+    for step in range(STEPS):
+        loss = engine(**padded(step)).loss
+        engine.backward(loss)
+        engine.step()
+        training.step(loss.item(), whole=whole)
+    training.ends(whole)
+
+
+def deepspeed_1(training: Training) -> None:
+    _deepspeed(training, 1)
+
+
+def deepspeed_2(training: Training) -> None:
+    _deepspeed(training, 2)
+
+
+def deepspeed_3(training: Training) -> None:
+    _deepspeed(training, 3)
+
+
+# ---- models of other packages ----
+
+
+def _plain_loop(
+    training: Training, model: nn.Module, loss_of: Callable[[int], Tensor]
+) -> None:
+    training.begins(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for step in range(STEPS):
+        torch.manual_seed(step)
+        loss = loss_of(step)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        training.step(loss.item())
+    training.ends()
+
+
+def litgpt_model(training: Training) -> None:
+    import litgpt
+
+    torch.manual_seed(0)
+    config = litgpt.Config(
+        n_layer=2, n_head=4, n_query_groups=2, n_embd=64, block_size=64, vocab_size=VOCABULARY,
+        padded_vocab_size=VOCABULARY, intermediate_size=96, rotary_percentage=1.0,
+    )  # fmt: skip
+    model = litgpt.GPT(config)
+    training.reader, training.kv_heads = projections.fused, 2
+
+    def loss_of(step: int) -> Tensor:
+        x = tokens(step)
+        return nn.functional.cross_entropy(model(x)[:, :-1].flatten(0, 1), x[:, 1:].flatten())
+
+    _plain_loop(training, model, loss_of)
+
+
+def timm_vit(training: Training) -> None:
+    # PyPI's torchvision is built for CUDA: of its operators only the declarations are wanted here.
+    library = torch.library.Library("torchvision", "DEF")  # noqa: TOR901
+    library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    sys.path.append(str(Path(sys.prefix) / "torchvision"))
+    import timm
+
+    torch.manual_seed(0)
+    model = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2, patch_size=8).train()
+    training.reader = projections.fused
+
+    def loss_of(step: int) -> Tensor:
+        return model(torch.randn(2, 3, 32, 32)).square().mean()
+
+    _plain_loop(training, model, loss_of)
+    library._destroy()
+
+
+def x_transformers_decoder(training: Training) -> None:
+    import x_transformers
+
+    torch.manual_seed(0)
+    model = x_transformers.TransformerWrapper(
+        num_tokens=VOCABULARY, max_seq_len=64,
+        attn_layers=x_transformers.Decoder(
+            dim=64, depth=2, heads=4, attn_dim_head=16, attn_flash=True, rotary_pos_emb=True
+        ),
+    )  # fmt: skip
+
+    def loss_of(step: int) -> Tensor:
+        x = tokens(step)
+        mask = padded(step)["attention_mask"].bool()
+        logits = model(x, mask=mask)
+        return nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), x[:, 1:].flatten())
+
+    _plain_loop(training, model, loss_of)
+
+
+ALL: dict[str, tuple[str, Callable[[Training], None]]] = {  # The package that has to be there.
+    "peft_lora": ("peft", peft_lora),
+    "peft_dora": ("peft", peft_dora),
+    "trl_sft": ("trl", trl_sft),
+    "trl_sft_packed": ("trl", trl_sft_packed),
+    "trl_dpo": ("trl", trl_dpo),
+    "trl_grpo": ("trl", trl_grpo),
+    "accelerate": ("accelerate", accelerate_loop),
+    "lightning": ("lightning", lightning_trainer),
+    "deepspeed_1": ("deepspeed", deepspeed_1),
+    "deepspeed_2": ("deepspeed", deepspeed_2),
+    "deepspeed_3": ("deepspeed", deepspeed_3),
+    "litgpt": ("litgpt", litgpt_model),
+    "timm": ("timm", timm_vit),
+    "x_transformers": ("x-transformers", x_transformers_decoder),
+}
+
+
+def run(name: str, folder: Path) -> Result:
+    train = ALL[name][1]
+    result, began = Result(name), time.monotonic()
+    try:
+        known = Training(False, folder / "unused.bwrun")
+        train(known)
+        calls = [call for step in known.run.calls for part in step for call in part]
+        if not calls:
+            raise AssertionError("the test sees no call of attention")
+        for call in calls:
+            off = definitions.mistaken(call)
+            if not off <= (1e-3 if call.o.dtype == torch.float32 else 0.05):
+                raise AssertionError(f"the test misreads the call of {call.module}: {off:.2g}")
+    except Exception as e:
+        result.outcome = "invalid"
+        result.wrong.append(in_words(e))
+        return result
+    try:
+        watched = Training(True, folder / "watched.bwrun")
+        train(watched)
+    except Exception as e:
+        result.outcome = "crashed"
+        result.wrong.append(in_words(e))
+        return result
+    if not watched.run.same(known.run):
+        result.wrong.append("training is not bitwise what it is without us")
+    judge(known.run, True, watched.status, watched.flushed, watched.path, result)
+    result.seconds = round(time.monotonic() - began, 2)
+    return result
+
+
+def main(arguments: list[str]) -> int:
+    if len(arguments) != 1 or arguments[0] not in ALL:
+        print(f"trainings.py: one of {', '.join(ALL)} is legal", file=sys.stderr)
+        return 2
+    answer = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    with tempfile.TemporaryDirectory() as folder:
+        cell.prepare(Path(folder))
+        result = run(arguments[0], Path(folder))
+        print(json.dumps(dataclasses.asdict(result)), file=answer, flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
