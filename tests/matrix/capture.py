@@ -127,7 +127,7 @@ class Calls:
                 return function(module, q, k, v, mask, **given)
             call = _READERS.get(name, _eager)(module, q, k, v, mask, given)
             call.module, call.kv_heads = self._running[-1], k.shape[1]
-            with _as_given(call, k) as own:
+            with as_given(call, k) as own:
                 self._inside += 1
                 try:
                     result = function(module, q, own, v, mask, **given)
@@ -158,7 +158,7 @@ class Calls:
             call.allowed = _both(call.allowed, _top_left(q.shape[2], k.shape[2]))
         call.dropout = given.get("dropout_p", 0.0)
         call.kv_heads = self._kv_heads or k.shape[1]
-        with _as_given(call, k) as own:
+        with as_given(call, k) as own:
             o = function(q, own, v, **given)
         call.o = _copy(o)
         o.register_hook(lambda gradient: self._arrived(call, gradient))
@@ -171,13 +171,16 @@ class Calls:
 
 
 @contextlib.contextmanager
-def _as_given(call: Call, k: Tensor) -> Iterator[Tensor]:
-    """The keys as an identity of their own: their gradient is then that of this call alone."""
+def as_given(
+    call: Call, k: Tensor, view: Callable[[Tensor], Tensor] = lambda x: x
+) -> Iterator[Tensor]:
+    """The keys as an identity of their own: their gradient is then that of this call alone.
+    `view` gives it as [batch, heads, tokens, dim]."""
     own = k.view_as(k)
     if own.requires_grad:
 
         def arrived(gradient: Tensor) -> None:
-            call.d_k = _copy(gradient)
+            call.d_k = _copy(view(gradient))
 
         own.register_hook(arrived)
     yield own

@@ -25,7 +25,7 @@ ALL = (
         "a sum of key gradients that is zero: with learnable sinks no law says so",
     ),
     Less(
-        "bloom", frozenset(GROUPS) - {"sigma"},
+        "bloom", frozenset(GROUPS),
         "a call of attention: matmul, softmax and matmul stand in the module's own forward",
     ),
 )  # fmt: skip

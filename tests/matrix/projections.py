@@ -15,7 +15,13 @@ Pair = tuple[Tensor, Tensor]
 # (the module, query heads, key heads, dimension of a head)
 Reader = Callable[[nn.Module, int, int, int], Optional[Pair]]
 
-_SEPARATE = (("q_proj", "k_proj"), ("query", "key"), ("q_lin", "k_lin"), ("q", "k"), ("to_q", "to_k"))
+_SEPARATE = (
+    ("q_proj", "k_proj"),
+    ("query", "key"),
+    ("q_lin", "k_lin"),
+    ("q", "k"),
+    ("to_q", "to_k"),
+)
 _FUSED = ("c_attn", "qkv_proj", "query_key_value", "Wqkv", "qkv")
 
 

@@ -19,104 +19,15 @@ from typing import Any, Optional
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent)]
 
-import cell  # noqa: E402
 import torch  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
+import cell  # noqa: E402
 import definitions  # noqa: E402
+import megatron_training  # noqa: E402
 import projections  # noqa: E402
-from capture import Calls  # noqa: E402
-from comparison import Result, Run, digest, in_words, judge  # noqa: E402
-
-STEPS = 3
-VOCABULARY = 64
-WATCH = dict(every=1, rows=0, sequences=0, microbatches="all", overhead_budget=1e9, run="package")
-
-
-class Training:
-    """One of the two runs of a training; the training tells it what happens."""
-
-    def __init__(self, watched: bool, path: Path) -> None:
-        self.watched, self.path = watched, path
-        self.run = Run()
-        self.reader: projections.Reader = projections.separate
-        self.kv_heads: Optional[int] = None  # Where the function is given each of them repeated.
-        self.calls: Optional[Calls] = None
-        self.monitor: Any = None
-        self.status: Any = None
-        self.flushed = False
-        self._stack = contextlib.ExitStack()
-        self._model: Optional[nn.Module] = None
-
-    def begins(self, model: nn.Module, attach: bool = True) -> None:
-        """Before the first step; `attach`: False where something of the package's own attaches."""
-        self._model = model
-        if not self.watched:
-            self.calls = Calls(model)
-            self._stack.enter_context(self.calls.watching())
-        elif attach:
-            import bellwether
-
-            self.monitor = bellwether.attach(model, record=str(self.path), **WATCH)
-
-    def step(self, *losses: float, whole: Callable[[], Any] = contextlib.nullcontext) -> None:
-        """A step of the optimizer is over; within `whole()` the weights are whole."""
-        self.run.losses += losses
-        if self.calls is not None and self._model is not None:
-            parts = [self.calls.taken()]
-            for call in parts[0]:
-                call.kv_heads = self.kv_heads or call.kv_heads
-            self.run.calls.append(parts)
-            with whole():
-                self.run.weights.append(projections.sigmas(self.reader, self._model, parts))
-
-    def ends(self, whole: Callable[[], Any] = contextlib.nullcontext) -> None:
-        """After the last step, with the monitor still attached."""
-        assert self._model is not None
-        self._stack.close()
-        with whole():
-            self.run.digest = digest(self._model)
-        if self.monitor is not None:
-            self.flushed = self.monitor.flush(20)
-            self.status = self.monitor.status()
-            self.monitor.detach()
-
-
-def tokens(seed: int, size: int = 2, length: int = 20) -> Tensor:
-    return torch.randint(3, VOCABULARY, (size, length), generator=torch.Generator().manual_seed(seed))
-
-
-def padded(seed: int, left: bool = False) -> dict[str, Tensor]:
-    found = tokens(seed)
-    mask = torch.ones_like(found)
-    if left:
-        mask[0, :7] = 0
-    else:
-        mask[1, 13:] = 0
-    return {
-        "input_ids": found * mask, "attention_mask": mask,
-        "labels": found.masked_fill(mask == 0, -100),
-    }  # fmt: skip
-
-
-def llama(**options: Any) -> nn.Module:
-    import transformers
-
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=128, pad_token_id=0,
-        bos_token_id=1, eos_token_id=2, use_cache=False, **options,
-    )  # fmt: skip
-    model: nn.Module = transformers.LlamaForCausalLM._from_config(
-        config, attn_implementation="sdpa"
-    )
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() == 2:
-                parameter.normal_(0.0, 0.19)
-    return model.train()
-
+from comparison import Result, in_words, judge  # noqa: E402
+from training import STEPS, VOCABULARY, WATCH, Training, job_of_one, llama, padded, tokens  # noqa: E402
 
 # ---- peft ----
 
@@ -133,9 +44,7 @@ def _adapted(linear: Any) -> Tensor:
     return whole
 
 
-def _with_adapters(
-    module: Any, heads: int, kv_heads: int, dim: int
-) -> Optional[projections.Pair]:
+def _with_adapters(module: Any, heads: int, kv_heads: int, dim: int) -> Optional[projections.Pair]:
     wq, wk = _adapted(module.q_proj), _adapted(module.k_proj)
     return wq.reshape(heads, dim, -1), wk.reshape(kv_heads, dim, -1)
 
@@ -363,24 +272,8 @@ def lightning_trainer(training: Training) -> None:
 # ---- DeepSpeed ----
 
 
-def _one_process() -> None:
-    """The process group of a job of one; DeepSpeed keeps what it makes of the first for good."""
-    import socket
-
-    if torch.distributed.is_initialized():
-        return
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    os.environ.update(
-        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK="0", WORLD_SIZE="1", LOCAL_RANK="0",
-        DS_ACCELERATOR="cpu",
-    )  # fmt: skip
-    torch.distributed.init_process_group("gloo")
-
-
 def _deepspeed(training: Training, stage: int) -> None:
-    _one_process()
+    job_of_one()
     import deepspeed
 
     deepspeed.init_distributed(dist_backend="gloo", verbose=False)
@@ -424,9 +317,7 @@ def deepspeed_3(training: Training) -> None:
 # ---- models of other packages ----
 
 
-def _plain_loop(
-    training: Training, model: nn.Module, loss_of: Callable[[int], Tensor]
-) -> None:
+def _plain_loop(training: Training, model: nn.Module, loss_of: Callable[[int], Tensor]) -> None:
     training.begins(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for step in range(STEPS):
@@ -459,7 +350,7 @@ def litgpt_model(training: Training) -> None:
 
 def timm_vit(training: Training) -> None:
     # PyPI's torchvision is built for CUDA: of its operators only the declarations are wanted here.
-    library = torch.library.Library("torchvision", "DEF")  # noqa: TOR901
+    library = torch.library.Library("torchvision", "DEF")
     library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     sys.path.append(str(Path(sys.prefix) / "torchvision"))
@@ -508,6 +399,11 @@ ALL: dict[str, tuple[str, Callable[[Training], None]]] = {  # The package that h
     "deepspeed_1": ("deepspeed", deepspeed_1),
     "deepspeed_2": ("deepspeed", deepspeed_2),
     "deepspeed_3": ("deepspeed", deepspeed_3),
+    "megatron_causal": ("megatron-core", megatron_training.causal),
+    "megatron_window": ("megatron-core", megatron_training.window),
+    "megatron_documents": ("megatron-core", megatron_training.documents),
+    "megatron_scaled": ("megatron-core", megatron_training.scaled),
+    "megatron_sinks": ("megatron-core", megatron_training.sinks),
     "litgpt": ("litgpt", litgpt_model),
     "timm": ("timm", timm_vit),
     "x_transformers": ("x-transformers", x_transformers_decoder),

@@ -1,0 +1,66 @@
+"""Goal: trainings by the loops of real packages are watched whole, with numbers that are right,
+and train the same bits as without us.
+Method: trainings.py, one process each, in an environment that is made here from
+deploy/requirements-matrix.txt beside .venv, whose torch and transformers it shares.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[2]
+sys.path[:0] = [str(HERE.parent)]
+
+import matrix  # noqa: E402
+import trainings  # noqa: E402
+
+REQUIREMENTS = ROOT / "deploy" / "requirements-matrix.txt"
+TORCHVISION = (
+    "torchvision==0.28.0"  # Apart: transformers takes it wherever it is, and it is CUDA's.
+)
+SECONDS = 600  # Of one training, with what it compiles.
+# May be less than full, each with what does not exist there.
+LESS: dict[str, tuple[frozenset[str], str]] = {}
+
+
+@pytest.fixture(scope="module")
+def python() -> Path:
+    """That of the environment, which is made anew where what it is made of has changed."""
+    environment = ROOT / "build" / "matrix_packages"
+    made_of = REQUIREMENTS.read_text() + TORCHVISION + sys.version
+    mark = environment / "made_of"
+    word = hashlib.sha256(made_of.encode()).hexdigest()
+    found = environment / "bin" / "python"
+    if mark.exists() and mark.read_text() == word:
+        return found
+    subprocess.run(
+        [sys.executable, "-m", "venv", "--clear", "--without-pip", environment], check=True
+    )
+    (packages,) = environment.glob("lib/python*/site-packages")
+    (packages / "shared.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+    pip = [sys.executable, "-m", "pip", "--python", str(found), "install", "-q", "--no-deps"]
+    subprocess.run([*pip, "-r", str(REQUIREMENTS)], check=True)
+    subprocess.run([*pip, "--target", str(environment / "torchvision"), TORCHVISION], check=True)
+    mark.write_text(word)
+    return found
+
+
+@pytest.mark.parametrize("name", trainings.ALL)
+def test_a_training_has_every_signal_and_right_numbers(name: str, python: Path) -> None:
+    ran = subprocess.run(
+        [python, HERE / "trainings.py", name], capture_output=True, text=True, timeout=SECONDS
+    )
+    assert ran.returncode == 0 and ran.stdout, ran.stderr[-2000:]
+    result = json.loads(ran.stdout)
+    less = LESS.get(name, (frozenset[str](), ""))[0]
+    if result["outcome"] == "partly" and set(result["missing"]) <= less:
+        return
+    assert result["outcome"] == "full", matrix.describe(result)
