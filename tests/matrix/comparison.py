@@ -137,8 +137,17 @@ def _compare(
                 for signal in _ROUNDING:
                     values.pop(signal, None)
             for signal, want in values.items():
-                _compare_one(signal, want, slack[signal], steps[step], index, exact,
-                             f"{module} step {step}", result)  # fmt: skip
+                limit = slack[signal] if exact else _loose(signal, want, slack[signal], calls)
+                where = f"{module} step {step}"
+                _compare_one(signal, want, limit, steps[step], index, where, result)
+
+
+def _loose(signal: str, want: Tensor, slack: Tensor, calls: list[Call]) -> Tensor:
+    """For another graph, with other roundings; those of bfloat16 turn whole rows over, too."""
+    share = 1e-4 if all(call.o.dtype == torch.float32 for call in calls) else 0.05
+    rows = sum(call.q.shape[0] * call.q.shape[2] for call in calls)
+    few = 1 + share * rows if signal.endswith(("_rows", "_bf16", "_eps", "_paper")) else 0.0
+    return slack * 20 + share * want.abs() + few
 
 
 def _index(module: str, indices: dict[str, int]) -> Optional[int]:
@@ -151,8 +160,8 @@ def _index(module: str, indices: dict[str, int]) -> Optional[int]:
 
 
 def _compare_one(
-    signal: str, want: Tensor, slack: Tensor, step: dict[str, np.ndarray], index: int, exact: bool,
-    where: str, result: Result,
+    signal: str, want: Tensor, limit: Tensor, step: dict[str, np.ndarray], index: int, where: str,
+    result: Result,
 ) -> None:  # fmt: skip
     group = _GROUP_OF[signal]
     got = step.get(signal)
@@ -166,14 +175,11 @@ def _compare_one(
     if not torch.isfinite(row).all() or (row < -1e30).any():
         result.missing.setdefault(group, where)
         return
-    if (row == 0).all() and (step["rows"][index][0] == 0 or (want.abs() > 10 * slack).all()):
+    if (row == 0).all() and (step["rows"][index][0] == 0 or (want.abs() > 10 * limit).all()):
         if (want != 0).any() or step["rows"][index][0] == 0:
             result.missing.setdefault(group, where)
         return
     off = (row - want).abs()
-    limit = slack if exact else slack * 20 + 1e-4 * want.abs() + (
-        1.0 if signal.startswith(("tied", "saturated")) else 0.0
-    )  # fmt: skip
     if not (off <= limit + 2.0**-22 * want.abs()).all():
         worst = int((off - limit).argmax())
         result.wrong.append(
