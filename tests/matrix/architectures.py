@@ -216,6 +216,7 @@ ALL = (
              implementations=("eager", "bellwether"), **{**_EXPERTS, "kind": "sinks, window"}),
     _decoder("llama4", "Llama4Text", model="Llama4ForCausalLM", head_dim=16,
              intermediate_size_mlp=96, window=("attention_chunk_size",), no_rope_layers=[1, 0],
+             implementations=_NO_FLEX,  # What PyTorch makes of its block mask does not compile.
              **{**_EXPERTS, "kind": "chunks"}),
     _decoder("deepseek_v2", "DeepseekV2", **_MLA),
     _decoder("deepseek_v3", "DeepseekV3", **_MLA),
@@ -223,7 +224,8 @@ ALL = (
     _decoder("dbrx", "Dbrx", d_model=64, n_heads=4, n_layers=2, max_seq_len=128,
              attn_config=dict(kv_n_heads=2, attn_pdrop=0.0, clip_qkv=8.0, rope_theta=1e4),
              ffn_config=dict(ffn_hidden_size=96, moe_num_experts=4, moe_top_k=2, hidden_size=64),
-             weights=projections.fused, kind="MoE, fused"),
+             weights=projections.fused, kind="MoE, fused",
+             precisions=("float32", "bfloat16")),  # Its experts know no autocast.
     # ---- decoders, with layers that are no attention ----
     _decoder("qwen3_next", "Qwen3Next", head_dim=16, num_experts=4, num_experts_per_tok=2,
              moe_intermediate_size=32, shared_expert_intermediate_size=32,
@@ -238,7 +240,8 @@ ALL = (
     # ---- encoders ----
     _encoder("bert", "Bert"),
     _encoder("roberta", "Roberta"),
-    _encoder("albert", "Albert", embedding_size=32, kind="shared layers"),
+    _encoder("albert", "Albert", embedding_size=32, kind="shared layers",
+             modes=("train", "compile")),  # It knows no checkpoints.
     _encoder("distilbert", "DistilBert", dim=64, hidden_dim=96, n_layers=2, n_heads=4,
              attention_dropout=0.0),
     _encoder("electra", "Electra", embedding_size=32),
@@ -254,6 +257,7 @@ ALL = (
         dict(vocab_size=VOCABULARY, d_model=64, d_kv=16, d_ff=96, num_layers=2,
              num_decoder_layers=2, num_heads=4, dropout_rate=0.0, pad_token_id=0, eos_token_id=2,
              decoder_start_token_id=0, use_cache=False),
+        implementations=_NO_FLEX,  # Its bias has one sequence, flex_attention asks for each one's.
         kind="bias",
     ),
     Architecture("bart", "encoder-decoder", "BartConfig", "BartForConditionalGeneration", _SEQ2SEQ),
@@ -268,7 +272,8 @@ ALL = (
         "swin", "vision", "SwinConfig", "SwinForImageClassification",
         dict(image_size=16, patch_size=2, embed_dim=64, depths=[2], num_heads=[4], window_size=4,
              num_labels=5, attention_probs_dropout_prob=0.0, drop_path_rate=0.0),
-        implementations=_NO_FLEX, batches=("plain",), kind="windows of images, bias",
+        implementations=_NO_FLEX, batches=("plain",), modes=("train", "checkpoint", "compile"),
+        kind="windows of images, bias",
     ),
     # ---- two towers ----
     Architecture("clip", "two towers", "CLIPConfig", "CLIPModel",

@@ -129,6 +129,9 @@ def _compare(
                 # No law says that this sum is zero: it has to be left out.
                 del values["key_leak_sum"], values["key_gradient_sum"]
                 result.missing.setdefault("leak", "softcap or sinks")
+                told = steps[step].get("key_leak_sum")
+                if told is not None and (told[index] > 0).any():
+                    result.wrong.append(f"key_leak_sum of {module} is told where it is no law")
             sigma = known.weights[step].get(module)
             if sigma is not None:
                 values["wq_sigma"], values["wk_sigma"] = sigma
