@@ -66,10 +66,12 @@ def gated(module: nn.Module, heads: int, kv_heads: int, dim: int) -> Optional[Pa
 
 
 def latent(module: nn.Module, heads: int, kv_heads: int, dim: int) -> Optional[Pair]:
-    """The second projections of multi-head latent attention; of keys and values the keys' part."""
+    """The second projections of multi-head latent attention: of queries and keys the rows that
+    are not rotated, as keys have no others of their own; of keys and values the keys' part."""
+    part: int = module.qk_nope_head_dim  # type: ignore[assignment]
     wq = _heads(_matrix(module.q_b_proj), heads)  # type: ignore[arg-type]
     both = _heads(_matrix(module.kv_b_proj), heads)  # type: ignore[arg-type]
-    return wq, both[:, : module.qk_nope_head_dim]  # type: ignore[misc]
+    return wq[:, :part], both[:, :part]
 
 
 def sigma(weight: Tensor) -> Tensor:
