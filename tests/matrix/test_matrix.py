@@ -23,27 +23,54 @@ from comparison import GROUPS
 
 # Of all architectures, implementations, batches and modes some that are full; the list grows.
 SLICE = """
+cohere2 sdpa window reentrant float32
+modernbert_decoder eager plain train autocast
+stablelm bellwether plain checkpoint float32
+clip eager padded_right checkpoint bfloat16
+modernbert bellwether window train bfloat16
+hubert bellwether padded_right reentrant autocast
+opt sdpa mixed checkpoint autocast
+granitemoe eager packed reentrant bfloat16
+marian sdpa padded_right train float32
+deepseek_v3 sdpa plain reentrant bfloat16
+nemotron eager padded_left train float32
+olmoe bellwether padded_left reentrant bfloat16
+siglip bellwether mixed reentrant float32
+mistral bellwether packed train autocast
+starcoder2 sdpa packed checkpoint float32
+gemma sdpa padded_left checkpoint autocast
+gpt2 eager mixed train bfloat16
+qwen2 bellwether window reentrant autocast
+gpt_oss eager window train bfloat16
+t5 bellwether mixed checkpoint bfloat16
+llama4 eager padded_left train bfloat16
+smollm3 sdpa mixed train float32
+persimmon sdpa plain train bfloat16
+falcon sdpa padded_right checkpoint bfloat16
+mixtral sdpa padded_left train bfloat16
+falcon_alibi sdpa padded_left train float32
+roberta eager plain checkpoint bfloat16
+distilbert eager padded_left reentrant bfloat16
+dinov2 sdpa plain train autocast
+phi3 sdpa mixed reentrant bfloat16
+bart bellwether plain train autocast
+bert sdpa plain checkpoint autocast
+gpt_bigcode bellwether padded_right checkpoint bfloat16
+vit sdpa plain checkpoint autocast
+esm bellwether padded_left reentrant float32
+gemma2 eager plain checkpoint float32
+gpt_bigcode_mha bellwether padded_right train autocast
+olmo3 sdpa padded_left checkpoint bfloat16
+qwen3_moe sdpa mixed reentrant autocast
+deepseek_v2 eager mixed train autocast
+qwen3_next sdpa plain checkpoint autocast
+nomic_bert bellwether padded_right train autocast
 llama sdpa plain train float32
-gpt2 sdpa plain checkpoint bfloat16
-qwen3 sdpa plain train autocast
-mixtral sdpa plain checkpoint float32
-gpt_neox sdpa plain train bfloat16
-phi3 sdpa plain checkpoint autocast
-opt sdpa plain train float32
-bert sdpa plain checkpoint bfloat16
-vit sdpa plain train autocast
-bart sdpa plain checkpoint float32
-whisper sdpa plain train bfloat16
+llama flex_attention padded_left train float32
+gemma3 flex_attention window checkpoint bfloat16
 vit sdpa plain compile bfloat16
-gpt_bigcode sdpa plain train float32
-cohere2 sdpa plain train float32
-wav2vec2 sdpa plain train float32
-clip sdpa plain train float32
-olmoe sdpa plain checkpoint float32
-dbrx sdpa plain train float32
-bert sdpa plain compile float32
-albert sdpa plain train float32
-qwen2 sdpa plain checkpoint float32
+cohere2 sdpa window compile float32
+llama sdpa padded_left compile float32
 """
 
 

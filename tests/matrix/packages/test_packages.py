@@ -28,7 +28,12 @@ TORCHVISION = (
 )
 SECONDS = 600  # Of one training, with what it compiles.
 # May be less than full, each with what does not exist there.
-LESS: dict[str, tuple[frozenset[str], str]] = {}
+LESS: dict[str, tuple[frozenset[str], str]] = {
+    "megatron_sinks": (
+        frozenset({"leak"}),
+        "a sum of key gradients that is zero: with learnable sinks no law says so",
+    ),
+}
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +66,9 @@ def test_a_training_has_every_signal_and_right_numbers(name: str, python: Path) 
     assert ran.returncode == 0 and ran.stdout, ran.stderr[-2000:]
     result = json.loads(ran.stdout)
     less = LESS.get(name, (frozenset[str](), ""))[0]
-    if result["outcome"] == "partly" and set(result["missing"]) <= less:
-        return
-    assert result["outcome"] == "full", matrix.describe(result)
+    partly = result["outcome"] == "partly" and set(result["missing"]) <= less
+    passed = partly or result["outcome"] == "full"
+    result |= {"package": trainings.ALL[name][0], "passed": passed}
+    with (ROOT / "build" / "matrix_packages.jsonl").open("a") as file:
+        file.write(json.dumps(result) + "\n")  # For support_table.py.
+    assert passed, matrix.describe(result)
