@@ -19,6 +19,7 @@ import bellwether
 from bellwether._weights import locate
 from bellwether._weights.adapters import Unreadable
 from bellwether._weights.projection import read
+from bellwether.tools.doctor import layer_findings
 
 from recording import Recording
 
@@ -269,11 +270,17 @@ def of_beside(model: Any) -> tuple[Tensor, Tensor]:
 def test_projections_beside_the_attention(path: Any, tmp_path: Path) -> None:
     told = {"weights": {r"0\.inner_attention": (path, path)}} if path is not None else {}
     model = nn.Sequential(Beside())
-    monitor = bellwether.attach(model, record=str(tmp_path / "b.bwrun"), run="b", **told)
-    layer = next(x for x in monitor.layers if x.name.endswith("inner_attention"))
-    layer.set_layout(HEADS, HEADS, DIM)
-    assert layer.location is not None
-    monitor.detach()
+    status = check(model, tmp_path / "a.bwrun", of_beside, **told)
+    assert status["weights"] == f"grouped {path or 'qkv_linear.wqkv'}" and not status["notes"]
+
+
+def test_a_module_that_lends_its_projections_is_no_attention(tmp_path: Path) -> None:
+    model = nn.Sequential(Beside())
+    with bellwether.attach(model, record=str(tmp_path / "a.bwrun"), run="l") as monitor:
+        model(torch.randn(2, 6, WIDTH)).sum().backward()
+        monitor.step()
+        found = [f.ok for f in layer_findings(monitor.status())]
+    assert sorted(found, key=str) == [None, True]
 
 
 @pytest.mark.parametrize("copies", [False, True])

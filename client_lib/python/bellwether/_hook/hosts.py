@@ -45,6 +45,9 @@ class StepHost(Protocol):
     def cannot_measure_on(self, device: str) -> Optional[str]:
         """None if the kernels run on devices of this type, else why not."""
 
+    def layer_of(self, module: nn.Module) -> Optional[PatchedLayer]:
+        """That of a module of the model, if it has one."""
+
     def numbered(self) -> bool:
         """Whether the layout was told: layers that call attention later are left out."""
 

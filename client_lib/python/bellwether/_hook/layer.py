@@ -178,7 +178,9 @@ class Layer(LayerWeights):
     def is_attention(self) -> bool:
         """Whether it is more than called like one."""
         module = self.module()
-        return self.calls > 0 or module is None or intercept.is_attention(module)
+        if self.calls > 0 or module is None:
+            return True
+        return not self.lends and intercept.is_attention(module)
 
     # ---- forward ----
 

@@ -26,7 +26,8 @@ from .notes import OTHER_CALL
 
 NO_WEIGHTS = ("", "")  # Paths of a layer that is another call of the same module.
 _NOT_FOUND = "W_Q and W_K not found: no spectral signals (give weights=)"
-_CHECKS_MAX = 3  # Calls by which the order of the rows is checked, until one tells it.
+_CHECKS_MAX = 3  # Forwards in which the order of the rows is checked, until one tells it.
+_CHECKED = 1 << 30  # One has.
 
 
 class LayerWeights:
@@ -51,7 +52,7 @@ class LayerWeights:
         self._places: list[Location] = []  # All that fit, the likeliest first.
         self._listening: Optional[split_check.Listening] = None
         self._checks = 0
-        self._checked = False
+        self.lends = False  # Its projections are those of an attention elsewhere.
         self._factors = Factors(), Factors()
         # Whole for their own forward only: hooks on them, once that is known.
         self._in_forward: Optional[list[Any]] = None
@@ -89,15 +90,34 @@ class LayerWeights:
             self._places = locate.candidates(holder, self._prefix, heads, kv_heads, dim, self.paths)
         if self._places:
             self._place(self._places[0], holder)
-        elif self._listening is None:  # Else what is heard may tell.
+        elif not self._listens():  # Else what is heard may tell.
             self._not_found()
 
     def _not_found(self) -> None:
         other = self.paths == NO_WEIGHTS
         self.note(OTHER_CALL if other else _NOT_FOUND)
 
+    def _listens(self) -> bool:
+        return self._listening is not None and self._listening.active
+
+    @property
+    def _checked(self) -> bool:
+        return self._checks >= _CHECKED
+
+    def _lenders(self, place: Location, holder: nn.Module) -> list[LayerWeights]:
+        """Candidates whose projections these are, since they lie beside the attention."""
+        found: list[LayerWeights] = []
+        for path in dict.fromkeys((place.query.path, place.key.path)):
+            owner = path.removesuffix(".weight").rpartition(".")[0]
+            other = self.host.layer_of(holder.get_submodule(owner)) if owner else None
+            if isinstance(other, LayerWeights) and other is not self:
+                found.append(other)
+        return found
+
     def _place(self, place: Location, holder: nn.Module) -> None:
         self.location = place
+        for other in self._lenders(place, holder):
+            other.lends = True
         device = locate.device_of(holder, place)
         missing = self.host.cannot_measure_on(device.type)
         if missing is not None:
@@ -131,8 +151,9 @@ class LayerWeights:
             return
         if self._in_forward is not None:
             self._wait_for_projections()
-        if self._listening is not None or self._checked or self._checks >= _CHECKS_MAX:
+        if self._listens() or self._checks >= _CHECKS_MAX:
             return
+        self._checks += 1
         module, holder = self.module(), self._look_around()
         if module is None or holder is None:
             return
@@ -150,7 +171,6 @@ class LayerWeights:
         """It is over."""
         if self._listening is not None:
             self._listening.end()
-            self._listening = None
         for hook in self._in_forward or ():
             hook.remove()
 
@@ -159,24 +179,28 @@ class LayerWeights:
         """At a call: q [batch, heads, tokens, dim] and k, which may have copies of key heads, as
         attention is given them."""
         place, heard, holder = self.location, self._listening, self.holder()
-        if heard is None or holder is None or self._checked or self._checks >= _CHECKS_MAX:
+        if heard is None or not heard.active or holder is None or self._checked:
             return
         if place is None:
             self._search(heard, holder, q, k)
             return
         if q.shape[1] != place.heads or k.shape[1] % place.kv_heads:
             return
-        self._checks += 1
+        for other in self._lenders(place, holder):
+            for path in (place.query.path, place.key.path):
+                if other._listening is not None:
+                    heard.take(holder, path, other._listening)
         with torch.no_grad():
             keys = k[:, :: k.shape[1] // place.kv_heads]
             verdict = split_check.check(self._places, heard, q, keys)
-        self._checked = self._checked or verdict.checked
+        if verdict.checked:
+            self._checks = _CHECKED
         if verdict.location is None:
             self.note(
                 f"the rows of {place.how} are not those of the heads that attention is given: "
                 "no spectral signals (give weights=)"
             )
-            self._checked, self.location, self.wq, self.wk = True, None, None, None
+            self._checks, self.location, self.wq, self.wk = _CHECKED, None, None, None
         elif self.wq is not None and self.wq.samples == 0:
             self.location = verdict.location
 
@@ -184,13 +208,12 @@ class LayerWeights:
         self, heard: split_check.Listening, holder: nn.Module, q: Tensor, k: Tensor
     ) -> None:
         """Without a name that is known: by what the module's matrices return."""
-        self._checks += 1
         with torch.no_grad():
             place = split_check.search(heard, q, k[:, :: k.shape[1] // self.kv_heads])
         if place is None:
             self._not_found()
             return
-        self._checked = True
+        self._checks = _CHECKED
         for told in (_NOT_FOUND, OTHER_CALL):  # Of a call before this one.
             self.notes.pop(told, None)
         self._place(place, holder)

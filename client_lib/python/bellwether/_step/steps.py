@@ -121,6 +121,9 @@ class Steps:
         places = [i for i, other in enumerate(self.layers) if before(other, layer)]
         self.layers.insert(places[-1] + 1 if places else 0, layer)
 
+    def layer_of(self, module: nn.Module) -> Optional[Layer]:
+        return next((layer for layer in self.layers if layer.module() is module), None)
+
     def numbered(self) -> bool:
         """Whether the layout was sent: layers that call attention later are left out."""
         return self.reporter.link.begun

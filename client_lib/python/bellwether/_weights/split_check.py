@@ -36,6 +36,8 @@ class Listening:
         # How many tokens a projection has returned, and some of them: [tokens, rows].
         self.outputs: dict[str, tuple[int, Tensor]] = {}
         self.normalised: dict[str, Tensor] = {}  # "q" or "k" -> what its norm was given.
+        self.active = True
+        self._paths = {id(module): path for path, module in modules.items()}
         self._handles: list[Any] = []
         for path, module in modules.items():
             hook = functools.partial(self._returned, path)
@@ -57,11 +59,18 @@ class Listening:
             self.normalised[which] = args[0].detach()
 
     def end(self) -> None:
+        """What was heard of projections stays, for an attention that runs later."""
+        self.active = False
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self.outputs.clear()
         self.normalised.clear()
+
+    def take(self, holder: nn.Module, path: str, other: Listening) -> None:
+        """What another has heard of the projection that has this path here."""
+        theirs = other._paths.get(id(_module_of(holder, path)), "")
+        if theirs in other.outputs and path not in self.outputs:
+            self.outputs[path] = other.outputs[theirs]
 
 
 def _chosen(count: int, device: torch.device) -> Tensor:

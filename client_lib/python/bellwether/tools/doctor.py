@@ -122,6 +122,8 @@ def layer_findings(status: dict[str, Any]) -> list[Finding]:
         notes = "; ".join(layer["notes"])
         if not layer["watched"]:
             found.append(Finding(None, f"{name}: not watched, layers= leaves it out"))
+        elif layer["lends"]:
+            found.append(Finding(None, f"{name}: holds the projections of an attention beside it"))
         elif not layer["attention"]:
             found.append(Finding(None, f"{name}: no softmax here: nothing to watch"))
         elif layer["calls"] == 0:
