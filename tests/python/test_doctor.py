@@ -155,11 +155,11 @@ def test_each_loss_is_said(lost: dict[str, int], words: str) -> None:
     [({}, "no optimizer step was seen"), ({"first called late: not reported": 1}, "called late")],
 )
 def test_a_layer_that_reports_nothing_is_not_ok(notes: dict[str, int], cause: str) -> None:
-    """As with master weights, whose optimizer has none of the model's parameters."""
+    """As with an optimizer whose steps nothing shows."""
     layer = {
         "name": "a", "index": -1, "watched": True, "attention": True, "calls": 3, "fired": 3,
         "heads": 4, "kv_heads": 4, "head_dim": 8, "weights": None, "notes": notes,
-        "not_judged_by": [],
+        "not_judged_by": [], "lends": False,
     }  # fmt: skip
     (told,) = layer_findings({"layers": [layer], "why_off": "", "live": True})
     assert told.ok is False and cause in told.text
