@@ -383,6 +383,33 @@ def test_packed_documents_equal_a_mask_of_documents(watched: Watched) -> None:
     assert found["key_gradient_sum"].min() > 0 and not [n for n in layer.notes if "W_Q" not in n]
 
 
+class PackedCore(nn.Module):
+    """A core of one's own, whose heads lie side by side in what it returns."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor) -> Tensor:
+        document = torch.arange(len(cu_seqlens) - 1).repeat_interleave(cu_seqlens.diff())
+        mask = document[:, None] == document
+        q, k, v = (t.transpose(0, 1)[None] for t in (q, k, v))
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+        return y[0].transpose(0, 1).flatten(1)
+
+
+def test_a_wrapped_core_of_packed_sequences_is_measured(watched: Watched) -> None:
+    q = torch.randn(14, HEADS, DIM, requires_grad=True)
+    k, v = (torch.randn(14, 2, DIM, requires_grad=True) for _ in range(2))
+    offsets = torch.tensor([0, 4, 9, 14], dtype=torch.int32)
+    core = bellwether.wrap_attention(PackedCore(), layout="thd")
+    with watched(core) as monitor:
+        core(q, k, v, cu_seqlens=offsets).square().sum().backward()
+        (found,), (layer,) = sums(monitor), monitor.layers
+    bellwether.unwrap_attention(core)
+    with watched(core) as monitor:
+        core(q, k, v, cu_seqlens=offsets).square().sum().backward()
+        (want,) = sums(monitor)
+    same(want, found)
+    assert layer.kv_heads == 2 and found["key_gradient_sum"].min() > 0
+
+
 @pytest.mark.parametrize(
     ("more", "leak"),
     [({}, True), ({"softcap": 20.0}, False), ({"sinks": torch.zeros(HEADS)}, False),

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 import torch._dynamo
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -152,6 +153,54 @@ def test_all_blocks_share_one_graph(tmp_path: Path) -> None:
         assert [layer.fired for layer in monitor.layers] == [2] * 12
         sums = [layer.sums for layer in monitor.layers]
         assert len({id(s) for s in sums}) == 12 and monitor.status()["errors"] == 0
+
+
+class Twice(Attention):
+    """Two attentions, the second perhaps in a checkpoint of its own."""
+
+    inside = False
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, gqa: bool) -> Tensor:
+        def again(y: Tensor) -> Tensor:
+            return F.scaled_dot_product_attention(y, 2 * k, v, is_causal=True)
+
+        y = super().attend(q, k, v, gqa)
+        return checkpoint(again, y, use_reentrant=False) if self.inside else again(y)
+
+
+def test_compiled_calls_of_one_forward_are_layers(tmp_path: Path) -> None:
+    found = []
+    for compiled in (False, True):
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        model = build(Shape(), "blocks", None, Twice)
+        monitor = bellwether.attach(
+            model, record=str(tmp_path / f"{compiled}.bwrun"), run="t", every=1, rows=0,
+            overhead_budget=1e9,
+        )  # fmt: skip
+        if compiled:
+            compile_(model, "blocks", "aot_eager")
+        for step in range(2):
+            model(batch(model.shape, step)).square().mean().backward()
+            monitor.step(loss=1.0)
+        assert [layer.fired for layer in monitor.layers] == [2] * 4
+        assert [layer.index for layer in monitor.layers] == [0, 1, 2, 3]
+        found.append(monitor.metrics())
+        monitor.detach()
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    layers = {name: value for name, value in found[0].items() if "/layer" in name}
+    assert len({v for n, v in layers.items() if n.endswith("logit_max")}) == 4
+    for name, value in layers.items():
+        assert found[1][name] == pytest.approx(value, rel=1e-3, abs=1e-5), name
+
+
+def test_checkpoints_within_compiled_attention_still_compile(tmp_path: Path) -> None:
+    unhooked, _ = train(None, Shape(), "blocks", kind=type("Inside", (Twice,), {"inside": True}))
+    torch._dynamo.reset()
+    hooked, _ = train(
+        tmp_path / "a.bwrun", Shape(), "blocks", kind=type("Inside", (Twice,), {"inside": True})
+    )
+    assert all(torch.equal(a, b) for a, b in zip(unhooked, hooked))
 
 
 @pytest.mark.skipif(not os.environ.get("BELLWETHER_LONG"), reason="half a minute of compiling")

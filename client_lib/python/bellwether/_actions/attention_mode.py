@@ -87,6 +87,8 @@ class AttentionSwitch(Applier):
             return f"{place} has {layer.kernel}, which is no scaled_dot_product_attention"
         if layer.graphed:
             return f"{place} was captured in a CUDA graph, which replays what it captured"
+        if sum(other.module() is module for other in self.host.layers) > 1:
+            return f"{place} is one of several calls of its module"
         if not mode or mode == "sdpa":
             return None
         if layer.masked or layer.dropped:

@@ -13,13 +13,14 @@ MORE = "more calls in one forward than in the first step: not measured"
 class Forward:
     """One run of a module's forward."""
 
-    __slots__ = ("_queries", "hooks", "recording")
+    __slots__ = ("_queries", "hooks", "recording", "traced")
 
     def __init__(self, hooks: Any, recording: bool) -> None:
         """hooks      on saved tensors, in force when it began
         recording  whether a graph was made then"""
         self.hooks, self.recording = hooks, recording
         self._queries: list[Tensor] = []
+        self.traced: list[None] = []  # One for each call that torch.compile has traced.
 
     def site(self, q: Tensor) -> int:
         """0, 1, 2, ... in the order of the calls.  Calls with parts of one tensor, as a vision

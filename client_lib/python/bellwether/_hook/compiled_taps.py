@@ -78,10 +78,10 @@ _library: Any = torch.library.Library("bellwether", "FRAGMENT")  # type: ignore[
 # The mark counts as changed: an operator without an effect would be left out of the graph.
 _library.define(
     "observe(Tensor q, Tensor k, Tensor v, Tensor o, Tensor d_o, Tensor(a!) mark, Tensor[] given, "
-    "str[] names, float scale, bool causal, bool top_left, int[] window, str[] words, float dropout"
-    ") -> ()"
+    "str[] names, float scale, bool causal, bool top_left, int[] window, str[] words, "
+    "float dropout, int site) -> ()"
 )
-_library.define("observe_keys(Tensor d_k, Tensor(a!) mark, str layout) -> ()")
+_library.define("observe_keys(Tensor d_k, Tensor(a!) mark, str layout, int site) -> ()")
 
 
 def _layer_of(mark: Tensor) -> Optional[PatchedLayer]:
@@ -95,7 +95,7 @@ def _layer_of(mark: Tensor) -> Optional[PatchedLayer]:
 def _observe(
     q: Tensor, k: Tensor, v: Tensor, o: Tensor, d_o: Tensor, mark: Tensor, given: list[Tensor],
     names: list[str], scale: float, causal: bool, top_left: bool, window: list[int],
-    words: list[str], dropout: float,
+    words: list[str], dropout: float, site: int,
 ) -> None:  # fmt: skip
     layer = _layer_of(mark)
     if layer is None:
@@ -112,7 +112,7 @@ def _observe(
         sinks=sinks, dropout=dropout, unread=unread or None,
         kernel=lambda: kernel or kernel_of(q, k, v, of_torch),
     )  # fmt: skip
-    layer.compiled_backward(call, o, d_o)
+    layer.compiled_backward(call, o, d_o, site)
 
 
 def _not_run(q: Tensor, k: Tensor, v: Tensor) -> Any:
@@ -120,10 +120,10 @@ def _not_run(q: Tensor, k: Tensor, v: Tensor) -> Any:
 
 
 @harmless("backward of a compiled attention")
-def _observe_keys(d_k: Tensor, mark: Tensor, layout: str) -> None:
+def _observe_keys(d_k: Tensor, mark: Tensor, layout: str, site: int) -> None:
     layer = _layer_of(mark)
     if layer is not None:
-        layer.compiled_key_gradient(VIEWS[layout](d_k))
+        layer.compiled_key_gradient(VIEWS[layout](d_k), site)
 
 
 for _device in ("CPU", "CUDA"):
@@ -167,14 +167,14 @@ class _OutputTap(torch.autograd.Function):
 
 class _KeyTap(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, k: Tensor, mark: Tensor, layout: str) -> Tensor:
-        ctx.mark, ctx.layout = mark, layout
+    def forward(ctx: Any, k: Tensor, mark: Tensor, layout: str, site: int) -> Tensor:
+        ctx.mark, ctx.told = mark, (layout, site)
         return k.view_as(k)
 
     @staticmethod
     def backward(ctx: Any, d_k: Tensor) -> Any:
-        torch.ops.bellwether.observe_keys(d_k, ctx.mark, ctx.layout)
-        return d_k, None, None
+        torch.ops.bellwether.observe_keys(d_k, ctx.mark, *ctx.told)
+        return d_k, None, None, None
 
 
 def same_place(a: Tensor, b: Tensor) -> bool:
@@ -186,9 +186,15 @@ def same_place(a: Tensor, b: Tensor) -> bool:
 
 
 def attention(
-    read: Callable[[], Union[AttentionCall, str, None]], bare: Callable[[], Any], mark: Tensor
-) -> Any:
-    """What Layer.attention is in eager mode.  Traced: whatever it asks is asked once a graph."""
+    read: Callable[[], Union[AttentionCall, str, None]], bare: Callable[[], Any], mark: Tensor,
+    calls: list[None],
+) -> Any:  # fmt: skip
+    """What Layer.attention is in eager mode.  Traced: whatever it asks is asked once a graph.
+
+    calls  one item for each earlier call of the same forward
+    """
+    site = len(calls)
+    unseen(calls.append, None)
     try:
         call = _prepare(read())
     except Exception:
@@ -201,14 +207,14 @@ def attention(
         q, k, v = q.to(call.cast), k.to(call.cast), v.to(call.cast)
     tapped = k
     if k.requires_grad and call.cancels and not call.softcap and call.sinks is None:
-        tapped = _KeyTap.apply(k, mark, layout)  # type: ignore[no-untyped-call]
+        tapped = _KeyTap.apply(k, mark, layout, site)  # type: ignore[no-untyped-call]
     result = call.run(q, tapped, v)
     names, given = _tensors(call)
     mask = call.mask
     window = [-1 if keys is None else keys for keys in (mask.left, mask.right)]
     told = (
         call.scale, mask.causal, mask.top_left, window,
-        [layout, call.kernel(), call.unread or ""], call.dropout,
+        [layout, call.kernel(), call.unread or ""], call.dropout, site,
     )  # fmt: skip
     output = _OutputTap.apply(  # type: ignore[no-untyped-call]
         call.output(result), q, tapped, v, mark, names, told, *given

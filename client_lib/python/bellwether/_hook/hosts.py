@@ -130,7 +130,7 @@ class PatchedLayer(Protocol):
     ) -> Optional[tuple[tuple[Tensor, Tensor, Tensor], Callable[[Tensor], Tensor]]]:
         """The same in two parts: q, k and v for the call, and what its output passes through."""
 
-    def compiled_backward(self, call: AttentionCall, o: Tensor, d_o: Tensor) -> None:
-        """Of a module that was compiled."""
+    def compiled_backward(self, call: AttentionCall, o: Tensor, d_o: Tensor, site: int) -> None:
+        """Of a module that was compiled; site  which call of its forward, from 0."""
 
-    def compiled_key_gradient(self, d_k: Tensor) -> None: ...
+    def compiled_key_gradient(self, d_k: Tensor, site: int) -> None: ...

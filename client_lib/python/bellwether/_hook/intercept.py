@@ -246,7 +246,7 @@ def _attention(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return function(*args, **kwargs)
         return compiled_taps.attention(
             lambda: sdpa_call.read(function, args, kwargs), lambda: function(*args, **kwargs),
-            mark.tensor,
+            mark.tensor, forward.traced if forward is not None else [],
         )  # fmt: skip
     centred = False
     if word:
@@ -408,12 +408,13 @@ def _compiled_forward(
     contract = getattr(module, CONTRACT, None)
     if mark is None and contract is None and function is _original and not word:
         return inherited(module, *args, **kwargs)
+    forward: Optional[Forward] = Forward(None, True)
     if _running.stack:
         outer = _running.stack[-1]
         function = function if function is not _original else outer[2]
-        mark = mark if mark is not None else outer[3]
+        forward, mark = (forward, mark) if mark is not None else (outer[1], outer[3])
         word = word or outer[4]
-    entry: _Entry = (None, None, function, mark, word, True)
+    entry: _Entry = (None, forward, function, mark, word, True)
     if contract is not None and mark is not None:
         return _by_contract(contract, inherited, module, entry, args, kwargs)
     return _compiled_inside(entry, inherited, module, args, kwargs)
@@ -451,7 +452,7 @@ def _by_contract(
         return forward(*args, **kwargs)
 
     if torch.compiler.is_compiling():
-        return compiled_taps.attention(read, bare, mark.tensor)
+        return compiled_taps.attention(read, bare, mark.tensor, [])
     if layer is None:
         return bare()
     _push((layer, state, function, mark, "", False))

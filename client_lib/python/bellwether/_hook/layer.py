@@ -326,22 +326,24 @@ class Layer(LayerWeights):
         """This layer for the first attention of a forward, others for the next ones."""
         if forward is None or not isinstance(call, AttentionCall) or type(call.q) is not Tensor:
             return self
-        number = forward.site(call.q)
-        if number == 0:
-            return self
-        if number > len(self._sites):
+        site = self._site(forward.site(call.q))
+        if site is not None and site is not self:
+            site.listen_with(self)
+        return site
+
+    def _site(self, number: int) -> Optional[Layer]:
+        """The layer of one call of a forward, counted from 0."""
+        while len(self._sites) < number:
             module = self.module()
             if module is None or self.host.numbered() or number >= SITES_MAX:
                 self.note(MORE)
                 return None
             behind = self._sites[-1] if self._sites else self
-            name = f"{self.name} (call {number + 1})".strip()
+            name = f"{self.name} (call {len(self._sites) + 2})".strip()
             layer = Layer(self.host, name, module, self.watched, NO_WEIGHTS)
-            self.host.add_layer(layer, lambda other, _: other is behind)
+            self.host.add_layer(layer, lambda other, _, behind=behind: other is behind)  # type: ignore[misc]
             self._sites.append(layer)
-        site = self._sites[number - 1]
-        site.listen_with(self)
-        return site
+        return self._sites[number - 1] if number else self
 
     def _count(self) -> None:
         self.calls += 1
@@ -523,12 +525,16 @@ class Layer(LayerWeights):
         self.host.hook_seconds += time.perf_counter() - start
 
     @harmless("backward of a compiled attention")
-    def compiled_backward(self, call: AttentionCall, o: Tensor, d_o: Tensor) -> None:
+    def compiled_backward(self, call: AttentionCall, o: Tensor, d_o: Tensor, site: int) -> None:
         """The same for a module that was compiled: the first that is heard of its forward."""
-        host = self.host
-        if not self.watched or not host.live():
+        if not self.watched or not self.host.live():
             return
-        host.backward_begins()
+        self.host.backward_begins()
+        layer = self._site(site)
+        if layer is not None:
+            layer._compiled_backward(call, o, d_o)
+
+    def _compiled_backward(self, call: AttentionCall, o: Tensor, d_o: Tensor) -> None:
         self.calls += 1
         self.compiled = True
         group = self._observe(call) if self._plain(call.q, call.k, call.v) else None
@@ -609,8 +615,11 @@ class Layer(LayerWeights):
             self._key_gradient(kept.k_view(d_k), kept.group)
 
     @harmless("backward of a compiled attention")
-    def compiled_key_gradient(self, d_k: Tensor) -> None:
-        self._key_gradient(d_k, self._groups.get(d_k.shape[1], 0))
+    def compiled_key_gradient(self, d_k: Tensor, site: int) -> None:
+        layer = self if site == 0 else self._sites[site - 1] if site <= len(self._sites) else None
+        group = layer._groups.get(d_k.shape[1]) if layer is not None else None
+        if layer is not None and group is not None:
+            layer._key_gradient(d_k, group)
 
     def _key_gradient(self, d_k: Tensor, group: int) -> None:
         host = self.host
