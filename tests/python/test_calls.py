@@ -313,7 +313,7 @@ class Recurrent(nn.Module):
 
 
 def test_a_layer_without_softmax_is_no_failure(watched: Watched) -> None:
-    model = nn.Sequential(Recurrent(), Several(1))
+    model = nn.Sequential(nn.Sequential(Recurrent()), nn.Sequential(Several(1)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with watched(model) as monitor:
         for _ in range(2):
