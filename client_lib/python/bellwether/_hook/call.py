@@ -128,7 +128,7 @@ class AttentionCall:
     # what the call does, bit for bit.
     run: Callable[[Tensor, Tensor, Tensor], Any]
     scale: float
-    mask: Mask = Mask()
+    mask: Mask  # Without a default: torch.compile of torch 2.11 cannot make an object of ours one.
     softcap: float = 0.0
     sinks: Optional[Tensor] = None  # [heads] One logit each, in the sum of the softmax.
     dropout: float = 0.0
