@@ -25,6 +25,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import bellwether
+from bellwether import _adapters
+from bellwether._adapters import flash_attention
 from bellwether._attention.dispatch import attention
 from bellwether._hook import function_calls, intercept
 
@@ -291,6 +293,40 @@ def test_unread_parts_leave_the_leak_and_are_said(tmp_path: Path) -> None:
     monitor.detach()
     recorded = Recording(tmp_path / "a.bwrun").steps()[0]
     assert recorded["key_gradient_sum"].sum() > 0 and "rows" not in recorded
+
+
+def test_a_reader_that_fails_costs_its_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*args: Any) -> Any:
+        raise KeyError("strange")
+
+    monkeypatch.setattr(flash_attention, "_tensors", fails)
+    model = Model(Shape(layers=1), kind=Flash)
+    monitor = bellwether.attach(model, record=str(tmp_path / "a.bwrun"), run="fails", every=1)
+    model(batch(Shape(), 0)).square().mean().backward()
+    status = monitor.status()
+    assert status["errors"] == 0 and status["live"]
+    assert list(status["layers"][0]["notes"]) == [
+        "a call of flash_attn_func cannot be read (KeyError: 'strange'): not measured"
+    ]
+    monitor.detach()
+
+
+def test_an_adapter_that_fails_leaves_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails() -> Any:
+        raise AttributeError("strange")
+
+    monkeypatch.setattr(_adapters.xformers, "functions", fails)
+    monkeypatch.setattr(_adapters, "_told", set())
+    model = Model(Shape(layers=1), kind=Flash)
+    monitor = bellwether.attach(model, record=str(tmp_path / "a.bwrun"), run="others", every=1)
+    model(batch(Shape(), 0)).square().mean().backward()
+    assert [layer.fired for layer in monitor.layers] == [1]
+    assert caplog.text.count("attention of xformers is not seen: AttributeError: strange") == 1
+    monitor.detach()
 
 
 class Failing(Attention):

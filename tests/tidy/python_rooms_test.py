@@ -34,7 +34,7 @@ ALLOWED: dict[str, set[str]] = {
     "_kernels": {"_util", "_native"},
     "_weights": {"_util"},
     "_hook": _LOW | {"_weights"},
-    "_adapters": {"_hook"},
+    "_adapters": {"_util", "_hook"},
     "_attention": _LOW | {"_hook", "_weights"},
     "_step": _LOW | {"_hook", "_weights"},
     "_actions": _LOW | {"_weights", "_hook", "_attention", "_step"},

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from .._hook.call import Reader
+from .._util import log
+from .._util.guard import in_words
 from . import (
     flash_attention,
     megatron,
@@ -28,8 +30,15 @@ ADAPTERS = (
     transformer_engine, megatron, own_attention,
 )  # fmt: skip
 
+_told: set[str] = set()
+
 
 def functions() -> Iterator[tuple[Callable[..., Any], Reader]]:
     """All that are imported by now; one may come several times, by several names."""
     for adapter in ADAPTERS:
-        yield from adapter.functions()
+        try:
+            yield from list(adapter.functions())
+        except Exception as e:  # Another version of its package: the others go on.
+            if adapter.NAME not in _told:
+                _told.add(adapter.NAME)
+                log.warning(f"attention of {adapter.NAME} is not seen: {in_words(e)}")

@@ -12,6 +12,7 @@ from typing import Any, Optional, Union
 from torch import Tensor
 
 from .._hook.call import AttentionCall, Reader
+from .._util.guard import in_words
 
 _PLAIN = (bool, int, float, str, tuple)  # Of a value that tells by itself what it is.
 _Parameters = tuple[tuple[str, ...], dict[str, Any], Optional[str], bool]
@@ -111,7 +112,8 @@ class Arguments:
 
 
 def reader(read: Callable[[Arguments], Union[AttentionCall, str, None]]) -> Reader:
-    """A Reader (_hook/call.py) of what `read` makes of the arguments."""
+    """A Reader (_hook/call.py) of what `read` makes of the arguments.  Another version of a package
+    may have what it does not expect: that call is left out."""
 
     @functools.wraps(read)
     def reading(
@@ -121,7 +123,10 @@ def reader(read: Callable[[Arguments], Union[AttentionCall, str, None]]) -> Read
             given = Arguments(function, args, kwargs)
         except TypeError:
             return None
-        return read(given)
+        try:
+            return read(given)
+        except Exception as e:
+            return f"a call of {function.__name__} cannot be read ({in_words(e)}): not measured"
 
     return reading
 

@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from .._hook.call import AttentionCall, Reader, View
 from .._hook.function_calls import Begin
+from .._util.guard import in_words
 from .arguments import Arguments, scale_of
 from .terms import mask_of
 
@@ -80,6 +81,13 @@ def _call(given: Arguments, q: Tensor, k: Tensor, v: Tensor) -> Union[AttentionC
     )  # fmt: skip
 
 
+def _read(given: Arguments, q: Tensor, k: Tensor, v: Tensor) -> Union[AttentionCall, str]:
+    try:
+        return _call(given, q, k, v)
+    except Exception as e:
+        return f"a call of {NAME} cannot be read ({in_words(e)}): not measured"
+
+
 def _between(begin: Begin, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The call, with the taps in the midst of it."""
     given = Arguments(function, args, kwargs)
@@ -87,7 +95,7 @@ def _between(begin: Begin, function: Any, args: tuple[Any, ...], kwargs: dict[st
 
     def projected(name: str, *inputs: Any) -> Any:
         q, k, v = function.__globals__[name](*inputs)
-        met = begin(lambda: _call(given, q, k, v))
+        met = begin(lambda: _read(given, q, k, v))
         if met is None:
             return q, k, v
         finish.append(met[1])

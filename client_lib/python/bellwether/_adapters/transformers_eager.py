@@ -49,7 +49,9 @@ def _is_one(code: types.CodeType) -> bool:
 
 def functions() -> Iterator[tuple[Callable[..., Any], Reader]]:
     for module in list(sys.modules.values()):
-        names = getattr(module, "__dict__", None) or {}  # Of a lazy one nothing is asked for.
+        if not isinstance(module, types.ModuleType):
+            continue
+        names = object.__getattribute__(module, "__dict__")  # A lazy one is asked for nothing.
         for name in _NAMES:
             function = names.get(name)
             if type(function) is types.FunctionType and _is_one(function.__code__):
