@@ -482,6 +482,27 @@ def test_weights_of_bitsandbytes(kind: str, options: dict[str, Any], error: floa
     assert (read(layer).base().float() - want).abs().max() <= error * want.abs().max()
 
 
+def test_adapters_beside_a_quantised_weight(tmp_path: Path) -> None:
+    bitsandbytes = pytest.importorskip("bitsandbytes")
+
+    class Quantised(Low):
+        def forward(self, x: Tensor) -> Tensor:
+            product = self.lora_B["a"](self.lora_A["a"](x)) * self.scaling["a"]
+            return self.base_layer(x) + product
+
+    parts: dict[str, nn.Module] = {}
+    for name in ("q_proj", "k_proj"):
+        low = Quantised(nn.Linear(WIDTH, HEADS * DIM), ("a",), False)
+        low.base_layer = bitsandbytes.nn.Linear4bit(WIDTH, HEADS * DIM, bias=False).to("cpu")
+        parts[name] = low
+
+    def matrices(model: Any) -> Any:
+        eye = torch.eye(WIDTH)
+        return [p(eye).T.unflatten(0, (HEADS, -1)) for p in (model.q_proj, model.k_proj)]
+
+    check(separate(plain, **parts), tmp_path / "a.bwrun", matrices)
+
+
 def test_a_quantised_weight_too_large_to_unpack(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

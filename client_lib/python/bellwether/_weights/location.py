@@ -38,7 +38,11 @@ class Rows:
 
     def places(self, device: torch.device) -> Tensor:
         """[heads, dim] numbers of the rows."""
-        begins = torch.tensor(self.begins, device=device)
+        apart, heads = self._evenly(), len(self.begins)
+        if apart is None:
+            begins = torch.tensor(self.begins, device=device)
+        else:  # Without a copy from the host, for which a GPU is waited for.
+            begins = self.begins[0] + apart * torch.arange(heads, device=device)
         return begins[:, None] + torch.arange(self.dim, device=device)
 
     def projection(self, holder: nn.Module) -> tuple[Projection, Tensor]:
