@@ -422,7 +422,7 @@ def test_signals_without_a_law_are_left_out_and_said(
     def read(function: Any, args: Any, kwargs: Any) -> AttentionCall:
         view = VIEWS["bhtd"]
         return AttentionCall(
-            *args, view, view, view, view, function, DIM**-0.5, **more
+            *args, view, view, view, view, function, DIM**-0.5, Mask(), **more
         )  # fmt: skip
 
     q, k, v = (torch.randn(2, HEADS, 6, DIM, requires_grad=True) for _ in range(3))
