@@ -154,6 +154,24 @@ def test_more_calls_than_in_the_first_step_are_counted(watched: Watched) -> None
         assert times == 4 and layer.fired == 3
 
 
+def test_calls_of_a_shared_module_are_counted_in_a_note(watched: Watched) -> None:
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = Several(1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.block(self.block(self.block(x)))
+
+    for which, times in (("first", [2]), ("all", [])):
+        module = Shared()
+        with watched(module, microbatches=which) as monitor:
+            module(torch.randn(2, 9, WIDTH)).square().sum().backward()
+            (layer,) = monitor.layers
+            assert [n for note, n in layer.notes.items() if "called again" in note] == times
+            assert layer.sums.probed == (1 if which == "first" else 3)
+
+
 class Tower(nn.Module):
     """One image after the other."""
 

@@ -33,7 +33,7 @@ from .hosts import StepHost
 from .kept import Kept, tensors_of
 from .kernel_choice import unseen
 from .layer_weights import NO_WEIGHTS, LayerWeights
-from .notes import NO_KEY_GRADIENT, NO_LEAK
+from .notes import CALLED_AGAIN, NO_KEY_GRADIENT, NO_LEAK
 from .probe_mask import Sampled, first_sequences, probe_mask
 
 # By them a checkpoint ends a recomputation early, or the backward: raised where a tensor is saved.
@@ -348,6 +348,9 @@ class Layer(LayerWeights):
     def _count(self) -> None:
         self.calls += 1
         if not self.host.in_backward():  # No recomputation.
+            one = self.host.settings.microbatches == "first" and self.host.samples_step()
+            if one and self.calls_in_step > self.fired_in_step:
+                self.note(CALLED_AGAIN)
             self.host.passes(max(self.fired_in_step, self.calls_in_step + 1))
             self.calls_in_step += 1
 

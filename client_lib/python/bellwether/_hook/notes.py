@@ -7,6 +7,9 @@ from collections.abc import Iterable
 NO_KEY_GRADIENT = "no gradient reaches the keys: there is no leak to measure"
 NO_LEAK = "softcap, sinks or changed scores: the keys' gradients need not add up to 0"
 OTHER_CALL = "another call of a module: its weights are not told apart, no spectral signals"
+CALLED_AGAIN = (
+    'called again before its backward: of such calls one is measured (microbatches="all")'
+)
 # Words of a layer's note, and what a person can do about it.
 _HELP = (
     ("dimensions: which", "bellwether.wrap_attention() takes a module of one's own"),
