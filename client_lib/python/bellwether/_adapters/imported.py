@@ -8,7 +8,7 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-_SEARCHES_MAX = 4  # Of some 0.1 s each: one whenever packages were imported.
+_SEARCHES_MAX = 2  # Of some 0.1 s each: in the first forward, and after the next import.
 _searches: dict[int, int] = {}  # id(function) -> how often
 
 
