@@ -155,6 +155,24 @@ def test_a_gate_in_the_projection_of_queries(norm: bool, tmp_path: Path) -> None
     assert status["weights"] == "gated q_proj k_proj"
 
 
+def test_rows_are_checked_after_an_evaluation(tmp_path: Path) -> None:
+    class Evaluated(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x: Tensor) -> Any:
+            with torch.no_grad():
+                for _ in range(4):
+                    self.inner(x)
+            return self.inner(x)
+
+    order = "qkvqkvqkvqkv"
+    of = of_fused(order)
+    status = check(Evaluated(fused(order, 4)), tmp_path / "a.bwrun", lambda m: of(m.inner))
+    assert status["weights"] == "grouped qkv"
+
+
 def separate(split: Callable[..., Any], rotary: bool = True, **other: nn.Module) -> Attention:
     parts = {n: nn.Linear(WIDTH, HEADS * DIM) for n in ("q_proj", "k_proj", "v_proj")}
     return Attention(split, rotary, **{**parts, **other})

@@ -145,7 +145,9 @@ class LayerWeights:
     @harmless("forward of an attention module")
     def listen(self) -> None:
         """The module's forward begins."""
-        if self._in_forward is not None and torch.is_grad_enabled():
+        if not torch.is_grad_enabled():
+            return
+        if self._in_forward is not None:
             self.host.forward_begins()  # Before a weight is measured for the step before.
         if not self.host.samples_step() or capturing():
             return
