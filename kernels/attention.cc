@@ -19,6 +19,7 @@ Status CheckSizes(const AttentionForwardParams& p) {
   BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckRange("q_len", p.q_len, 0, kTokensMax));
   BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckRange("k_len", p.k_len, 1, kTokensMax));
   BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckHeadDim("head_dim", p.head_dim));
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckHeadDim("v_dim", ValueDim(p)));
   if (p.heads % p.kv_heads != 0) {
     return Fail(Status::kInvalidArgument, "kv_heads is %lld, but must divide heads = %lld",
                 static_cast<long long>(p.kv_heads), static_cast<long long>(p.heads));
@@ -28,6 +29,10 @@ Status CheckSizes(const AttentionForwardParams& p) {
                 p.cu_seqlens_q == nullptr ? "q" : "k");
   }
   if (p.cu_seqlens_q == nullptr) return CheckRange("sequences", p.sequences, 0, 0);
+  if (p.key_bounds != nullptr || p.mask.data != nullptr) {
+    return Fail(Status::kInvalidArgument, "%s is given, but must be NULL with cu_seqlens",
+                p.key_bounds != nullptr ? "key_bounds" : "mask");
+  }
   BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckRange("batch with cu_seqlens", p.batch, 0, 1));
   return CheckRange("sequences", p.sequences, 1, kBatchMax);
 }
@@ -66,6 +71,16 @@ Status CheckMode(const AttentionForwardParams& p) {
   return Status::kOk;
 }
 
+Status CheckMask(const AttentionForwardParams& p) {
+  if (p.key_bounds != nullptr) {
+    BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckPointer("key_bounds", p.key_bounds, alignof(int32_t)));
+  }
+  if (p.sinks != nullptr) {
+    BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckPointer("sinks", p.sinks, alignof(float)));
+  }
+  return p.mask.data == nullptr ? Status::kOk : CheckMaskTensor(p.mask);
+}
+
 Status CheckMemory(const AttentionForwardParams& p) {
   const int64_t size = SizeOf(p.dtype);
   BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckPointer("q", p.q.data, size));
@@ -81,6 +96,7 @@ Status CheckMemory(const AttentionForwardParams& p) {
         CheckRange("stat_stride", p.stat_stride, p.heads, std::numeric_limits<int64_t>::max() / 64));
     BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckRange("stats_every", p.stats_every, 1, 1024));
   }
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckMask(p));
   return CheckPointer("lse", p.lse, alignof(float));
 }
 
@@ -115,6 +131,14 @@ Status AttentionBackward(const AttentionBackwardParams& p, const Device& device)
     return Fail(Status::kInvalidArgument,
                 "softcap is %g, but must be 0 with center: capped scores are not shift invariant",
                 static_cast<double>(f.softcap));
+  }
+  if (p.center && f.sinks != nullptr) {
+    return Fail(Status::kInvalidArgument,
+                "sinks are given, but must be NULL with center: a sink does not move with the keys");
+  }
+  if (p.d_sinks != nullptr) {
+    BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckPointer("d_sinks", p.d_sinks, alignof(float)));
+    BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckPointer("sinks (with d_sinks)", f.sinks, alignof(float)));
   }
   const int64_t size = SizeOf(f.dtype);
   if (f.batch != 0) {

@@ -142,6 +142,7 @@ Status RunCenterKeys(const bw_center_keys_params& c) {
   p.out_token_stride = c.out.token_stride;
   p.cu_seqlens = c.cu_seqlens;
   p.sequences = c.sequences;
+  p.visible = {c.visible, c.visible_batch_stride, c.visible_head_stride, c.visible_key_stride};
   return bk::CenterKeys(p, ToDevice(c.backend, c.stream, c.threads));
 }
 

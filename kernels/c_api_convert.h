@@ -15,11 +15,14 @@
 
 namespace bellwether::kernels::c_api {
 
-// The bytes of the oldest header's struct: those of 1.1 where it has grown since.
+// The bytes of the oldest header's struct: those of 1.1 where it has grown since.  What has
+// grown in attention_c_api.h stands in attention_c_api.cc.
 template <typename Params>
 inline constexpr size_t kSizeMin = sizeof(Params);
 template <>
 inline constexpr size_t kSizeMin<bw_probe_params> = offsetof(bw_probe_params, top_left);
+template <>
+inline constexpr size_t kSizeMin<bw_center_keys_params> = offsetof(bw_center_keys_params, visible);
 
 // A struct from a newer header may be longer; what we do not know must be 0.
 template <typename Params>
@@ -52,15 +55,18 @@ inline Device ToDevice(uint32_t backend, void* stream, uint32_t threads) {
 
 inline Tensor4 ToTensor(const bw_tensor4& t) { return {t.data, t.batch_stride, t.head_stride, t.token_stride}; }
 
+// A copy of what CheckSize() passes; what an older header's struct lacks is 0.
+template <typename Params>
+Params Whole(const Params& params) {
+  Params whole = {};
+  std::memcpy(&whole, &params, std::min<size_t>(params.struct_size, sizeof(Params)));
+  return whole;
+}
+
 template <typename Params>
 bw_kernel_status Call(const Params* params, Status (*run)(const Params&)) {
-  Status status = CheckSize(params);
-  if (status == Status::kOk) {
-    Params whole = {};
-    std::memcpy(&whole, params, std::min<size_t>(params->struct_size, sizeof(Params)));
-    status = run(whole);
-  }
-  return static_cast<bw_kernel_status>(status);
+  const Status status = CheckSize(params);
+  return static_cast<bw_kernel_status>(status == Status::kOk ? run(Whole(*params)) : status);
 }
 
 }  // namespace bellwether::kernels::c_api

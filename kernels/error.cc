@@ -46,6 +46,13 @@ Status CheckPointer(const char* field, const void* data, int64_t alignment) {
   return Status::kOk;
 }
 
+Status CheckMaskTensor(const ProbeMask& mask) {
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(
+      CheckRange("mask_dtype", static_cast<int>(mask.dtype), 0, static_cast<int>(MaskDType::kBool)));
+  const int64_t size = mask.dtype == MaskDType::kBool ? 1 : mask.dtype == MaskDType::kFloat32 ? 4 : 2;
+  return CheckPointer("mask", mask.data, size);
+}
+
 Status CheckCuSeqlens(const char* field, const int32_t* cu_seqlens, int64_t sequences, int64_t total) {
   BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckPointer(field, cu_seqlens, alignof(int32_t)));
   int64_t before = 0;

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "bellwether/kernels/device.h"
+#include "bellwether/kernels/probe.h"
 #include "bellwether/kernels/status.h"
 
 namespace bellwether::kernels {
@@ -22,6 +23,9 @@ namespace bellwether::kernels {
 [[nodiscard]] Status CheckPointer(const char* field, const void* data, int64_t alignment);
 [[nodiscard]] Status CheckDevice(const Device& device);
 [[nodiscard]] Status CheckDType(DType dtype);
+
+// Of a mask that is given.
+[[nodiscard]] Status CheckMaskTensor(const ProbeMask& mask);
 
 // Starts at 0, never decreases, ends at total; [sequences + 1] in host memory.
 [[nodiscard]] Status CheckCuSeqlens(const char* field, const int32_t* cu_seqlens, int64_t sequences, int64_t total);

@@ -37,16 +37,12 @@ Status CheckScores(const ProbeParams& p) {
   return CheckRange("head_offset", p.head_offset, 0, std::numeric_limits<int32_t>::max());
 }
 
-int64_t SizeOfMask(MaskDType dtype) { return dtype == MaskDType::kBool ? 1 : dtype == MaskDType::kFloat32 ? 4 : 2; }
-
 Status CheckMask(const ProbeParams& p) {
   if (p.ranges.data != nullptr) {
     BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckPointer("ranges", p.ranges.data, alignof(int32_t)));
   }
   if (p.mask.data != nullptr) {
-    BELLWETHER_KERNELS_RETURN_IF_ERROR(
-        CheckRange("mask_dtype", static_cast<int>(p.mask.dtype), 0, static_cast<int>(MaskDType::kBool)));
-    BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckPointer("mask", p.mask.data, SizeOfMask(p.mask.dtype)));
+    BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckMaskTensor(p.mask));
     if (p.mask.by_sample && p.gate != nullptr) {
       return Fail(Status::kInvalidArgument, "mask_by_sample is 1, but must be 0 with a gate, which changes the rows");
     }

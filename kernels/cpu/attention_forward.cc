@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
-#include <limits>
 
 #include "backends.h"
 #include "cpu/attention_rounding.h"
@@ -13,12 +12,13 @@
 #include "cpu/attention_sequence.h"
 #include "cpu/buffer.h"
 #include "cpu/parallel.h"
+#include "cpu/probe_mask.h"
 #include "error.h"
 
 namespace bellwether::kernels::cpu {
 namespace {
 
-constexpr double kNegativeInfinity = -std::numeric_limits<double>::infinity();
+constexpr double kNegativeInfinity = kHiddenBias;
 
 bool DividesByRounded(AttentionMode mode) {
   return mode == AttentionMode::kHp || mode == AttentionMode::kHpm || mode == AttentionMode::kSr ||
@@ -33,6 +33,14 @@ struct RowState {
   double rounded_sum = 0;   // lt
   int64_t repeats = 0;      // C
   AttentionRowStats stats;  // if they are wanted
+
+  // A sink counts as a key whose value is 0, but neither ties nor is rounded.
+  void BeginWithSink(const AttentionForwardParams& p, float sink) {
+    max = static_cast<double>(sink) * kLog2E;
+    if (max == kNegativeInfinity) return;
+    anchor = AnchorFor(p);
+    sum = rounded_sum = std::exp2(max - anchor);
+  }
 
   // Takes up a tile's scores x[0..count) and returns what acc, l and lt were
   // multiplied with; false if the tile has nothing for this row.
@@ -76,20 +84,26 @@ class ForwardUnit {
       : p_(p),
         simd_(SelectSimdKernels()),
         packer_(simd_, p.dtype, p.head_dim),
+        value_packer_(simd_, p.dtype, ValueDim(p)),
         tile_keys_(tile_keys),
         width_(packer_.width()),
+        value_width_(value_packer_.width()),
         counted_rows_(StatsRowsOf(p)) {
-    values_ = scratch;
-    keys_ = values_ + keys_max * width_;
+    values_ = scratch;  // First K, before it is turned.
+    keys_ = values_ + keys_max * std::max(width_, value_width_);
     queries_ = keys_ + keys_max * width_;
     turned_queries_ = queries_ + kPanel * width_;
     acc_ = turned_queries_ + kPanel * width_;
-    scores_ = acc_ + kPanel * width_;
+    scores_ = acc_ + kPanel * value_width_;
     weights_ = scores_ + kPanel * tile_keys_;
+    bias_ = weights_ + kPanel * tile_keys_;
+    seen_ = bias_ + tile_keys_;
   }
 
-  static int64_t ScratchSize(int64_t head_dim, int64_t tile_keys, int64_t keys_max) {
-    return RoundUp(head_dim) * (2 * keys_max + 3 * kPanel) + 2 * kPanel * tile_keys;
+  static int64_t ScratchSize(const AttentionForwardParams& p, int64_t tile_keys, int64_t keys_max) {
+    const int64_t width = RoundUp(p.head_dim), value_width = RoundUp(ValueDim(p));
+    return keys_max * (std::max(width, value_width) + width) + kPanel * (2 * width + value_width) +
+           2 * (kPanel + 1) * tile_keys;
   }
 
   // Of sequence number `index`.  stats: [kProbeStatCount], or null.
@@ -101,9 +115,9 @@ class ForwardUnit {
     if (stats != nullptr) ClearSums(stats);
     const int64_t kv_head = head / (p_.heads / p_.kv_heads);
     const int64_t padded = RoundUp(s_.k_len);
-    packer_.Rows(p_.k, s_.batch, kv_head, s_.k_begin, s_.k_len, padded, values_);
+    packer_.Keys(p_.k, s_, kv_head, padded, values_);
     packer_.Panels(values_, padded, keys_);
-    packer_.Rows(p_.v, s_.batch, kv_head, s_.k_begin, s_.k_len, padded, values_);
+    value_packer_.Keys(p_.v, s_, kv_head, padded, values_);
     for (int64_t row = 0; row < s_.q_len; row += kPanel) {
       RunRows(row, std::min(kPanel, s_.q_len - row));
     }
@@ -113,15 +127,16 @@ class ForwardUnit {
   void RunRows(int64_t first, int64_t count) {
     packer_.Rows(p_.q, s_.batch, head_, s_.q_begin + first, count, kPanel, queries_);
     packer_.Panels(queries_, kPanel, turned_queries_);
-    std::fill(acc_, acc_ + kPanel * width_, 0.0);
+    std::fill(acc_, acc_ + kPanel * value_width_, 0.0);
     RowState rows[kPanel];
+    for (int64_t r = 0; p_.sinks != nullptr && r < count; ++r) rows[r].BeginWithSink(p_, p_.sinks[head_]);
     const int64_t begin = AllowedKeysOf(p_, s_, first).first / tile_keys_ * tile_keys_;
     const int64_t end = AllowedKeysOf(p_, s_, first + count - 1).end;
     for (int64_t key = begin; key < end; key += tile_keys_) {
       RunTile(first, count, key, std::min(key + tile_keys_, end), rows);
     }
     for (int64_t r = 0; r < count; ++r) {
-      Finish(rows[r], s_.q_begin + first + r, acc_ + r * width_);
+      Finish(rows[r], s_.q_begin + first + r, acc_ + r * value_width_);
       AddStats(rows[r], first + r);
     }
   }
@@ -141,14 +156,18 @@ class ForwardUnit {
       const int64_t to = std::min(allowed.end, key_end) - key;
       double* x = scores_ + r * tile_keys_;
       if (from >= to) continue;
-      if (stats_ != nullptr && p_.softcap > 0) CheckRaw(x + from, to - from, &rows[r].stats);
-      ToScores(p_, x + from, to - from);
-      if (stats_ != nullptr) rows[r].stats.Add(x + from, to - from, key + from);
+      if (p_.mask.data != nullptr) {
+        MaskedScores(first + r, {key + from, key + to}, x + from, &rows[r].stats);
+      } else {
+        if (stats_ != nullptr && p_.softcap > 0) CheckRaw(x + from, to - from, &rows[r].stats);
+        ToScores(p_, x + from, to - from);
+        if (stats_ != nullptr) rows[r].stats.Add(x + from, to - from, key + from);
+      }
       for (int64_t j = from; j < to; ++j) x[j] *= kLog2E;
       double rescale = 0;
       if (!rows[r].Advance(p_, x + from, to - from, &rescale)) continue;
-      double* acc = acc_ + r * width_;
-      for (int64_t c = 0; c < width_; ++c) acc[c] *= rescale;
+      double* acc = acc_ + r * value_width_;
+      for (int64_t c = 0; c < value_width_; ++c) acc[c] *= rescale;
       for (int64_t j = from; j < to; ++j) {
         const double weight = std::exp2(x[j] - rows[r].anchor);
         const double rounded = Rounded<Element>(weight);
@@ -158,11 +177,31 @@ class ForwardUnit {
       }
     }
     for (int64_t r = 0; r < kPanel; r += simd_.tile_rows) {
-      for (int64_t c = 0; c < width_; c += kPanel) {
-        simd_.accumulate_tile(weights_ + r, kPanel, values_ + key * width_ + c, width_, padded, acc_ + r * width_ + c,
-                              width_);
+      for (int64_t c = 0; c < value_width_; c += kPanel) {
+        simd_.accumulate_tile(weights_ + r, kPanel, values_ + key * value_width_ + c, value_width_, padded,
+                              acc_ + r * value_width_ + c, value_width_);
       }
     }
+  }
+
+  // q.k of the keys `keys` to S, -inf where the mask hides the key.  Hidden keys count for
+  // nothing, not even where they are NaN.
+  void MaskedScores(int64_t row, KeyRange keys, double* x, AttentionRowStats* stats) {
+    const int64_t count = keys.end - keys.begin;
+    ReadMask(p_.mask, s_.batch, head_, row, keys, bias_);
+    int64_t seen = 0, first_seen = 0;
+    for (int64_t j = 0; j < count; ++j) {
+      if (bias_[j] == kHiddenBias) continue;
+      if (seen == 0) first_seen = keys.begin + j;
+      seen_[seen++] = x[j];
+    }
+    if (stats_ != nullptr) CheckRaw(seen_, seen, stats);
+    ToScores(p_, seen_, seen);
+    for (int64_t j = 0, i = 0; j < count; ++j) {
+      x[j] = bias_[j] == kHiddenBias ? kNegativeInfinity : seen_[i] += bias_[j];
+      i += bias_[j] != kHiddenBias;
+    }
+    if (stats_ != nullptr) stats->Add(seen_, seen, first_seen);
   }
 
   void CheckRaw(const double* dots, int64_t count, AttentionRowStats* stats) const {
@@ -175,10 +214,11 @@ class ForwardUnit {
   // Of rows that do not count only the largest score.
   void AddStats(const RowState& row, int64_t at) {
     if (stats_ == nullptr) return;
-    if (counted_rows_.Count(index_, at)) return row.stats.AddTo(stats_);
+    const float* const sink = p_.sinks == nullptr ? nullptr : p_.sinks + head_;
+    if (counted_rows_.Count(index_, at)) return row.stats.AddTo(sink, stats_);
     double other[kProbeStatCount];
     ClearSums(other);
-    row.stats.AddTo(other);
+    row.stats.AddTo(sink, other);
     stats_[kProbeLogitMax] = std::max(stats_[kProbeLogitMax], other[kProbeLogitMax]);
   }
 
@@ -189,7 +229,7 @@ class ForwardUnit {
     Element* o = const_cast<Element*>(RowOf<Element>(p_.o, s_.batch, head_, token));
     BFloat16* o_lo =
         p_.o_lo.data == nullptr ? nullptr : const_cast<BFloat16*>(RowOf<BFloat16>(p_.o_lo, s_.batch, head_, token));
-    for (int64_t c = 0; c < p_.head_dim; ++c) {
+    for (int64_t c = 0; c < ValueDim(p_); ++c) {
       const double exact = empty ? 0 : acc[c] / divisor;
       if (p_.mode == AttentionMode::kSr) {
         AssignStochastically(o[c], exact, RoundingBits(p_.seed, s_.batch, head_, token, c));
@@ -207,15 +247,16 @@ class ForwardUnit {
 
   const AttentionForwardParams& p_;
   const SimdKernels& simd_;
-  const RowPacker<Element> packer_;
-  const int64_t tile_keys_, width_;
+  const RowPacker<Element> packer_, value_packer_;
+  const int64_t tile_keys_, width_, value_width_;
   const StatsRows counted_rows_;
   AttentionSequence s_{};
   int64_t index_ = 0, head_ = 0;
   double* stats_ = nullptr;
   double *values_, *keys_, *queries_, *turned_queries_, *acc_;
-  double* scores_;   // [kPanel][tile_keys]
-  double* weights_;  // [tile_keys][kPanel]
+  double* scores_;        // [kPanel][tile_keys]
+  double* weights_;       // [tile_keys][kPanel]
+  double *bias_, *seen_;  // [tile_keys]: of one row; the scores that a mask leaves of it
 };
 
 // Adds the units' sums to the caller's, in their order, so that nothing depends on
@@ -245,7 +286,7 @@ Status AttentionForward(const AttentionForwardParams& p, uint32_t threads, int64
                             static_cast<double>(p.head_dim);
   const uint32_t workers = UsefulThreads(threads, units, operations);
   tile_keys = RoundUp(tile_keys);
-  const int64_t each = ForwardUnit<float>::ScratchSize(p.head_dim, tile_keys, keys_max);
+  const int64_t each = ForwardUnit<float>::ScratchSize(p, tile_keys, keys_max);
   const Buffer scratch(each * static_cast<int64_t>(workers));
   const Buffer stats(p.stats == nullptr ? 0 : units * kProbeStatCount);
   if (scratch.data() == nullptr || (p.stats != nullptr && stats.data() == nullptr)) {

@@ -44,13 +44,14 @@ class AttentionRowStats {
     row_.keys += count;
   }
 
-  // sums: [kProbeStatCount].  A row without keys is none.
-  void AddTo(double* sums) const {
-    if (!finite_) return AddNonfiniteRow(sums);
-    if (row_.keys == 0) return;
+  // sums: [kProbeStatCount].  sink: the head's, or null.  A row without keys is none.
+  void AddTo(const float* sink, double* sums) const {
+    if (finite_ && row_.keys == 0) return;
+    if (!finite_ || (sink != nullptr && IsBadSink(*sink))) return AddNonfiniteRow(sums);
     RowStats row = row_;
     row.l_keys = row.l;
     row.first_key = std::exp(first_key_ - row.first);
+    if (sink != nullptr) MergeSink(static_cast<double>(*sink), row);
     AddRow(row, false, sums);
   }
 

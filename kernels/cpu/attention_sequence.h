@@ -20,9 +20,10 @@ inline constexpr double kLn2 = 0.6931471805599453;
 
 inline int64_t RoundUp(int64_t n) { return (n + kPanel - 1) / kPanel * kPanel; }
 
-// One sequence: a batch entry, or a part of the only one.
+// One sequence: a batch entry, or a part of the only one.  Of its keys those from
+// `seen_begin` to `seen_end` - 1 exist for a row; the others are padding.
 struct AttentionSequence {
-  int64_t batch, q_begin, q_len, k_begin, k_len;
+  int64_t batch, q_begin, q_len, k_begin, k_len, seen_begin, seen_end;
 };
 
 inline int64_t SequenceCount(const AttentionForwardParams& p) {
@@ -30,9 +31,13 @@ inline int64_t SequenceCount(const AttentionForwardParams& p) {
 }
 
 inline AttentionSequence SequenceAt(const AttentionForwardParams& p, int64_t i) {
-  if (p.cu_seqlens_q == nullptr) return {i, 0, p.q_len, 0, p.k_len};
-  const int32_t *q = p.cu_seqlens_q + i, *k = p.cu_seqlens_k + i;
-  return {0, q[0], q[1] - q[0], k[0], k[1] - k[0]};
+  if (p.cu_seqlens_q != nullptr) {
+    const int32_t *q = p.cu_seqlens_q + i, *k = p.cu_seqlens_k + i;
+    return {0, q[0], q[1] - q[0], k[0], k[1] - k[0], 0, k[1] - k[0]};
+  }
+  if (p.key_bounds == nullptr) return {i, 0, p.q_len, 0, p.k_len, 0, p.k_len};
+  const int64_t end = std::clamp<int64_t>(p.key_bounds[2 * i + 1], 0, p.k_len);
+  return {i, 0, p.q_len, 0, p.k_len, std::clamp<int64_t>(p.key_bounds[2 * i], 0, end), end};
 }
 
 inline Status CheckAttentionSequences(const AttentionForwardParams& p) {
@@ -64,8 +69,8 @@ struct AllowedKeys {
 
 inline AllowedKeys AllowedKeysOf(const AttentionForwardParams& p, const AttentionSequence& s, int64_t row) {
   const int64_t diagonal = row + s.k_len - s.q_len;
-  return {p.window > 0 ? std::max<int64_t>(0, diagonal - p.window + 1) : 0,
-          p.causal ? std::min(s.k_len, diagonal + 1) : s.k_len};
+  return {p.window > 0 ? std::max(s.seen_begin, diagonal - p.window + 1) : s.seen_begin,
+          p.causal ? std::min(s.seen_end, diagonal + 1) : s.seen_end};
 }
 
 inline Tensor4 Shifted(Tensor4 t, int64_t batch, int64_t token, int64_t element_bytes) {
@@ -89,6 +94,13 @@ class RowPacker {
       std::fill(out + i * width_ + dim_, out + (i + 1) * width_, 0.0);
     }
     std::fill(out + count * width_, out + padded * width_, 0.0);
+  }
+
+  // The keys or values of a sequence; rows of padding are 0, whatever they hold.
+  void Keys(const Tensor4& t, const AttentionSequence& s, int64_t head, int64_t padded, double* out) const {
+    std::fill(out, out + s.seen_begin * width_, 0.0);
+    Rows(t, s.batch, head, s.k_begin + s.seen_begin, s.seen_end - s.seen_begin, padded - s.seen_begin,
+         out + s.seen_begin * width_);
   }
 
   // From Rows() of a multiple of kPanel rows: out[panel][dim][kPanel].

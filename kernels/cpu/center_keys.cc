@@ -12,19 +12,27 @@ namespace {
 
 template <typename Element>
 void CenterSequence(const CenterKeysParams& p, int64_t batch, int64_t head, int64_t begin, int64_t end) {
+  const ProbeVisible& v = p.visible;
+  const auto visible = [&](int64_t j) {
+    return v.data == nullptr || v.data[batch * v.batch_stride + head * v.head_stride + j * v.key_stride] != 0;
+  };
+  int64_t count = 0;
   double mean[kHeadDimMax];
   std::fill(mean, mean + p.head_dim, 0.0);
   for (int64_t j = begin; j < end; ++j) {
+    if (!visible(j)) continue;
+    ++count;
     const Element* k = RowOf<Element>(p.k, batch, head, j);
     for (int64_t c = 0; c < p.head_dim; ++c) mean[c] += static_cast<double>(ToFloat(k[c]));
   }
-  for (int64_t c = 0; c < p.head_dim; ++c) mean[c] /= static_cast<double>(end - begin);
+  for (int64_t c = 0; c < p.head_dim; ++c) mean[c] /= static_cast<double>(count);
   for (int64_t j = begin; j < end; ++j) {
     const Element* k = RowOf<Element>(p.k, batch, head, j);
     Element* out =
         static_cast<Element*>(p.out) + batch * p.out_batch_stride + head * p.out_head_stride + j * p.out_token_stride;
+    const bool moves = visible(j);
     for (int64_t c = 0; c < p.head_dim; ++c) {
-      Assign(out[c], static_cast<double>(ToFloat(k[c])) - mean[c]);
+      Assign(out[c], static_cast<double>(ToFloat(k[c])) - (moves ? mean[c] : 0.0));
     }
   }
 }

@@ -41,6 +41,12 @@ Status CheckBuilt(const AttentionForwardParams& p) {
     return Fail(Status::kUnsupported, "head_dim is %lld, but only multiples of 8 are built",
                 static_cast<long long>(p.head_dim));
   }
+  const char* const absent = p.mask.data != nullptr      ? "a mask is given"
+                             : p.key_bounds != nullptr   ? "key_bounds are given"
+                             : p.sinks != nullptr        ? "sinks are given"
+                             : ValueDim(p) != p.head_dim ? "v_dim is not head_dim"
+                                                         : nullptr;
+  if (absent != nullptr) return Fail(Status::kUnsupported, "%s, which only the CPU's attention takes", absent);
   BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckAligned("q", p.q));
   BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckAligned("k", p.k));
   BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckAligned("v", p.v));

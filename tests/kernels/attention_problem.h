@@ -22,6 +22,9 @@ using cpu::Float16;
 
 struct AttentionShape {
   int64_t batch = 1, heads = 1, kv_heads = 1, q_len = 1, k_len = 256, head_dim = 16;
+  int64_t v_dim = 0;  // 0 = head_dim
+
+  int64_t ValueDim() const { return v_dim == 0 ? head_dim : v_dim; }
 };
 
 // Dense [batch][head][token][channel] arrays.
@@ -29,15 +32,15 @@ template <typename Element>
 struct AttentionProblem {
   explicit AttentionProblem(const AttentionShape& s, AttentionMode mode = AttentionMode::kHp)
       : shape(s),
-        q(Count(s.heads, s.q_len)),
-        k(Count(s.kv_heads, s.k_len)),
-        v(k.size()),
-        d_o(q.size()),
-        o(q.size()),
+        q(Count(s.heads, s.q_len, s.head_dim)),
+        k(Count(s.kv_heads, s.k_len, s.head_dim)),
+        v(Count(s.kv_heads, s.k_len, s.ValueDim())),
+        d_o(Count(s.heads, s.q_len, s.ValueDim())),
+        o(d_o.size()),
         dq(q.size()),
         dk(k.size()),
-        dv(k.size()),
-        o_lo(q.size()),
+        dv(v.size()),
+        o_lo(o.size()),
         lse(static_cast<size_t>(s.batch * s.heads * s.q_len), kNan),
         anchor(lse.size(), kNan),
         rounded_sum(lse.size(), kNan) {
@@ -51,18 +54,19 @@ struct AttentionProblem {
     p.q_len = s.q_len;
     p.k_len = s.k_len;
     p.head_dim = s.head_dim;
+    p.v_dim = s.v_dim;
     p.scale = 1;
-    p.q = View(q, s.heads, s.q_len);
-    p.k = View(k, s.kv_heads, s.k_len);
-    p.v = View(v, s.kv_heads, s.k_len);
-    p.o = View(o, s.heads, s.q_len);
+    p.q = View(q, s.heads, s.q_len, s.head_dim);
+    p.k = View(k, s.kv_heads, s.k_len, s.head_dim);
+    p.v = View(v, s.kv_heads, s.k_len, s.ValueDim());
+    p.o = View(o, s.heads, s.q_len, s.ValueDim());
     p.lse = lse.data();
     p.lse_batch_stride = s.heads * s.q_len;
     p.lse_head_stride = s.q_len;
-    params.d_o = View(d_o, s.heads, s.q_len);
-    params.dq = View(dq, s.heads, s.q_len);
-    params.dk = View(dk, s.kv_heads, s.k_len);
-    params.dv = View(dv, s.kv_heads, s.k_len);
+    params.d_o = View(d_o, s.heads, s.q_len, s.ValueDim());
+    params.dq = View(dq, s.heads, s.q_len, s.head_dim);
+    params.dk = View(dk, s.kv_heads, s.k_len, s.head_dim);
+    params.dv = View(dv, s.kv_heads, s.k_len, s.ValueDim());
     SetMode(mode);
   }
 
@@ -70,7 +74,7 @@ struct AttentionProblem {
     AttentionForwardParams& p = params.forward;
     p.mode = mode;
     const bool residual = mode == AttentionMode::kHp || mode == AttentionMode::kHpm || mode == AttentionMode::kHpNolt;
-    p.o_lo = residual ? View(o_lo, shape.heads, shape.q_len) : Tensor4{};
+    p.o_lo = residual ? View(o_lo, shape.heads, shape.q_len, shape.ValueDim()) : Tensor4{};
     p.anchor = mode == AttentionMode::kHpm ? anchor.data() : nullptr;
     p.rounded_sum = mode == AttentionMode::kHpm ? rounded_sum.data() : nullptr;
   }
@@ -85,6 +89,13 @@ struct AttentionProblem {
     params.forward.stats = stats.data();
     params.forward.stat_stride = shape.heads;
     params.forward.stats_every = every;
+  }
+
+  void WantSinks(const std::vector<float>& logits) {
+    sinks = logits;
+    d_sinks.assign(sinks.size(), kNan);
+    params.forward.sinks = sinks.data();
+    params.d_sinks = d_sinks.data();
   }
 
   void FillRandom(uint32_t seed) {
@@ -129,38 +140,44 @@ struct AttentionProblem {
   AttentionBackwardParams params;
   std::vector<Element> q, k, v, d_o, o, dq, dk, dv;
   std::vector<BFloat16> o_lo;
-  std::vector<float> lse, anchor, rounded_sum, stats;
+  std::vector<float> lse, anchor, rounded_sum, stats, sinks, d_sinks;
 
  private:
   static constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-  size_t Count(int64_t heads, int64_t tokens) const {
-    return static_cast<size_t>(shape.batch * heads * tokens * shape.head_dim);
+  size_t Count(int64_t heads, int64_t tokens, int64_t dim) const {
+    return static_cast<size_t>(shape.batch * heads * tokens * dim);
   }
   template <typename T>
-  Tensor4 View(const std::vector<T>& x, int64_t heads, int64_t tokens) const {
-    return {x.data(), heads * tokens * shape.head_dim, tokens * shape.head_dim, shape.head_dim};
+  static Tensor4 View(const std::vector<T>& x, int64_t heads, int64_t tokens, int64_t dim) {
+    return {x.data(), heads * tokens * dim, tokens * dim, dim};
   }
 };
 
+// What a mask adds to the score of a (batch, head, row, key); -inf hides the key.
+using Bias = std::function<double(int64_t, int64_t, int64_t, int64_t)>;
+
 // Everything in float64, without tiles.
 struct ExactAttention {
-  std::vector<double> o, lse, dq, dk, dv;
+  std::vector<double> o, lse, dq, dk, dv, d_sinks;
   std::vector<double> delta;     // sum_j P dP
   std::vector<double> dp_scale;  // sqrt(sum_j P dP^2)
+  double d_sink_terms = 0;       // sum of what is added up in d_sinks, without signs
 
   template <typename Element>
-  explicit ExactAttention(const AttentionProblem<Element>& problem, bool center = false)
-      : o(problem.q.size()),
+  explicit ExactAttention(const AttentionProblem<Element>& problem, bool center = false, const Bias& bias = nullptr)
+      : o(problem.o.size()),
         lse(problem.lse.size()),
         dq(problem.q.size()),
         dk(problem.k.size()),
-        dv(problem.k.size()),
+        dv(problem.v.size()),
+        d_sinks(problem.sinks.size()),
         delta(problem.lse.size()),
         dp_scale(problem.lse.size()) {
     const AttentionForwardParams& p = problem.params.forward;
-    const auto at = [&](const std::vector<Element>& x, int64_t row, int64_t c) {
-      return static_cast<double>(cpu::ToFloat(x[static_cast<size_t>(row * p.head_dim + c)]));
+    const int64_t v_dim = ValueDim(p);
+    const auto at = [&](const std::vector<Element>& x, int64_t row, int64_t c, int64_t dim) {
+      return static_cast<double>(cpu::ToFloat(x[static_cast<size_t>(row * dim + c)]));
     };
     for (int64_t head = 0; head < p.batch * p.heads; ++head) {
       const int64_t group = p.heads / p.kv_heads;
@@ -168,30 +185,41 @@ struct ExactAttention {
       std::vector<double> mean(static_cast<size_t>(p.head_dim));
       for (int64_t j = 0; center && j < p.k_len; ++j) {
         for (int64_t c = 0; c < p.head_dim; ++c) {
-          mean[static_cast<size_t>(c)] += at(problem.k, kv * p.k_len + j, c) / static_cast<double>(p.k_len);
+          mean[static_cast<size_t>(c)] += at(problem.k, kv * p.k_len + j, c, p.head_dim) / static_cast<double>(p.k_len);
         }
       }
       for (int64_t t = 0; t < p.q_len; ++t) {
         const int64_t row = head * p.q_len + t;
         const int64_t diagonal = t + p.k_len - p.q_len;
-        std::vector<double> s, weight, dp;
+        std::vector<double> s, slope, weight, dp;
         std::vector<int64_t> keys;
         double top = -std::numeric_limits<double>::infinity();
         for (int64_t j = 0; j < p.k_len; ++j) {
           if ((p.causal && j > diagonal) || (p.window > 0 && j <= diagonal - p.window)) continue;
+          const int64_t batch = head / p.heads;
+          if (p.key_bounds != nullptr && (j < p.key_bounds[2 * batch] || j >= p.key_bounds[2 * batch + 1])) continue;
+          const double added = bias == nullptr ? 0 : bias(batch, head % p.heads, t, j);
+          if (added == -std::numeric_limits<double>::infinity()) continue;
           double dot = 0, d_prob = 0;
           for (int64_t c = 0; c < p.head_dim; ++c) {
-            dot += at(problem.q, row, c) * at(problem.k, kv * p.k_len + j, c);
-            d_prob += at(problem.d_o, row, c) * at(problem.v, kv * p.k_len + j, c);
+            dot += at(problem.q, row, c, p.head_dim) * at(problem.k, kv * p.k_len + j, c, p.head_dim);
+          }
+          for (int64_t c = 0; c < v_dim; ++c) {
+            d_prob += at(problem.d_o, row, c, v_dim) * at(problem.v, kv * p.k_len + j, c, v_dim);
           }
           dot *= static_cast<double>(p.scale);
           const auto cap = static_cast<double>(p.softcap);
-          s.push_back(cap > 0 ? cap * std::tanh(dot / cap) : dot);
+          slope.push_back(cap > 0 ? 1 - std::tanh(dot / cap) * std::tanh(dot / cap) : 1);
+          s.push_back((cap > 0 ? cap * std::tanh(dot / cap) : dot) + added);
           dp.push_back(d_prob);
           keys.push_back(j);
           top = std::max(top, s.back());
         }
-        double sum = 0;
+        const size_t h = static_cast<size_t>(head % p.heads);
+        if (p.sinks != nullptr) top = std::max(top, static_cast<double>(p.sinks[h]));
+        double sum = p.sinks == nullptr ? 0 : std::exp(static_cast<double>(p.sinks[h]) - top);
+        if (!(top > -std::numeric_limits<double>::infinity())) sum = 0;  // Neither a key nor a sink.
+        const double sink_weight = sum;
         for (const double x : s) sum += std::exp(x - top);
         lse[static_cast<size_t>(row)] = top + std::log(sum);
         double& d = delta[static_cast<size_t>(row)];
@@ -201,17 +229,23 @@ struct ExactAttention {
           dp_scale[static_cast<size_t>(row)] += weight[i] * dp[i] * dp[i];
         }
         dp_scale[static_cast<size_t>(row)] = std::sqrt(dp_scale[static_cast<size_t>(row)]);
+        if (p.sinks != nullptr && sum > 0) {
+          d_sinks[h] -= sink_weight / sum * d;
+          d_sink_terms += sink_weight / sum * std::fabs(d);
+        }
         for (size_t i = 0; i < s.size(); ++i) {
-          const auto cap = static_cast<double>(p.softcap);
-          double ds = weight[i] * (dp[i] - d) * static_cast<double>(p.scale);
-          if (cap > 0) ds *= 1 - s[i] / cap * (s[i] / cap);
+          const double ds = weight[i] * (dp[i] - d) * static_cast<double>(p.scale) * slope[i];
+          for (int64_t c = 0; c < v_dim; ++c) {
+            const auto oc = static_cast<size_t>(row * v_dim + c);
+            const auto vc = static_cast<size_t>((kv * p.k_len + keys[i]) * v_dim + c);
+            o[oc] += weight[i] * static_cast<double>(cpu::ToFloat(problem.v[vc]));
+            dv[vc] += weight[i] * static_cast<double>(cpu::ToFloat(problem.d_o[oc]));
+          }
           for (int64_t c = 0; c < p.head_dim; ++c) {
             const auto qc = static_cast<size_t>(row * p.head_dim + c);
             const auto kc = static_cast<size_t>((kv * p.k_len + keys[i]) * p.head_dim + c);
-            o[qc] += weight[i] * static_cast<double>(cpu::ToFloat(problem.v[kc]));
             dq[qc] += ds * (static_cast<double>(cpu::ToFloat(problem.k[kc])) - mean[static_cast<size_t>(c)]);
             dk[kc] += ds * static_cast<double>(cpu::ToFloat(problem.q[qc]));
-            dv[kc] += weight[i] * static_cast<double>(cpu::ToFloat(problem.d_o[qc]));
           }
         }
       }

@@ -15,6 +15,7 @@
 #include <thread>
 #include <vector>
 
+#include "bellwether/kernels/attention_c_api.h"
 #include "bellwether/kernels/probe.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -286,6 +287,89 @@ TEST(KernelsCApiTest, EveryPartOfAMaskArrives) {
   call.p.window_right = 1;
   EXPECT_EQ(bw_probe(&call.p), BW_KERNEL_OK) << bw_kernels_last_error();
   EXPECT_FLOAT_EQ(call.out[2 * BW_PROBE_SINK_SUM], 1 + 1 / 2.0f + 1 / 3.0f);
+}
+
+// Two rows and two keys of one head; v is 1 and 3.
+struct AttentionCall {
+  AttentionCall() {
+    f.struct_size = sizeof(f);
+    f.mode = BW_ATTENTION_FA;
+    f.batch = f.heads = f.kv_heads = 1;
+    f.q_len = f.k_len = 2;
+    f.head_dim = 1;
+    f.q = {q.data(), 0, 0, 1};
+    f.k = {k.data(), 0, 0, 1};
+    f.v = {v.data(), 0, 0, 1};
+    f.o = {o.data(), 0, 0, 1};
+    f.lse = lse.data();
+    f.scale = 1;
+  }
+  bw_attention_backward_params Backward() {
+    bw_attention_backward_params b{};
+    b.struct_size = sizeof(b);
+    b.forward = f;
+    b.d_o = {d_o.data(), 0, 0, 1};
+    b.dq = {dq.data(), 0, 0, 1};
+    b.dk = {dk.data(), 0, 0, 1};
+    b.dv = {dv.data(), 0, 0, 1};
+    return b;
+  }
+  std::array<float, 2> q{1, 1}, k{0, 0}, v{1, 3}, o{}, lse{}, d_o{1, 1}, dq{}, dk{}, dv{};
+  bw_attention_forward_params f{};
+};
+
+TEST(KernelsCApiTest, EveryPartOfAnAttentionsMaskArrives) {
+  const std::array<uint8_t, 4> bytes = {1, 0, 1, 1};
+  const std::array<int32_t, 2> bounds = {1, 2};
+  const float sink = 0;
+  AttentionCall call;
+  EXPECT_EQ(bw_attention_forward(&call.f), BW_KERNEL_OK) << bw_kernels_last_error();
+  EXPECT_EQ(call.o, (std::array<float, 2>{2, 2}));
+  call.f.mask = bytes.data();
+  call.f.mask_dtype = BW_BOOL;
+  call.f.mask_row_stride = 2;
+  call.f.mask_key_stride = 1;
+  EXPECT_EQ(bw_attention_forward(&call.f), BW_KERNEL_OK) << bw_kernels_last_error();
+  EXPECT_EQ(call.o, (std::array<float, 2>{1, 2}));
+  call.f.key_bounds = bounds.data();
+  EXPECT_EQ(bw_attention_forward(&call.f), BW_KERNEL_OK) << bw_kernels_last_error();
+  EXPECT_EQ(call.o, (std::array<float, 2>{0, 3}));
+  call.f.sinks = &sink;
+  EXPECT_EQ(bw_attention_forward(&call.f), BW_KERNEL_OK) << bw_kernels_last_error();
+  EXPECT_EQ(call.o, (std::array<float, 2>{0, 1.5f}));
+  bw_attention_backward_params b = call.Backward();
+  float d_sink = 9;
+  b.d_sinks = &d_sink;
+  EXPECT_EQ(bw_attention_backward(&b), BW_KERNEL_OK) << bw_kernels_last_error();
+  EXPECT_FLOAT_EQ(d_sink, -0.5f * 1.5f);
+  call.f.reserved2 = 1;
+  EXPECT_EQ(bw_attention_forward(&call.f), BW_KERNEL_INVALID_ARGUMENT);
+}
+
+// As a header before 1.3 lays it out: a shorter `forward`, and no d_sinks.
+TEST(KernelsCApiTest, AnOlderBackwardWithAShorterForwardServes) {
+  AttentionCall call;
+  EXPECT_EQ(bw_attention_forward(&call.f), BW_KERNEL_OK);
+  bw_attention_backward_params today = call.Backward();
+  EXPECT_EQ(bw_attention_backward(&today), BW_KERNEL_OK) << bw_kernels_last_error();
+  const std::array<float, 2> expected = call.dv;
+  call.dv = {};
+  const size_t at = offsetof(bw_attention_backward_params, forward);
+  const size_t size = offsetof(bw_attention_forward_params, v_dim);
+  const size_t rest = offsetof(bw_attention_backward_params, d_sinks) - offsetof(bw_attention_backward_params, d_o);
+  today.struct_size = static_cast<uint32_t>(at + size + rest);
+  today.forward.struct_size = static_cast<uint32_t>(size);
+  std::vector<unsigned char> older(today.struct_size);
+  std::memcpy(older.data(), &today, at + size);
+  std::memcpy(older.data() + at + size, &today.d_o, rest);
+  auto* p = reinterpret_cast<bw_attention_backward_params*>(older.data());
+  EXPECT_EQ(bw_attention_backward(p), BW_KERNEL_OK) << bw_kernels_last_error();
+  EXPECT_EQ(call.dv, expected);
+  p->forward.struct_size -= 8;
+  EXPECT_EQ(bw_attention_backward(p), BW_KERNEL_INVALID_ARGUMENT);
+  EXPECT_THAT(bw_kernels_last_error(), StartsWith("forward.struct_size is"));
+  call.f.struct_size = static_cast<uint32_t>(size);
+  EXPECT_EQ(bw_attention_forward(&call.f), BW_KERNEL_OK) << bw_kernels_last_error();
 }
 
 TEST(KernelsCApiTest, OtherCallsNameTheBadArgument) {

@@ -67,6 +67,26 @@ TEST(CenterKeysTest, EqualsPlainLoopsAndLeavesThePaddingAlone) {
   }
 }
 
+TEST(CenterKeysTest, TheMeanIsOfVisibleTokensAndOthersStay) {
+  Operand k(DType::kFloat32, 2, 2, 20, 9), out(DType::kFloat32, 2, 2, 20, 9);
+  std::mt19937 rng(1);
+  k.FillNormal(rng, 5);
+  std::vector<uint8_t> visible(40, 1);  // [batch][tokens], for all heads: 7 to 19 of the second entry are none.
+  std::fill(visible.begin() + 27, visible.end(), 0);
+  CenterKeysParams p{.batch = 2, .kv_heads = 2, .k_len = 20, .head_dim = 9, .k = k.View(), .out = Data(out)};
+  p.out_batch_stride = out.batch_stride;
+  p.out_head_stride = out.head_stride;
+  p.out_token_stride = out.token_stride;
+  p.visible = {.data = visible.data(), .batch_stride = 20, .key_stride = 1};
+  ASSERT_EQ(CenterKeys(p, {}), Status::kOk) << LastErrorMessage();
+  for (int64_t h = 0; h < 2; ++h) {
+    for (int64_t t = 0; t < 20; ++t) {
+      EXPECT_EQ(out.Get(0, h, t, 3), Expected(k, 0, h, t, 3, 0, 20));
+      EXPECT_EQ(out.Get(1, h, t, 3), t < 7 ? Expected(k, 1, h, t, 3, 0, 7) : k.Get(1, h, t, 3));
+    }
+  }
+}
+
 TEST(CenterKeysTest, InPlaceEqualsOutOfPlace) {
   for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
     Operand k(dtype, 2, 2, 33, 16), out(dtype, 2, 2, 33, 16);

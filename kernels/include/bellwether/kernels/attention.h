@@ -7,13 +7,19 @@
 // as they were rounded.  So delta = rowsum(dO * (O + O_lo)) is the sum that the
 // backward's exact probabilities ask for.
 //
-//   S = scale Q K^T, or with softcap c > 0: c tanh(scale Q K^T / c)
+//   S = scale Q K^T, or with softcap c > 0: c tanh(scale Q K^T / c);
+//       plus the value of an additive mask
 //   m = rowmax S;  P = exp(S - m);  l = rowsum P
 //   Pr = P rounded to the input type;  lt = rowsum Pr
 //   O = Pr V / (fa, paper ? l : lt);  L = m + ln l;  O_lo = bf16(O - round(O))
 //
 // Allowed keys are probe.h's: row T sees key j if, causal, j <= T + k_len - q_len,
-// and with a window w > 0 j > T + k_len - q_len - w.
+// and with a window w > 0 j > T + k_len - q_len - w.  `key_bounds` takes the padding
+// away, and a mask hides keys as probe.h says, from -10,000 down.  Neither moves the
+// diagonal.  Padding is never read.  A hidden key's value is multiplied by 0.
+//
+// A head's sink is one more logit of each row, with a value of 0: it takes its part of
+// l and lt, unrounded, and of L.  -inf is none.
 //
 // Sequences of unequal lengths can be packed one behind the other: cu_seqlens_q and
 // cu_seqlens_k hold, where the backend computes, at which token of q, o, ... and of
@@ -64,22 +70,29 @@ struct AttentionForwardParams {
   int64_t q_len = 0;     // >= 0; packed: of all sequences together
   int64_t k_len = 0;     // >= 1; packed: the same
   int64_t head_dim = 0;
-  Tensor4 q;     // [batch][heads][q_len][head_dim]
-  Tensor4 k, v;  // [batch][kv_heads][k_len][head_dim]
+  int64_t v_dim = 0;  // of v and o; 0 = head_dim
+  Tensor4 q;          // [batch][heads][q_len][head_dim]
+  Tensor4 k;          // [batch][kv_heads][k_len][head_dim]
+  Tensor4 v;          // [batch][kv_heads][k_len][v_dim]
   // Packed sequences: [sequences + 1], not decreasing, from 0 to q_len and k_len.
   const int32_t* cu_seqlens_q = nullptr;
   const int32_t* cu_seqlens_k = nullptr;
   int64_t sequences = 0;  // 0 without cu_seqlens
-  float scale = 0;        // of the scores; finite, > 0
+  // [batch][2]: a batch entry's first key and the one behind its last, cut at 0 and k_len.
+  // Null: all keys.  Not with cu_seqlens; nor is a mask, whose by_sample must be false.
+  const int32_t* key_bounds = nullptr;
+  ProbeMask mask;
+  const float* sinks = nullptr;  // [heads] logits; or null
+  float scale = 0;               // of the scores; finite, > 0
   bool causal = false;
   int32_t window = 0;                       // keys, >= 0; 0 = none
   float softcap = 0;                        // logits, finite, >= 0; 0 = none
   float paper_eps = 1e-3f, paper_beta = 2;  // kPaper: logits, >= 0; > 1
   // kSr, and which rows count.  The same on all tensor-parallel ranks, new each step.
   uint64_t seed = 0;
-  Tensor4 o;             // out, written through: [batch][heads][q_len][head_dim]
+  Tensor4 o;             // out, written through: [batch][heads][q_len][v_dim]
   Tensor4 o_lo;          // out, bf16, the residual; absent = not wanted; kHp, kHpm, kHpNolt
-  float* lse = nullptr;  // out: L, natural log; -inf for a row without any key
+  float* lse = nullptr;  // out: L, natural log; -inf for a row without any key or sink
   // out, strides as lse: Pr of a row is P in units of 2^anchor, rounded_sum its
   // sum lt in these units.  kHpm: both; else none.
   float* anchor = nullptr;
@@ -123,6 +136,8 @@ constexpr StatsRows StatsRowsOf(const AttentionForwardParams& p) {
   return {every, every > blocks ? blocks : 1, static_cast<int64_t>(ProbeMix(p.seed) % static_cast<uint64_t>(every))};
 }
 
+constexpr int64_t ValueDim(const AttentionForwardParams& p) { return p.v_dim == 0 ? p.head_dim : p.v_dim; }
+
 size_t AttentionForwardWorkspaceBytes(const AttentionForwardParams& params);
 
 // kCuda enqueues on device.stream and returns; allocates nothing, never
@@ -130,6 +145,7 @@ size_t AttentionForwardWorkspaceBytes(const AttentionForwardParams& params);
 //
 // kUnsupported on kCuda, one of:
 // * a GPU below compute capability 8.0; dtype float32; stats in mode kSr;
+// * a mask, key_bounds or sinks; v_dim unlike head_dim;
 // * head_dim above 256 or no multiple of 8;
 // * a base that is not 16-byte aligned; a stride of q, k, v, o or o_lo that is
 //   not a multiple of 8 elements;
@@ -147,15 +163,19 @@ size_t AttentionForwardWorkspaceBytes(const AttentionForwardParams& params);
 //   P = exp(S - L), or kHpm: Pr / lt;  delta = rowsum(dO * (O + O_lo))
 //   dS = P * (dO V^T - delta), with softcap times 1 - (S / c)^2
 //   dQ = scale dS K;  dK = scale dS^T Q;  dV = P^T dO
+//   dsink = -sum_T exp(sink - L_T) delta_T, or kHpm: of Pr's lt
 // dK and dV are sums over the query heads of their group, taken in fp32.
-// center: dQ -= scale rowsum(dS) kbar^T and dK -= mean(dK), means over all keys of
-// the sequence, with the dS that the products read: what centring K would give.
+// center: dQ -= scale rowsum(dS) kbar^T and dK -= mean(dK), with the dS that the
+// products read: what centring K would give.  Means are over the keys of the sequence
+// without padding, and with a mask over those that any row of the key head's queries
+// sees.  dK of any other key is 0.  An additive mask gets no gradient.
 struct AttentionBackwardParams {
   AttentionForwardParams forward;  // as it was called; its workspace is not read,
                                    // o, o_lo, lse, anchor, rounded_sum are inputs now
-  Tensor4 d_o;                     // like q
+  Tensor4 d_o;                     // like o
   Tensor4 dq, dk, dv;              // out, written through; like q, k, v
-  bool center = false;             // not with softcap
+  float* d_sinks = nullptr;        // out: [heads]; null = not wanted, and without sinks
+  bool center = false;             // not with softcap or sinks
   bool deterministic = false;      // dq repeats bit for bit; dk and dv always do
   void* workspace = nullptr;       // AttentionBackwardWorkspaceBytes(), 16-byte aligned
   size_t workspace_bytes = 0;

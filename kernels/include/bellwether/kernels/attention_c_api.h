@@ -27,9 +27,9 @@ typedef struct bw_attention_forward_params {
   void* stream;
   int64_t batch, heads, kv_heads, q_len, k_len, head_dim;
   bw_tensor4 q;    /* [batch][heads][q_len][head_dim] */
-  bw_tensor4 k, v; /* [batch][kv_heads][k_len][head_dim] */
-  bw_tensor4 o;    /* out, like q */
-  bw_tensor4 o_lo; /* out, bf16, like q; data NULL = not wanted; HP, HPM, HP_NOLT only */
+  bw_tensor4 k, v; /* [batch][kv_heads][k_len][head_dim, of v v_dim] */
+  bw_tensor4 o;    /* out: [batch][heads][q_len][v_dim] */
+  bw_tensor4 o_lo; /* out, bf16, like o; data NULL = not wanted; HP, HPM, HP_NOLT only */
   float* lse;      /* out: [batch][heads][q_len], natural log */
   float* anchor;   /* out, strides as lse; with rounded_sum: HPM, else NULL */
   float* rounded_sum;
@@ -51,6 +51,14 @@ typedef struct bw_attention_forward_params {
   uint32_t stats_every; /* one block of 384 rows in so many counts; 1 = all rows, 0 = 16 */
   void* workspace;      /* bw_attention_forward_workspace() bytes, or NULL */
   uint64_t workspace_bytes;
+  int64_t v_dim;             /* 0 = head_dim */
+  const int32_t* key_bounds; /* NULL, or [batch][2]: the first key and the one behind the last; not with cu_seqlens */
+  const void* mask;    /* NULL, or [batch][heads][q_len][k_len]: BW_BOOL, 0 = hidden, or added to the scores; not with
+                          cu_seqlens */
+  uint32_t mask_dtype; /* bw_dtype */
+  uint32_t reserved2;
+  int64_t mask_batch_stride, mask_head_stride, mask_row_stride, mask_key_stride;
+  const float* sinks; /* NULL, or [heads] logits */
 } bw_attention_forward_params;
 
 BW_KERNELS_EXPORT uint64_t bw_attention_forward_workspace(const bw_attention_forward_params* params);
@@ -61,11 +69,12 @@ typedef struct bw_attention_backward_params {
   uint8_t center;        /* 1: the gradient for k - mean(k) */
   uint8_t deterministic; /* 1: dq repeats bit for bit */
   uint8_t reserved[2];
-  bw_attention_forward_params forward; /* as it was called */
-  bw_tensor4 d_o;                      /* like q */
+  bw_attention_forward_params forward; /* as it was called; what follows lies behind its struct_size */
+  bw_tensor4 d_o;                      /* like o */
   bw_tensor4 dq, dk, dv;               /* out; like q, k, v */
   void* workspace;                     /* bw_attention_backward_workspace() bytes */
   uint64_t workspace_bytes;
+  float* d_sinks; /* out: [heads]; NULL = not wanted, and without sinks */
 } bw_attention_backward_params;
 
 BW_KERNELS_EXPORT uint64_t bw_attention_backward_workspace(const bw_attention_forward_params* params);

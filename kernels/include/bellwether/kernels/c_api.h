@@ -29,7 +29,7 @@ extern "C" {
 #endif
 
 #define BW_KERNELS_API_VERSION_MAJOR 1
-#define BW_KERNELS_API_VERSION_MINOR 2
+#define BW_KERNELS_API_VERSION_MINOR 3
 
 typedef enum bw_kernel_status {
   BW_KERNEL_OK = 0,
@@ -206,6 +206,8 @@ typedef struct bw_center_keys_params {
   const int32_t* cu_seqlens; /* [sequences + 1] offsets into k_len with batch 1
                                 (packed sequences), or NULL */
   int64_t sequences;
+  const uint8_t* visible; /* NULL, or [batch][kv_heads][k_len]: 0 = outside the mean, and unchanged */
+  int64_t visible_batch_stride, visible_head_stride, visible_key_stride;
 } bw_center_keys_params;
 
 BW_KERNELS_EXPORT bw_kernel_status bw_center_keys(const bw_center_keys_params* params);

@@ -6,7 +6,8 @@
 // W_Q.  The map is a projection and symmetric: the backward is the same call
 // on the gradient.
 //
-//   out_j = k_j - (1 / n) sum_i k_i      over the n tokens of j's sequence
+//   out_j = k_j - (1 / n) sum_i k_i      over the n visible tokens of j's sequence
+//   out_j = k_j                          for a token that is not visible: padding
 // Source: Bellwether, after arXiv:2510.04212, Section 3.3.
 
 #ifndef BELLWETHER_KERNELS_CENTER_KEYS_H_
@@ -15,6 +16,7 @@
 #include <cstdint>
 
 #include "bellwether/kernels/device.h"
+#include "bellwether/kernels/probe.h"
 #include "bellwether/kernels/status.h"
 
 namespace bellwether::kernels {
@@ -35,6 +37,7 @@ struct CenterKeysParams {
   // batch entry is one sequence.
   const int32_t* cu_seqlens = nullptr;  // [sequences + 1]
   int64_t sequences = 0;                // >= 1 with cu_seqlens
+  ProbeVisible visible;                 // by key heads; absent = every token
 };
 
 // kCpu takes the mean in double, rounds the difference once to dtype, to nearest
@@ -45,7 +48,7 @@ struct CenterKeysParams {
 //
 // A NaN or infinity makes its channel useless in its own sequence and head only.
 // kInvalidArgument, kUnsupported (head_dim above 1024; kCuda: compute capability
-// below 8.0, 2^31 blocks), kUnavailable, kDeviceError: nothing was written.  Any
+// below 8.0, 2^31 blocks, `visible`), kUnavailable, kDeviceError: nothing was written.  Any
 // thread; calls that write the same memory must not overlap.
 [[nodiscard]] Status CenterKeys(const CenterKeysParams& params, const Device& device);
 
