@@ -187,6 +187,16 @@ def test_our_own(options: dict[str, Any]) -> None:
     q, k, v = tensors(2, 30)
     call = own_attention.read(attention, (q, k, v), {"enable_gqa": True, **options})
     check(call)
+    for seen in (
+        {"mask": torch.rand(20, 30) > 0.2},
+        {"mask": random(3, 4, 20, 30), "sinks": torch.tensor([0.5, -1.0, 2.0, 0.0])},
+        {"key_lengths": torch.tensor([30, 22, 29])},
+        {
+            "key_lengths": torch.tensor([[0, 30], [8, 30], [2, 28]]),
+            "mask": torch.rand(3, 1, 1, 30) > 0.2,
+        },
+    ):
+        check(own_attention.read(attention, (q, k, v), {"enable_gqa": True, **options, **seen}))
     offsets = torch.tensor([0, 3, 20]), torch.tensor([0, 10, 30])
     one = (t[:1] for t in (q, k, v))
     check(own_attention.read(attention, (*one,), {"enable_gqa": True, "cu_seqlens": offsets,

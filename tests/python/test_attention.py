@@ -203,7 +203,7 @@ def test_the_residual_makes_the_output_unbiased() -> None:
     from bellwether._attention.attention_op import attention_forward
 
     q, k, v, _ = inputs("sink", heads=8, kv_heads=8, q_len=512, k_len=512, dim=64)
-    settings = (None, None, None, "hp", 64**-0.5, False, 0, 0.0, False)
+    settings = (*[None] * 6, "hp", 64**-0.5, False, 0, 0.0, False)
     o, o_lo, *_ = attention_forward(q, k, v, *settings)
     p = torch.softmax(q.double() @ k.double().mT * 64**-0.5, dim=-1)
     rounded = (o.double() - p @ v.double()).abs().mean()

@@ -54,10 +54,10 @@ def test_opcheck(mode: str) -> None:
             .requires_grad_()
             for t in (q, k, v)
         )
-        torch.library.opcheck(attention_forward, (*leaves, None, None, seed, *settings))
-        saved = attention_forward(q, k, v, None, None, seed, *settings)
-        torch.library.opcheck(attention_backward, (d_o, q, k, v, *saved, None, None, *settings))
-        torch.library.opcheck(_center_keys, (leaves[1], None))
+        torch.library.opcheck(attention_forward, (*leaves, *[None] * 5, seed, *settings))
+        saved = attention_forward(q, k, v, *[None] * 5, seed, *settings)
+        torch.library.opcheck(attention_backward, (d_o, q, k, v, *saved, *[None] * 5, *settings))
+        torch.library.opcheck(_center_keys, (leaves[1], None, None))
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -50,6 +50,21 @@ class Checkpointed(torch.nn.Module):
         return checkpoint(self.block, x, use_reentrant=False)
 
 
+class Ours(PaddedLeft):
+    """Calls bellwether.attention, with all that says what a row sees."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__(shape)
+        self.sinks = torch.nn.Parameter(torch.linspace(-1, 1, shape.heads))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, gqa: bool) -> Tensor:
+        lengths = torch.full((q.shape[0],), k.shape[2] - 2)
+        return bellwether.attention(
+            q, k, v, causal=True, window=20, mask=self.mask(q, k), key_lengths=lengths,
+            sinks=self.sinks, enable_gqa=gqa,
+        )  # fmt: skip
+
+
 def build(
     shape: Shape, how: str, checkpointing: Optional[str], kind: type[Attention] = Attention
 ) -> Model:
@@ -71,11 +86,12 @@ def compile_(model: Model, how: str, backend: str) -> Any:
 def train(
     path: Optional[Path], shape: Shape, how: str = "eager", *, tell: bool = True,
     checkpointing: Optional[str] = None, backend: str = "aot_eager", autocast: bool = False,
-    evaluate: bool = False, kind: type[Attention] = Attention,
+    evaluate: bool = False, kind: type[Attention] = Attention, stabilized: bool = False,
 ) -> tuple[list[Tensor], dict[int, dict[str, np.ndarray]]]:  # fmt: skip
     """(losses and weights, what was recorded)."""
     model = build(shape, how, checkpointing, kind)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    handle = bellwether.stabilize(model) if stabilized else None
     monitor = None
     if path is not None:
         monitor = bellwether.attach(
@@ -96,6 +112,8 @@ def train(
             with torch.no_grad():  # Not a sample.
                 run(batch(shape, 99))
     found += [p.detach() for p in model.parameters()]
+    if handle is not None:
+        handle.close()
     if monitor is None:
         return found, {}
     assert monitor.flush(20)
@@ -113,6 +131,8 @@ CASES: dict[str, dict[str, Any]] = {
     "autocast": dict(shape=Shape(kv_heads=2), autocast=True),
     "padded": dict(shape=Shape(kv_heads=2), kind=PaddedLeft),
     "learned bias": dict(shape=Shape(), kind=Biased),
+    "ours": dict(shape=Shape(kv_heads=2), kind=Ours),
+    "stabilized": dict(shape=Shape(kv_heads=2), kind=PaddedLeft, stabilized=True),
     "whole": dict(shape=Shape(dtype=torch.bfloat16), how="whole"),
     "checkpoint inside": dict(shape=Shape(), how="checkpoint inside"),
     "checkpoint outside": dict(shape=Shape(), checkpointing="non-reentrant"),

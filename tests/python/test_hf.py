@@ -35,13 +35,17 @@ def test_is_the_attention_with_the_interfaces_arguments() -> None:
     assert torch.equal(call(is_causal=False), bellwether.attention(q, k, v, enable_gqa=True))
 
 
-def test_masks_are_pytorchs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_masks_biases_and_sinks_are_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "_said", set())
     q, k, v, _ = inputs("randn", heads=4, kv_heads=2, dtype=torch.float32)
-    mask = torch.rand(1, 1, 96, 96) > 0.2
-    want = F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True)
-    assert torch.equal(call(mask), want)
-    assert dispatch._said == {"attn_mask is given"}
+    mask, bias, sinks = torch.rand(1, 1, 96, 96) > 0.2, torch.randn(1, 4, 96, 96), torch.randn(4)
+    got = call(mask, position_bias=bias, s_aux=sinks)
+    both = bias.masked_fill(~mask, -torch.inf)
+    want = bellwether.attention(q, k, v, mask=both, sinks=sinks, enable_gqa=True)
+    assert torch.equal(got, want)
+    assert dispatch._said == set()
+    call(mask, dropout=0.5)
+    assert dispatch._said == {"dropout_p is above 0"}
 
 
 def by_hand(

@@ -219,12 +219,12 @@ class Options(nn.Module):
 def test_unsupported_calls_stay_pytorchs_and_warn_once(messages: Any) -> None:
     torch.manual_seed(0)
     model = Options()
-    mask = torch.rand(12, 12) > 0.3
+    learned = torch.randn(12, 12).requires_grad_()
     doubles = [t.double() for t in model.inputs]
     shorter = [model.inputs[0][:, :, :5], *model.inputs[1:]]
     nested = [t[None] for t in model.inputs]
     cases: list[tuple[str, dict[str, Any], Any, bool]] = [
-        ("attn_mask is given", {"attn_mask": mask}, None, False),
+        ("the mask requires a gradient", {"attn_mask": learned}, None, False),
         ("dropout_p is above 0", {"dropout_p": 0.5}, None, False),
         ("scale is not above 0", {"scale": -1.0}, None, False),
         ("torch.float64 on cpu", {}, doubles, False),
@@ -254,9 +254,14 @@ def test_unsupported_calls_stay_pytorchs_and_warn_once(messages: Any) -> None:
 def test_keys_stay_centred_where_pytorch_computes() -> None:
     model = Options()
     q, k, v = model.inputs
-    model.options = {"attn_mask": torch.rand(12, 12) > 0.3}
-    want = F.scaled_dot_product_attention(q, bellwether.center_keys(k), v, **model.options)
+    mask = torch.rand(12, 12) > 0.3
+    mask[:, 9:] = False
+    model.options = {"attn_mask": mask, "dropout_p": 1e-12}
+    centred = bellwether.center_keys(k, visible=mask.any(0))
+    torch.manual_seed(1)
+    want = F.scaled_dot_product_attention(q, centred, v, **model.options)
     with bellwether.stabilize(model, center=True):
+        torch.manual_seed(1)
         assert torch.equal(model(), want)
 
 
@@ -268,6 +273,9 @@ def test_the_functions_own_arguments(messages: Any) -> None:
         assert torch.equal(model(), bellwether.attention(q, k, v, causal=True, scale=0.7))
         model.options = {"attn_mask": None, "dropout_p": 0.0}
         assert torch.equal(model(), bellwether.attention(q, k, v))
+        for mask in (torch.rand(2, 1, 1, 12) > 0.3, torch.randn(4, 12, 12), torch.ones(12, 12)):
+            model.options = {"attn_mask": mask}
+            assert torch.equal(model(), bellwether.attention(q, k, v, mask=mask))
     assert messages() == []
 
 

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from typing import Any, Optional
 
+import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
 from ._attention.composed import composed
-from ._attention.dispatch import allowed_keys, attention, say_once, sdpa_mask
+from ._attention.dispatch import attention, say_once
+from ._attention.seen import Seen, allowed, sdpa_mask
 
 NAME = "bellwether"
 
@@ -37,42 +39,51 @@ def attention_forward(
     """transformers' attention interface: q [batch, heads, tokens, dim] and k, v with kv heads in,
     [batch, tokens, heads, dim] out, in mode "hp".
 
-    With a mask (padding), a position bias (T5), sinks (`s_aux`, gpt-oss) or dropout PyTorch
-    computes the attention, and the log says so once.
+    A mask, a position bias (T5) and sinks (`s_aux`, gpt-oss) are part of it.  With dropout, or
+    where the kernels lack something, PyTorch computes the attention, and the log says so once.
     """
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    causal = bool(causal) and query.shape[2] > 1
-    window = min(sliding_window or 0, key.shape[2])  # A longer one sees all.
-    given = {
-        "attn_mask is given": attention_mask is not None,
-        "position_bias is given": position_bias is not None,
-        "s_aux is given": s_aux is not None,
-        "dropout_p is above 0": dropout > 0,
-    }
-    reason = next((reason for reason, there in given.items() if there), None)
-    if reason is None:
-        o = attention(
-            query, key, value, causal=causal, window=window, softcap=softcap or 0.0,
-            scale=scaling, enable_gqa=True,
-        )  # fmt: skip
-        return o.transpose(1, 2).contiguous(), None
-    say_once(reason)
-    mask: dict[str, Any] = {"attn_mask": attention_mask}  # It has all that is hidden.
-    if attention_mask is None:
-        mask = sdpa_mask(query, key, causal, window)
-    if softcap or s_aux is not None or position_bias is not None:
-        if mask.get("is_causal"):
-            mask = {"attn_mask": allowed_keys(query, key, causal, window)}
-        o = composed(
-            query, key, value, scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
-            mask=mask.get("attn_mask"), bias=position_bias, softcap=softcap or 0.0, sinks=s_aux,
-            dropout=dropout,
+    causal = bool(causal) and query.shape[2] > 1 and attention_mask is None
+    window = 0 if attention_mask is not None else min(sliding_window or 0, key.shape[2])
+    if dropout > 0:
+        say_once("dropout_p is above 0")
+        o = _dropped(
+            query, key, value, Seen(causal, window), attention_mask, dropout, scaling,
+            softcap or 0.0, position_bias, s_aux,
         )  # fmt: skip
     else:
-        o = functional.scaled_dot_product_attention(
-            query, key, value, dropout_p=dropout, scale=scaling, enable_gqa=True, **mask
-        )
+        o = attention(
+            query, key, value, causal=causal, window=window, softcap=softcap or 0.0,
+            scale=scaling, enable_gqa=True, mask=_with_bias(attention_mask, position_bias),
+            sinks=s_aux,
+        )  # fmt: skip
     return o.transpose(1, 2).contiguous(), None
+
+
+def _with_bias(mask: Optional[Tensor], bias: Optional[Tensor]) -> Optional[Tensor]:
+    """Both as one mask; either has all that it hides."""
+    if mask is None or bias is None:
+        return bias if mask is None else mask
+    return bias.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else bias + mask
+
+
+def _dropped(
+    query: Tensor, key: Tensor, value: Tensor, seen: Seen, mask: Optional[Tensor], dropout: float,
+    scaling: Optional[float], softcap: float, bias: Optional[Tensor], sinks: Optional[Tensor],
+) -> Tensor:  # fmt: skip
+    """The attention with dropout, by PyTorch's operations."""
+    if softcap or sinks is not None or bias is not None:
+        if mask is None:
+            mask = allowed(seen, query.shape[2], key.shape[2], query.device)
+        return composed(
+            query, key, value, scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
+            mask=mask, bias=bias, softcap=softcap, sinks=sinks, dropout=dropout,
+        )  # fmt: skip
+    how = sdpa_mask(seen, query, key) if mask is None else {"attn_mask": mask}
+    o: Tensor = functional.scaled_dot_product_attention(
+        query, key, value, dropout_p=dropout, scale=scaling, enable_gqa=True, **how
+    )
+    return o
 
 
 def register() -> None:

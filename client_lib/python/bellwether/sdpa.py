@@ -30,6 +30,7 @@ from torch.library import Library
 from ._attention.attention_op import machine_lacks
 from ._attention.center_keys import center_keys
 from ._attention.dispatch import attention_and_lse, say_once, unsupported
+from ._attention.seen import Seen
 from ._native.attention_c_api import MODES
 
 NAME = "bellwether"
@@ -116,8 +117,8 @@ class _Provider:
             )
             return others
         o, lse = attention_and_lse(
-            query, key, value, None, None, mode=self._mode, center=self._center, causal=is_causal,
-            window=0, softcap=0.0, scale=query.shape[-1] ** -0.5 if scale is None else scale,
+            query, key, value, Seen(is_causal), mode=self._mode, center=self._center,
+            softcap=0.0, scale=query.shape[-1] ** -0.5 if scale is None else scale,
         )  # fmt: skip
         none = query.new_empty(0)
         return o, lse, None, None, query.shape[2], key.shape[2], none, none, none

@@ -44,13 +44,17 @@ def read(given: Arguments) -> Union[AttentionCall, str, None]:
         return None
     scale, wrong = scale_of(given.get("scale"), q.shape[-1])
     in_q, in_k = (offsets, offsets) if isinstance(offsets, Tensor) else (offsets or (None, None))
+    mask, lengths, sinks = (given.get(name) for name in ("mask", "key_lengths", "sinks"))
+    begins, ends = (None, lengths) if lengths is None or lengths.dim() == 1 else lengths.unbind(1)
     view = VIEWS["bhtd"]
 
     return AttentionCall(
         q, k, v, view, view, view, view, given.run("q", "k", "v"), scale,
         Mask(causal=bool(given.get("causal")), left=window - 1 if window else None,
-             q_offsets=in_q, k_offsets=in_k),
+             q_offsets=in_q, k_offsets=in_k, begins=begins, ends=ends,
+             tensor=None if mask is None else mask.detach()),
         softcap=float(given.get("softcap")),
+        sinks=None if sinks is None else sinks.detach(),
         cast=_cast(q),
         kernel=functools.partial(str, f"bellwether {given.get('mode')}"),
         unread=wrong,

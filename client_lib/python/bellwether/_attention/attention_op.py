@@ -14,7 +14,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from .._kernels.probe import DTYPES, call
+from .._kernels.probe import DTYPES, MASK_DTYPES, call
 from .._native import attention_c_api as c
 from .._native import c_api
 
@@ -37,6 +37,17 @@ def writable_like(t: Tensor, dtype: Optional[torch.dtype] = None) -> Tensor:
     if out.stride(-1) == 1:
         return out
     return torch.empty_like(t, dtype=dtype, memory_format=torch.contiguous_format)
+
+
+def _output_like(q: Tensor, dim: int, dtype: Optional[torch.dtype] = None) -> Tensor:
+    """Uninitialized [batch, heads, q_len, dim], in q's layout."""
+    if dim == q.shape[3]:
+        return writable_like(q, dtype)
+    batch, heads, q_len, _ = q.shape
+    dtype = q.dtype if dtype is None else dtype
+    if q.stride(1) < q.stride(2):
+        return q.new_empty((batch, q_len, heads, dim), dtype=dtype).transpose(1, 2)
+    return q.new_empty((batch, heads, q_len, dim), dtype=dtype)
 
 
 def view(t: Tensor) -> c_api.Tensor4:
@@ -101,8 +112,7 @@ def _forward_params(
     k: Tensor,
     v: Tensor,
     outputs: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
-    cu_seqlens_q: Optional[Tensor],
-    cu_seqlens_k: Optional[Tensor],
+    seen: tuple[Optional[Tensor], ...],
     mode: str,
     scale: float,
     causal: bool,
@@ -110,6 +120,8 @@ def _forward_params(
     softcap: float,
     seed: int = 0,
 ) -> c.ForwardParams:
+    """seen: cu_seqlens of q and k, mask, key_bounds, sinks."""
+    cu_seqlens_q, cu_seqlens_k, mask, key_bounds, sinks = seen
     o, o_lo, lse, anchor, rounded_sum = outputs
     params: c.ForwardParams = c_api.struct(
         c.ForwardParams, **place(q.device), dtype=DTYPES[q.dtype], mode=c.MODES.index(mode),
@@ -120,7 +132,13 @@ def _forward_params(
         paper_eps=PAPER_EPS, paper_beta=PAPER_BETA,
     )  # fmt: skip
     params.batch, params.heads, params.q_len, params.head_dim = q.shape
-    params.kv_heads, params.k_len = k.shape[1], k.shape[2]
+    params.kv_heads, params.k_len, params.v_dim = k.shape[1], k.shape[2], v.shape[3]
+    params.key_bounds, params.sinks = _pointer(key_bounds), _pointer(sinks)
+    if mask is not None:
+        mask = mask.expand(*q.shape[:3], k.shape[2])
+        params.mask, params.mask_dtype = mask.data_ptr(), MASK_DTYPES[mask.dtype]
+        params.mask_batch_stride, params.mask_head_stride = mask.stride()[:2]
+        params.mask_row_stride, params.mask_key_stride = mask.stride()[2:]
     if cu_seqlens_q is not None and cu_seqlens_k is not None:
         params.cu_seqlens_q = cu_seqlens_q.data_ptr()
         params.cu_seqlens_k = cu_seqlens_k.data_ptr()
@@ -128,12 +146,13 @@ def _forward_params(
     return params
 
 
-def _outputs(q: Tensor, mode: str) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _outputs(q: Tensor, v: Tensor, mode: str) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """o, o_lo, lse, anchor, rounded_sum, uninitialized; empty where the mode has none."""
     absent = (0,)
-    o, o_lo = writable_like(q), q.new_empty(absent, dtype=torch.bfloat16)
+    dim = v.shape[3]
+    o, o_lo = _output_like(q, dim), q.new_empty(absent, dtype=torch.bfloat16)
     if mode in c.RESIDUAL_MODES:
-        o_lo = writable_like(q, torch.bfloat16)
+        o_lo = _output_like(q, dim, torch.bfloat16)
     anchored = mode == c.ANCHORED_MODE
     lse = q.new_empty(q.shape[:3], dtype=torch.float32)
     anchor, rounded_sum = (
@@ -149,6 +168,9 @@ def attention_forward(
     v: Tensor,
     cu_seqlens_q: Optional[Tensor],
     cu_seqlens_k: Optional[Tensor],
+    mask: Optional[Tensor],
+    key_bounds: Optional[Tensor],
+    sinks: Optional[Tensor],
     seed: Optional[Tensor],
     mode: str,
     scale: float,
@@ -159,18 +181,21 @@ def attention_forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """o and what the backward needs: o_lo, lse, anchor, rounded_sum; empty if not of this mode.
 
-    q [batch, heads, q_len, dim]; k, v [batch, kv_heads, k_len, dim]; o, o_lo like q, o_lo in
-    bf16; the others [batch, heads, q_len] float32.  cu_seqlens_*: int32 on q's device; batch is
-    1 then.  seed: one int64 on the CPU, for mode sr.  `center` concerns the backward only: the
+    q [batch, heads, q_len, dim]; k, v [batch, kv_heads, k_len, dim or v_dim]; o, o_lo
+    [batch, heads, q_len, v_dim], o_lo in bf16; the others [batch, heads, q_len] float32.
+    cu_seqlens_*: int32 on q's device; batch is 1 then.  mask: bool or floating, four dimensions
+    that broadcast; without a gradient.  key_bounds: int32 [batch, 2].  sinks: float32 [heads].
+    seed: one int64 on the CPU, for mode sr.  `center` concerns the backward only: the
     output does not depend on a shift of the keys.
     """
-    outputs = _outputs(q, mode)
+    outputs = _outputs(q, v, mode)
     if q.numel() == 0:
         return outputs
     q, k, v = _readable(q), _readable(k), _readable(v)
     with on(q.device):
         params = _forward_params(
-            q, k, v, outputs, cu_seqlens_q, cu_seqlens_k, mode, scale, causal, window, softcap,
+            q, k, v, outputs, (cu_seqlens_q, cu_seqlens_k, mask, key_bounds, sinks),
+            mode, scale, causal, window, softcap,
             0 if seed is None else int(seed.item()),
         )  # fmt: skip
         workspace = _workspace("bw_attention_forward_workspace", params, q.device)
@@ -187,6 +212,9 @@ def _(
     v: Tensor,
     cu_seqlens_q: Optional[Tensor],
     cu_seqlens_k: Optional[Tensor],
+    mask: Optional[Tensor],
+    key_bounds: Optional[Tensor],
+    sinks: Optional[Tensor],
     seed: Optional[Tensor],
     mode: str,
     scale: float,
@@ -195,7 +223,15 @@ def _(
     softcap: float,
     center: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    return _outputs(q, mode)
+    return _outputs(q, v, mode)
+
+
+def _gradients(
+    q: Tensor, k: Tensor, v: Tensor, sinks: Optional[Tensor]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Of q, k, v and sinks, uninitialized."""
+    d_sinks = q.new_empty(0 if sinks is None else q.shape[1], dtype=torch.float32)
+    return writable_like(q), writable_like(k), writable_like(v), d_sinks
 
 
 @torch.library.custom_op("bellwether::attention_backward", mutates_args=())
@@ -211,37 +247,42 @@ def attention_backward(
     rounded_sum: Tensor,
     cu_seqlens_q: Optional[Tensor],
     cu_seqlens_k: Optional[Tensor],
+    mask: Optional[Tensor],
+    key_bounds: Optional[Tensor],
+    sinks: Optional[Tensor],
     mode: str,
     scale: float,
     causal: bool,
     window: int,
     softcap: float,
     center: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """dq, dk, dv for what attention_forward was given and returned.
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """dq, dk, dv and d_sinks, empty without sinks, for what attention_forward was given and
+    returned.
 
     Under torch.use_deterministic_algorithms() dq repeats bit for bit on a GPU too.
     """
-    dq, dk, dv = writable_like(q), writable_like(k), writable_like(v)
+    gradients = dq, dk, dv, d_sinks = _gradients(q, k, v, sinks)
     if q.numel() == 0:
-        return dq, dk.zero_(), dv.zero_()
+        return dq, dk.zero_(), dv.zero_(), d_sinks.zero_()
     q, k, v, d_o = _readable(q), _readable(k), _readable(v), _readable(d_o)
     o, o_lo = _readable(o), _readable(o_lo)
     with on(q.device):
         forward = _forward_params(
-            q, k, v, (o, o_lo, lse, anchor, rounded_sum), cu_seqlens_q, cu_seqlens_k,
+            q, k, v, (o, o_lo, lse, anchor, rounded_sum),
+            (cu_seqlens_q, cu_seqlens_k, mask, key_bounds, sinks),
             mode, scale, causal, window, softcap,
         )  # fmt: skip
         params = c_api.struct(
             c.BackwardParams, forward=forward, d_o=view(d_o),
-            dq=view(dq), dk=view(dk), dv=view(dv), center=center,
+            dq=view(dq), dk=view(dk), dv=view(dv), d_sinks=_pointer(d_sinks), center=center,
             deterministic=torch.are_deterministic_algorithms_enabled(),
         )  # fmt: skip
         workspace = _workspace("bw_attention_backward_workspace", forward, q.device)
         if workspace is not None:
             params.workspace, params.workspace_bytes = workspace.data_ptr(), workspace.numel()
         call("bw_attention_backward", params)
-    return dq, dk, dv
+    return gradients
 
 
 @attention_backward.register_fake
@@ -257,33 +298,39 @@ def _(
     rounded_sum: Tensor,
     cu_seqlens_q: Optional[Tensor],
     cu_seqlens_k: Optional[Tensor],
+    mask: Optional[Tensor],
+    key_bounds: Optional[Tensor],
+    sinks: Optional[Tensor],
     mode: str,
     scale: float,
     causal: bool,
     window: int,
     softcap: float,
     center: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return writable_like(q), writable_like(k), writable_like(v)
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return _gradients(q, k, v, sinks)
 
 
 _SETTINGS = 6  # mode, scale, causal, window, softcap, center: the last inputs of both operators
+_MASK, _SINKS = 5, 7  # Which inputs of attention_forward these are.
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    q, k, v, cu_seqlens_q, cu_seqlens_k, _seed, *settings = inputs
-    assert len(settings) == _SETTINGS
-    ctx.save_for_backward(q, k, v, *output, cu_seqlens_q, cu_seqlens_k)
-    ctx.settings = settings
+    q, k, v, *seen, _seed = inputs[:-_SETTINGS]
+    if ctx.needs_input_grad[_MASK]:
+        raise RuntimeError("the mask requires a gradient, which this operator does not compute")
+    ctx.save_for_backward(q, k, v, *output, *seen)
+    ctx.settings = inputs[-_SETTINGS:]
     ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)
 
 
 def _backward(ctx: Any, d_o: Optional[Tensor], *_none: Any) -> tuple[Optional[Tensor], ...]:
-    gradients: tuple[Optional[Tensor], ...] = (None, None, None)
+    dq = dk = dv = d_sinks = None
     if d_o is not None:
-        gradients = attention_backward(d_o, *ctx.saved_tensors, *ctx.settings)
-    return (*gradients, *[None] * (3 + _SETTINGS))
+        dq, dk, dv, d_sinks = attention_backward(d_o, *ctx.saved_tensors, *ctx.settings)
+        d_sinks = d_sinks if ctx.needs_input_grad[_SINKS] else None
+    return dq, dk, dv, None, None, None, None, d_sinks, None, *[None] * _SETTINGS
 
 
 attention_forward.register_autograd(_backward, setup_context=_setup_context)

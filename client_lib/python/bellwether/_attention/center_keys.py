@@ -6,7 +6,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from .._kernels.probe import DTYPES, call
+from .._kernels.probe import DTYPES, call, expanded
 from .._native import c_api
 from .._util import log
 from .attention_op import machine_lacks, on, place, view, writable_like
@@ -15,7 +15,7 @@ HEAD_DIM_MAX = 1024
 
 
 @torch.library.custom_op("bellwether::center_keys", mutates_args=(), device_types=("cpu", "cuda"))
-def _center_keys(k: Tensor, cu_seqlens: Optional[Tensor]) -> Tensor:
+def _center_keys(k: Tensor, cu_seqlens: Optional[Tensor], visible: Optional[Tensor]) -> Tensor:
     out = writable_like(k)
     if k.numel() == 0:
         return out
@@ -29,30 +29,39 @@ def _center_keys(k: Tensor, cu_seqlens: Optional[Tensor]) -> Tensor:
         params.batch, params.kv_heads, params.k_len, params.head_dim = k.shape
         if cu_seqlens is not None:
             params.cu_seqlens, params.sequences = cu_seqlens.data_ptr(), cu_seqlens.numel() - 1
+        if visible is not None:
+            visible = visible.expand(k.shape[:3])
+            params.visible, params.visible_key_stride = visible.data_ptr(), visible.stride(2)
+            params.visible_batch_stride, params.visible_head_stride = visible.stride()[:2]
         call("bw_center_keys", params)
     return out
 
 
 @_center_keys.register_fake
-def _(k: Tensor, cu_seqlens: Optional[Tensor]) -> Tensor:
+def _(k: Tensor, cu_seqlens: Optional[Tensor], visible: Optional[Tensor]) -> Tensor:
     return writable_like(k)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(inputs[1])
+    ctx.save_for_backward(*inputs[1:])
 
 
-def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-    (cu_seqlens,) = ctx.saved_tensors
-    return _center_keys(gradient, cu_seqlens), None  # A symmetric projection: its own adjoint.
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+    # A symmetric projection: its own adjoint.
+    return _center_keys(gradient, *ctx.saved_tensors), None, None
 
 
 _center_keys.register_autograd(_backward, setup_context=_setup_context)
 
 
-def _composed(k: Tensor, cu_seqlens: Optional[Tensor]) -> Tensor:
+def _composed(k: Tensor, cu_seqlens: Optional[Tensor], visible: Optional[Tensor] = None) -> Tensor:
     """The same out of PyTorch's operations."""
     wide = k if k.dtype == torch.float64 else k.float()
+    if visible is not None:
+        seen = visible.expand(k.shape[:3])[..., None]
+        count = seen.sum(2, keepdim=True).clamp(min=1)
+        mean = wide.masked_fill(~seen, 0.0).sum(2, keepdim=True) / count
+        return torch.where(seen, wide - mean, wide).to(k.dtype)
     if cu_seqlens is None:
         return (wide - wide.mean(dim=2, keepdim=True)).to(k.dtype)
     sequences = cu_seqlens.numel() - 1
@@ -74,11 +83,13 @@ def _say_composed(reason: str) -> None:
     _warn_once(f"keys are centred by PyTorch's operations, not by one kernel: {reason}")
 
 
-def _unsupported(k: Tensor) -> Optional[str]:
+def _unsupported(k: Tensor, visible: Optional[Tensor]) -> Optional[str]:
     if k.dtype not in DTYPES:
         return f"{k.dtype}"
     if k.shape[3] > HEAD_DIM_MAX:
         return f"heads have {k.shape[3]} elements, and {HEAD_DIM_MAX} is the most"
+    if visible is not None and k.device.type != "cpu":
+        return f"visible is given on {k.device.type}"
     return machine_lacks(k.device)
 
 
@@ -94,12 +105,16 @@ def offsets_on(cu_seqlens: Tensor, device: torch.device) -> Tensor:
     return t.contiguous()
 
 
-def center_keys(k: Tensor, cu_seqlens: Optional[Tensor] = None) -> Tensor:
+def center_keys(
+    k: Tensor, cu_seqlens: Optional[Tensor] = None, *, visible: Optional[Tensor] = None
+) -> Tensor:
     """k minus its mean over the tokens of each sequence and key head, rounded once.
 
     k           [batch, kv_heads, tokens, dim], after positions were rotated in
     cu_seqlens  [sequences + 1] integers, not decreasing, from 0 to tokens, on k's device: packed
                 sequences, with batch 1; none = each batch entry is one sequence
+    visible     bool, broadcasts to [batch, kv_heads, tokens]: tokens that some query sees.  Others
+                (padding) are outside the mean and stay as they are.  Not with cu_seqlens.
 
     The result has k's shape and type.  Softmax does not see the shift, whatever the mask, so any
     attention gives the same output.  Its gradient for W_K, and through q @ k for W_Q, loses the
@@ -107,9 +122,10 @@ def center_keys(k: Tensor, cu_seqlens: Optional[Tensor] = None) -> Tensor:
     learned sinks, which are not shift invariant.  Differentiable; the gradient passes through the
     mean.
 
-    One kernel does it on the CPU and on GPUs of compute capability 8.0 and later, also under
-    torch.compile(fullgraph=True) and in CUDA graphs.  Elsewhere PyTorch's operations do, and the
-    log has the reason, once.  Raises ValueError if the arguments do not fit each other.
+    One kernel does it on the CPU and, without `visible`, on GPUs of compute capability 8.0 and
+    later, also under torch.compile(fullgraph=True) and in CUDA graphs.  Elsewhere PyTorch's
+    operations do, and the log has the reason, once.  Raises ValueError if the arguments do not
+    fit each other.
     """
     if k.dim() != 4:
         raise ValueError(f"k has {k.dim()} dimensions, but must have 4")
@@ -119,9 +135,15 @@ def center_keys(k: Tensor, cu_seqlens: Optional[Tensor] = None) -> Tensor:
         if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 2:
             raise ValueError(f"cu_seqlens is {list(cu_seqlens.shape)}, but must be [sequences + 1]")
         cu_seqlens = offsets_on(cu_seqlens, k.device)
-    reason = _unsupported(k)
+    if visible is not None:
+        if cu_seqlens is not None:
+            raise ValueError("visible is given, but must be None with cu_seqlens")
+        if visible.dtype != torch.bool:
+            raise ValueError(f"visible is {visible.dtype}, but must be torch.bool")
+        visible = expanded("visible", visible, k, tuple(k.shape[:3]))
+    reason = _unsupported(k, visible)
     if reason is not None:
         _say_composed(reason)
-        return _composed(k, cu_seqlens)
-    out: Tensor = _center_keys(k, cu_seqlens)
+        return _composed(k, cu_seqlens, visible)
+    out: Tensor = _center_keys(k, cu_seqlens, visible)
     return out

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional, Union
+from collections.abc import Callable
+from typing import Optional, Union
 
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
+from .._hook import intercept
+from .._hook.call import AttentionCall, Mask, same
 from .._kernels.probe import DTYPES
 from .._native.attention_c_api import MODES
 from .._util import log
 from .attention_op import attention_forward, machine_lacks
 from .center_keys import INT32_MAX, center_keys, offsets_on
 from .composed import composed
+from .seen import Seen, allowed, bias, mask_lacks, mask_of_four, sdpa_mask, visible
 
 HEAD_DIM_MAX = {"cpu": 1024, "cuda": 256}
 
@@ -32,7 +36,10 @@ def say_once(reason: str) -> None:
         log.warning(f"attention is PyTorch's own, not stabilized: {reason}")
 
 
-def unsupported(q: Tensor, k: Tensor, v: Tensor) -> Optional[str]:
+def unsupported(
+    q: Tensor, k: Tensor, v: Tensor, mask: Optional[Tensor] = None,
+    key_bounds: Optional[Tensor] = None, sinks: Optional[Tensor] = None,
+) -> Optional[str]:  # fmt: skip
     """Why no kernel takes these [batch, heads, tokens, dim]; None if one does."""
     device = q.device
     lacks = machine_lacks(device)
@@ -43,21 +50,28 @@ def unsupported(q: Tensor, k: Tensor, v: Tensor) -> Optional[str]:
         return f"{q.dtype} on {device.type}"
     if not q.dtype == k.dtype == v.dtype:
         return f"q, k and v are {q.dtype}, {k.dtype} and {v.dtype}"
-    if v.shape[3] != q.shape[3]:
+    if v.shape[3] == 0 or (on_cuda and v.shape[3] != q.shape[3]):
         return f"the values have {v.shape[3]} elements a head and the keys {q.shape[3]}"
-    if q.shape[3] > HEAD_DIM_MAX[device.type]:
-        return f"heads have {q.shape[3]} elements, and {HEAD_DIM_MAX[device.type]} is the most"
+    widest = max(q.shape[3], v.shape[3])
+    if widest > HEAD_DIM_MAX[device.type]:
+        return f"heads have {widest} elements, and {HEAD_DIM_MAX[device.type]} is the most"
     if on_cuda and q.shape[3] % 8:
         return f"heads have {q.shape[3]} elements, which is no multiple of 8"
     if k.shape[2] == 0:
         return "there are no keys"
+    if mask is not None and mask.requires_grad and torch.is_grad_enabled():
+        return "the mask requires a gradient"
+    for name, given in (("mask", mask), ("key_lengths", key_bounds), ("sinks", sinks)):
+        if on_cuda and given is not None:
+            return f"{name} on cuda"
     return None
 
 
-def _check(
+def check(
     q: Tensor, k: Tensor, v: Tensor, mode: str, scale: float, window: int, softcap: float,
     center: bool, enable_gqa: bool,
 ) -> None:  # fmt: skip
+    """Raises ValueError for what no attention computes."""
     if mode not in MODES:
         raise ValueError(f"mode is {mode!r}, but must be one of {', '.join(MODES)}")
     for name, t in (("q", q), ("k", k), ("v", v)):
@@ -110,67 +124,91 @@ def cast_as_autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, T
     return q, k, v
 
 
-def _allowed(
-    q_len: int, k_len: int, causal: bool, window: int,
-    of_q: Optional[Tensor], of_k: Optional[Tensor], device: torch.device,
-) -> Optional[Tensor]:  # fmt: skip
-    """[q_len, k_len]: which keys a row sees, as attention.h defines it; None = all of them."""
-    if of_q is None and not causal and not window:
-        return None
-    row = torch.arange(q_len, device=device)[:, None]
-    key = torch.arange(k_len, device=device)[None, :]
-    allowed = torch.ones(q_len, k_len, dtype=torch.bool, device=device)
-    last = row + (k_len - q_len)
-    if of_q is not None and of_k is not None:
-        mine = torch.bucketize(row, of_q[1:], right=True)
-        allowed = mine == torch.bucketize(key, of_k[1:], right=True)
-        last = row + (of_k[1:] - of_q[1:])[mine]  # Both sequences end at the same position.
-    if causal:
-        allowed = allowed & (key <= last)
-    if window:
-        allowed = allowed & (key > last - window)
-    return allowed
+def _key_bounds(lengths: Tensor, batch: int, device: torch.device) -> Tensor:
+    """key_lengths as the kernels take them: int32 [batch, 2]."""
+    if lengths.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"key_lengths is {lengths.dtype}, but must be torch.int32 or torch.int64")
+    if lengths.device != device:
+        raise ValueError(f"key_lengths is on {lengths.device}, but must be on {device}")
+    if tuple(lengths.shape) not in ((batch,), (batch, 2)):
+        raise ValueError(
+            f"key_lengths is {list(lengths.shape)}, but must be [{batch}] or [{batch}, 2]"
+        )
+    if lengths.dim() == 1:
+        lengths = torch.stack((torch.zeros_like(lengths), lengths), 1)
+    return lengths.clamp(0, INT32_MAX).to(torch.int32).contiguous()
 
 
-def allowed_keys(q: Tensor, k: Tensor, causal: bool, window: int) -> Optional[Tensor]:
-    """[q_len, k_len]: which keys a row of attention() sees; None = all of them."""
-    return _allowed(q.shape[2], k.shape[2], causal, window, None, None, q.device)
+def _seen(
+    q: Tensor, k: Tensor, causal: bool, window: int, cu_seqlens: Optional[CuSeqlens],
+    mask: Optional[Tensor], key_lengths: Optional[Tensor],
+) -> Seen:  # fmt: skip
+    for name, given in (("mask", mask), ("key_lengths", key_lengths)):
+        if given is not None and cu_seqlens is not None:
+            raise ValueError(f"{name} is given, but must be None with cu_seqlens")
+    if mask is not None:
+        lacks = mask_lacks(mask, q, k)
+        if lacks is not None:
+            raise ValueError(lacks)
+        mask = mask_of_four(mask)
+    bounds = None if key_lengths is None else _key_bounds(key_lengths, q.shape[0], q.device)
+    return Seen(causal, window, *_packed(cu_seqlens, q.shape[0], q.device), mask, bounds)
 
 
-def sdpa_mask(
-    q: Tensor, k: Tensor, causal: bool, window: int,
-    of_q: Optional[Tensor] = None, of_k: Optional[Tensor] = None,
-) -> dict[str, Any]:  # fmt: skip
-    """The same mask in the words of scaled_dot_product_attention, whose causal aligns the first
-    rows."""
-    if of_q is None and not window and (not causal or q.shape[2] == k.shape[2]):
-        return {"is_causal": causal}
-    return {"attn_mask": _allowed(q.shape[2], k.shape[2], causal, window, of_q, of_k, q.device)}
+def _sinks(sinks: Tensor, q: Tensor) -> Tensor:
+    """float32 [heads], with their gradient."""
+    if sinks.dim() != 1 or sinks.shape[0] != q.shape[1] or not sinks.is_floating_point():
+        raise ValueError(
+            f"sinks is {sinks.dtype} {list(sinks.shape)}, but must be floating [{q.shape[1]}]"
+        )
+    if sinks.device != q.device:
+        raise ValueError(f"sinks is on {sinks.device}, but must be on {q.device} as q is")
+    return sinks.float().contiguous()
 
 
 def _fallback(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, window: int, softcap: float,
-    center: bool, enable_gqa: bool, of_q: Optional[Tensor], of_k: Optional[Tensor],
+    q: Tensor, k: Tensor, v: Tensor, scale: float, seen: Seen, softcap: float, center: bool,
+    enable_gqa: bool, sinks: Optional[Tensor],
 ) -> Tensor:  # fmt: skip
     if center:
-        k = center_keys(k, of_k)
-    if softcap:
-        allowed = _allowed(q.shape[2], k.shape[2], causal, window, of_q, of_k, q.device)
-        return composed(q, k, v, scale=scale, mask=allowed, softcap=softcap)
-    mask = sdpa_mask(q, k, causal, window, of_q, of_k)
-    return _sdpa(q, k, v, scale=scale, enable_gqa=enable_gqa, **mask)
+        k = center_keys(k, seen.of_k, visible=visible(seen, q, k))
+    if softcap or sinks is not None:
+        return composed(
+            q, k, v, scale=scale, mask=allowed(seen, q.shape[2], k.shape[2], q.device),
+            bias=bias(seen), softcap=softcap, sinks=sinks,
+        )  # fmt: skip
+    return _sdpa(q, k, v, scale=scale, enable_gqa=enable_gqa, **sdpa_mask(seen, q, k))
 
 
 def attention_and_lse(
-    q: Tensor, k: Tensor, v: Tensor, of_q: Optional[Tensor], of_k: Optional[Tensor], *,
-    mode: str, center: bool, causal: bool, window: int, softcap: float, scale: float,
+    q: Tensor, k: Tensor, v: Tensor, seen: Seen, *,
+    mode: str, center: bool, softcap: float, scale: float, sinks: Optional[Tensor] = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The operator, on what unsupported() has nothing against; lse [batch, heads, q_len]."""
     seed = torch.randint(2**62, ()) if mode == "sr" else None
     o, _, lse, _, _ = attention_forward(
-        q, k, v, of_q, of_k, seed, mode, scale, causal, window, softcap, center
-    )
+        q, k, v, seen.of_q, seen.of_k, seen.mask, seen.key_bounds, sinks, seed,
+        mode, scale, seen.causal, seen.window, softcap, center,
+    )  # fmt: skip
     return o, lse
+
+
+def _call(
+    q: Tensor, k: Tensor, v: Tensor, seen: Seen, run: Callable[[Tensor, Tensor, Tensor], Tensor],
+    scale: float, softcap: float, sinks: Optional[Tensor], mode: str,
+) -> AttentionCall:  # fmt: skip
+    """What a monitor measures where torch.compile traces us; of other calls the adapter reads it
+    (_adapters/own_attention.py)."""
+    begins, ends = (None, None) if seen.key_bounds is None else seen.key_bounds.unbind(1)
+    mask = Mask(
+        causal=seen.causal, left=seen.window - 1 if seen.window else None, q_offsets=seen.of_q,
+        k_offsets=seen.of_k, begins=begins, ends=ends, tensor=seen.mask,
+    )  # fmt: skip
+    return AttentionCall(
+        q, k, v, same, same, same, same, run, scale, mask, softcap=softcap,
+        sinks=None if sinks is None else sinks.detach(), layout="bhtd",
+        kernel=lambda: f"bellwether {mode}",
+    )  # fmt: skip
 
 
 def attention(
@@ -186,40 +224,63 @@ def attention(
     scale: Optional[float] = None,
     enable_gqa: bool = False,
     cu_seqlens: Optional[CuSeqlens] = None,
+    mask: Optional[Tensor] = None,
+    key_lengths: Optional[Tensor] = None,
+    sinks: Optional[Tensor] = None,
 ) -> Tensor:
     """softmax(scale q k^T) v whose backward pass is not biased by the rounded output.
 
     q           [batch, heads, q_len, dim]; bfloat16, float16 or, on the CPU, float32
-    k, v        [batch, kv_heads, k_len, dim]; kv_heads divides heads, below it with enable_gqa
+    k, v        [batch, kv_heads, k_len, dim or v_dim]; kv_heads divides heads, below it with
+                enable_gqa
     causal      row t sees the keys up to t + k_len - q_len: the last row sees all
     mode        "hp": unbiased (default); "hpm": also if V goes with the rounding of the
                 probabilities, for 8 bytes a row; "sr": no extra memory, more noise; "fa": as
                 FlashAttention, biased; "paper", "hp-nolt", "lt": for comparison
-    center      gradients as if the keys were centred (see center_keys); not with softcap
+    center      gradients as if the keys were centred (see center_keys), over those that the mask
+                and key_lengths leave; not with softcap or sinks
     window      each row sees at most so many keys up to its own; 0 = all
     softcap     scores are softcap tanh(score / softcap); 0 = none
     scale       of the scores, above 0; default dim ** -0.5
     cu_seqlens  packed sequences: [sequences + 1] integers from 0 to the tokens, on q's device,
                 or a pair for queries and keys; batch is 1 then
+    mask        broadcasts to [batch, heads, q_len, k_len]; not with cu_seqlens.  Bool: true = may
+                see.  Floating: added to the scores, behind a softcap; -10000 and less hides.  With
+                causal and window a key must pass all.
+    key_lengths padding: [batch] integers, how many keys there are, or [batch, 2], the first and
+                one behind the last.  The diagonal stays.  Not with cu_seqlens.
+    sinks       [heads] one more logit of each row, without a value; its gradient is computed
 
-    Returns [batch, heads, q_len, dim] in q's type, in the layout of q; a row that sees no key is
+    Returns [batch, heads, q_len, v_dim] in q's type, in the layout of q; a row that sees no key is
     0.  Under autocast q, k and v are cast as for scaled_dot_product_attention.  Works under
     torch.compile(fullgraph=True), activation checkpointing and CUDA graphs; once differentiable.
     Mode sr draws its seed from torch's CPU generator; a CUDA graph replays the captured one.
 
-    Where no kernel serves the call (float32 on a GPU, heads of more than 256 elements, ...)
-    PyTorch's attention computes it, and the log says why, once.  With a softcap that holds every
-    score in memory.  Raises ValueError if the arguments do not fit each other.
+    Where no kernel serves the call PyTorch's attention computes it, and the log says why, once.  On
+    a GPU that are float32, heads of more than 256 elements, values of another width, a mask,
+    key_lengths and sinks.  Everywhere it is a mask that requires a gradient.  With a softcap or
+    sinks every score is in memory then.  Raises ValueError if the arguments do not fit each other.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    _check(q, k, v, mode, scale, window, softcap, center, enable_gqa)
-    of_q, of_k = _packed(cu_seqlens, q.shape[0], q.device)
+    check(q, k, v, mode, scale, window, softcap, center, enable_gqa)
+    if center and sinks is not None:
+        raise ValueError("center=True with sinks: they do not move with the keys")
+    seen = _seen(q, k, causal, window, cu_seqlens, mask, key_lengths)
+    sinks = None if sinks is None else _sinks(sinks, q)
     q, k, v = cast_as_autocast(q, k, v)
-    reason = unsupported(q, k, v)
+    reason = unsupported(q, k, v, seen.mask, seen.key_bounds, sinks)
     if reason is not None:
         say_once(reason)
-        return _fallback(q, k, v, scale, causal, window, softcap, center, enable_gqa, of_q, of_k)
-    return attention_and_lse(
-        q, k, v, of_q, of_k, mode=mode, center=center, causal=causal, window=window,
-        softcap=softcap, scale=scale,
-    )[0]  # fmt: skip
+        return _fallback(q, k, v, scale, seen, softcap, center, enable_gqa, sinks)
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attention_and_lse(
+            q, k, v, seen, mode=mode, center=center, softcap=softcap, scale=scale, sinks=sinks
+        )[0]
+
+    if not torch.compiler.is_compiling():
+        return run(q, k, v)
+    o: Tensor = intercept.traced_kernel(
+        lambda: _call(q, k, v, seen, run, scale, softcap, sinks, mode), lambda: run(q, k, v)
+    )
+    return o

@@ -13,7 +13,8 @@ from .._hook import intercept
 from .._native.attention_c_api import MODES
 from .._weights import names
 from .center_keys import center_keys
-from .dispatch import attention, cast_as_autocast, say_once, unsupported
+from .dispatch import attention_and_lse, cast_as_autocast, check, say_once, unsupported
+from .seen import Seen, mask_lacks, mask_of_four, visible
 
 
 def _unfit(
@@ -21,14 +22,12 @@ def _unfit(
     is_causal: bool, scale: Optional[float], enable_gqa: bool,
 ) -> Optional[str]:  # fmt: skip
     """Why this call of scaled_dot_product_attention is none that attention() computes."""
-    if attn_mask is not None:
-        return "attn_mask is given"
     if dropout_p > 0:
         return "dropout_p is above 0"
-    for t in (q, k, v):
+    for t in (q, k, v) if attn_mask is None else (q, k, v, attn_mask):
         if type(t) not in (Tensor, nn.Parameter):
             return f"{type(t).__name__} instead of a plain tensor"
-        if t.dim() != 4:
+        if t is not attn_mask and t.dim() != 4:
             return f"{t.dim()} dimensions instead of [batch, head, token, dim]"
     if not q.device == k.device == v.device:
         return "q, k and v are on several devices"
@@ -36,6 +35,10 @@ def _unfit(
         return "q and k differ in their batch or heads"
     if is_causal and q.shape[2] != k.shape[2]:
         return "causal with as many queries as keys only"  # PyTorch aligns the first rows.
+    if attn_mask is not None:
+        lacks = "is_causal with attn_mask" if is_causal else mask_lacks(attn_mask, q, k)
+        if lacks is not None:
+            return lacks
     if scale is not None and not scale > 0:
         return "scale is not above 0"
     if not torch.compiler.is_compiling():
@@ -43,7 +46,14 @@ def _unfit(
             return "torch.func transforms"
         if intercept.checkpoint_inside():
             return "checkpoint() inside the attention module, or no_grad()"
-    return unsupported(*cast_as_autocast(q, k, v))
+    return unsupported(*cast_as_autocast(q, k, v), mask=attn_mask)
+
+
+def _visible(q: Tensor, k: Tensor, attn_mask: Optional[Tensor]) -> Optional[Tensor]:
+    """Keys without padding; None where it is not known, which centres all of them."""
+    if attn_mask is None or q.dim() != 4 or mask_lacks(attn_mask, q, k) is not None:
+        return None
+    return visible(Seen(mask=mask_of_four(attn_mask)), q, k)
 
 
 def stabilized(
@@ -61,13 +71,17 @@ def stabilized(
     """scaled_dot_product_attention by our kernels, or by PyTorch where there is none."""
     reason = _unfit(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     if reason is None:
-        return attention(
-            query, key, value, causal=is_causal, mode=mode, center=center, scale=scale,
-            enable_gqa=enable_gqa,
-        )  # fmt: skip
+        # Not attention(): a monitor sees this call as scaled_dot_product_attention.
+        scale = query.shape[-1] ** -0.5 if scale is None else scale
+        check(query, key, value, mode, scale, 0, 0.0, center, enable_gqa)
+        seen = Seen(is_causal, mask=None if attn_mask is None else mask_of_four(attn_mask))
+        return attention_and_lse(
+            *cast_as_autocast(query, key, value), seen, mode=mode, center=center, softcap=0.0,
+            scale=scale,
+        )[0]  # fmt: skip
     say_once(reason)
     if center and key.dim() == 4:  # Right with any mask, dropout and kernel.
-        key = center_keys(key)
+        key = center_keys(key, visible=_visible(query, key, attn_mask))
     result: Tensor = intercept.original()(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
     )
@@ -142,8 +156,8 @@ def stabilize(model: nn.Module, *, mode: str = "hp", center: bool = False) -> St
     Works on every call of scaled_dot_product_attention inside the model's attention modules,
     together with bellwether.attach on the same model and under torch.compile.  Nothing of the
     model itself changes: weights, state_dict and copies are as before.  Calls that have no
-    stabilized counterpart (attn_mask, dropout, other devices, ...) stay PyTorch's, with centred
-    keys if center is set, and the log says why, once for each reason.
+    stabilized counterpart (dropout, other devices, attn_mask on a GPU, ...) stay PyTorch's, with
+    centred keys if center is set, and the log says why, once for each reason.
 
     Returns a handle: set its mode or center to switch in flight, close() it to undo.  A model
     that is stabilized already keeps its handle, which takes these settings.

@@ -206,7 +206,7 @@ def attention(
     if call.cast is not None:
         q, k, v = q.to(call.cast), k.to(call.cast), v.to(call.cast)
     tapped = k
-    if k.requires_grad and call.cancels and not call.softcap and call.sinks is None:
+    if k.requires_grad and call.cancels and call.sinks is None:
         tapped = _KeyTap.apply(k, mark, layout, site)  # type: ignore[no-untyped-call]
     result = call.run(q, tapped, v)
     names, given = _tensors(call)
@@ -245,6 +245,8 @@ def _prepare(call: Union[AttentionCall, str, None]) -> Optional[AttentionCall]:
     if q is k or q is v or k is v or q.shape[-1] == 0:
         return None  # A tap takes no tensor twice, and adds up no gradients in another order.
     if not call.layout or call.mask.chunk is not None or call.mask.function is not None:
+        return None
+    if call.softcap:  # The operator has no place for it.
         return None
     return call
 

@@ -236,6 +236,17 @@ def _traced_call(*args: Any, **kwargs: Any) -> Any:
     return _attention(args, kwargs)
 
 
+def traced_kernel(call: Callable[[], AttentionCall], bare: Callable[[], Any]) -> Any:
+    """For torch.compile: a call of an operator of ours, which `bare` makes."""
+    if not _running.stack:
+        return bare()
+    _, forward, _, mark, _, _ = _running.stack[-1]
+    if mark is None:
+        return bare()
+    earlier = forward.traced if forward is not None else []
+    return compiled_taps.attention(call, bare, mark.tensor, earlier)
+
+
 def _attention(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A call inside the module that runs."""
     layer, forward, function, mark, word, _ = _running.stack[-1]

@@ -20,9 +20,9 @@ from .._util.integers import whole
 from .memory import Copy, Memory, floats
 
 DTYPES = {torch.float32: c_api.F32, torch.bfloat16: c_api.BF16, torch.float16: c_api.F16}
-_MASK_DTYPES = {**DTYPES, torch.bool: c_api.BOOL}
+MASK_DTYPES = {**DTYPES, torch.bool: c_api.BOOL}
 _WINDOW_MAX = (1 << 31) - 2
-_HIDDEN = -10000.0  # An additive mask hides a key from here down.
+HIDDEN = -10000.0  # An additive mask hides a key from here down.
 _CHUNK = 1 << 24  # Elements of a mask that are looked at at once.
 
 
@@ -113,7 +113,7 @@ class ProbeMask:
     visible: Optional[Tensor] = None
 
 
-def _checked(name: str, tensor: Tensor, like: Tensor, shape: tuple[int, ...]) -> Tensor:
+def expanded(name: str, tensor: Tensor, like: Tensor, shape: tuple[int, ...]) -> Tensor:
     """A view of it in this shape, into which it must broadcast, dimension by dimension."""
     if tensor.device != like.device:
         raise ValueError(f"{name} is on {tensor.device}, must be on {like.device} as q is")
@@ -151,7 +151,7 @@ def visible_keys(mask: ProbeMask, q: Tensor, k_len: int) -> Tensor:
     tensor = None if mask.tensor is None else mask.tensor.detach()
     if tensor is not None:
         tensor = tensor[(None,) * (4 - tensor.dim())]
-        tensor = tensor if tensor.dtype == torch.bool else ~(tensor <= _HIDDEN)
+        tensor = tensor if tensor.dtype == torch.bool else ~(tensor <= HIDDEN)
     by_row = tensor if tensor is not None and tensor.shape[2] > 1 else None
     keys = torch.arange(k_len, dtype=torch.int64, device=q.device)
     if mask.ranges is None and by_row is None:  # What neighbouring rows see overlaps or adjoins.
@@ -187,7 +187,7 @@ def _give_mask(params: Any, mask: ProbeMask, q: Tensor) -> list[Tensor]:
     if mask.ranges is not None:
         if mask.ranges.dtype != torch.int32:
             raise ValueError(f"ranges is {mask.ranges.dtype}, must be torch.int32")
-        ranges = _checked("ranges", mask.ranges, q, (batch, q_len, 3))
+        ranges = expanded("ranges", mask.ranges, q, (batch, q_len, 3))
         if ranges.stride(2) != 1:
             ranges = ranges.contiguous()
         params.ranges = ranges.data_ptr()
@@ -195,13 +195,13 @@ def _give_mask(params: Any, mask: ProbeMask, q: Tensor) -> list[Tensor]:
         kept.append(ranges)
     if mask.tensor is not None:
         given = mask.tensor.float() if mask.tensor.dtype == torch.float64 else mask.tensor
-        if given.dtype not in _MASK_DTYPES:
+        if given.dtype not in MASK_DTYPES:
             raise ValueError(f"tensor is {given.dtype}, must be torch.bool or floating")
         sampled = params.rows_per_head if 0 < params.rows_per_head < q_len else q_len
-        tensor = _checked(
+        tensor = expanded(
             "tensor", given, q, (batch, heads, sampled if mask.by_sample else q_len, k_len)
         )
-        params.mask, params.mask_dtype = tensor.data_ptr(), _MASK_DTYPES[tensor.dtype]
+        params.mask, params.mask_dtype = tensor.data_ptr(), MASK_DTYPES[tensor.dtype]
         params.mask_by_sample = int(mask.by_sample)
         params.mask_batch_stride, params.mask_head_stride = tensor.stride()[:2]
         params.mask_row_stride, params.mask_key_stride = tensor.stride()[2:]
@@ -214,7 +214,7 @@ def _give_mask(params: Any, mask: ProbeMask, q: Tensor) -> list[Tensor]:
     if visible is not None:
         if visible.dtype != torch.bool:
             raise ValueError(f"visible is {visible.dtype}, must be torch.bool")
-        visible = _checked("visible", visible, q, (batch, heads, k_len))
+        visible = expanded("visible", visible, q, (batch, heads, k_len))
         params.visible = visible.data_ptr()
         params.visible_batch_stride, params.visible_head_stride = visible.stride()[:2]
         params.visible_key_stride = visible.stride(2)
@@ -262,7 +262,7 @@ def add_probe(
     params.seed = seed & 0xFFFFFFFFFFFFFFFF
     kept += _give_mask(params, mask, q)
     if sinks is not None:
-        sinks = _checked("sinks", sinks, q, (sums.heads,)).float().contiguous()
+        sinks = expanded("sinks", sinks, q, (sums.heads,)).float().contiguous()
         params.sinks = sinks.data_ptr()
         kept.append(sinks)
     params.stat_stride, params.out = sums.heads, sums.address(c_api.PROBE_STATS[0])

@@ -64,6 +64,16 @@ class ForwardParams(Checked):
         ("stats_every", c_uint32),
         ("workspace", c_void_p),
         ("workspace_bytes", c_uint64),
+        ("v_dim", c_int64),
+        ("key_bounds", c_void_p),
+        ("mask", c_void_p),
+        ("mask_dtype", c_uint32),
+        ("reserved2", c_uint32),
+        ("mask_batch_stride", c_int64),
+        ("mask_head_stride", c_int64),
+        ("mask_row_stride", c_int64),
+        ("mask_key_stride", c_int64),
+        ("sinks", c_void_p),
     ]
 
 
@@ -80,6 +90,7 @@ class BackwardParams(Checked):
         ("dv", Tensor4),
         ("workspace", c_void_p),
         ("workspace_bytes", c_uint64),
+        ("d_sinks", c_void_p),
     ]
 
 

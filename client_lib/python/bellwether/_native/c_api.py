@@ -482,6 +482,10 @@ class CenterKeysParams(Checked):
         ("out", Tensor4),
         ("cu_seqlens", c_void_p),
         ("sequences", c_int64),
+        ("visible", c_void_p),
+        ("visible_batch_stride", c_int64),
+        ("visible_head_stride", c_int64),
+        ("visible_key_stride", c_int64),
     ]
 
 
@@ -570,7 +574,7 @@ def kernels() -> CDLL:
             return _kernels
         library = _load(KERNELS_LIBRARY)
         _declare(library, "bw_kernels_abi_version", c_uint32)
-        _check_abi(KERNELS_LIBRARY, library.bw_kernels_abi_version(), 2)
+        _check_abi(KERNELS_LIBRARY, library.bw_kernels_abi_version(), 3)
         _declare(library, "bw_kernels_last_error", c_char_p)
         _declare(library, "bw_kernels_available", c_int, c_uint32)
         _declare(library, "bw_probe", c_int, POINTER(ProbeParams))
