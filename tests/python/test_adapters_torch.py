@@ -203,6 +203,21 @@ def test_our_own(options: dict[str, Any]) -> None:
                                                   **options}))  # fmt: skip
 
 
+def test_our_own_masks_and_sinks() -> None:
+    q, k, v = tensors(2, 30)
+    causal = torch.ones(20, 30, dtype=torch.bool).tril(10)
+    hides = torch.zeros(20, 30).masked_fill(~causal, -float("inf"))
+    lengths = torch.tensor([30, 17, 25])
+    both = torch.stack([torch.tensor([0, 3, 5]), lengths], 1)
+    sinks = torch.tensor([0.5, -1.0, 2.0, 0.0])
+    for options in (
+        {"mask": causal}, {"mask": hides + random(20, 30)}, {"mask": random(3, 4, 20, 30)},
+        {"key_lengths": lengths, "causal": True}, {"key_lengths": both, "window": 9},
+        {"sinks": sinks, "causal": True}, {"sinks": sinks, "mask": causal, "key_lengths": both},
+    ):  # fmt: skip
+        check(own_attention.read(attention, (q, k, v), {"enable_gqa": True, **options}))
+
+
 def test_attention_without_a_kernel() -> None:
     """composed(), with each of its parts."""
     q, k, v = tensors(2, 30)
@@ -213,13 +228,6 @@ def test_attention_without_a_kernel() -> None:
             check(own_attention.read_composed(composed, (q, k, v), parts))
             parts |= {"softcap": 1.5, "sinks": torch.tensor([0.5, -1.0, 2.0, 0.0])}
             check(own_attention.read_composed(composed, (q, k, v), parts))
-
-
-def test_autocast_is_told() -> None:
-    with torch.autocast("cpu", torch.bfloat16):
-        call = own_attention.read(attention, tensors(), {})
-    assert call.cast is torch.bfloat16  # type: ignore[union-attr]
-    assert own_attention.read(attention, tensors(), {}).cast is None  # type: ignore[union-attr]
 
 
 def test_a_compiled_function_is_seen_where_it_is_called(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,6 +86,14 @@ class Own(Attention):
         return attention(q, k, v, causal=True, enable_gqa=True)
 
 
+class OwnUnderAutocast(Own):
+    """Casts q, k and v itself, and no mask."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, gqa: bool) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return super().attend(q.float(), k.float(), v.float(), gqa)
+
+
 class Core(Attention):
     """Megatron-Core's, in a module of its own."""
 
@@ -111,6 +119,7 @@ CASES: dict[str, dict[str, Any]] = {
         shape=Shape(causal=False, **GQA), kind=Eager, checkpointing="non-reentrant"
     ),
     "ours": dict(shape=Shape(**GQA), kind=Own),
+    "ours-autocast": dict(shape=Shape(dtype=torch.bfloat16, **GQA), kind=OwnUnderAutocast),
     "megatron": dict(shape=Shape(**GQA), kind=Core),
 }  # fmt: skip
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, Optional, Union
+from typing import Any, Union
 
-import torch
 from torch import Tensor
 
 from .._hook.call import VIEWS, AttentionCall, Mask, Reader
@@ -17,6 +16,9 @@ from .terms import mask_of
 
 NAME = "bellwether"
 TRIED = ("this version",)
+
+_READ = ("q", "k", "v", "causal", "mode", "center", "window", "softcap", "scale", "enable_gqa",
+         "cu_seqlens", "mask", "key_lengths", "sinks")  # fmt: skip
 
 
 def functions() -> Iterator[tuple[Callable[..., Any], Reader]]:
@@ -28,36 +30,31 @@ def functions() -> Iterator[tuple[Callable[..., Any], Reader]]:
             yield function, its_reader
 
 
-def _cast(q: Tensor) -> Optional[torch.dtype]:
-    device = q.device.type
-    if not torch.is_autocast_enabled(device) or not q.is_floating_point():
-        return None
-    dtype = torch.get_autocast_dtype(device)
-    return None if dtype == q.dtype else dtype
-
-
 @reader
 def read(given: Arguments) -> Union[AttentionCall, str, None]:
     q, k, v = (given.get(name) for name in ("q", "k", "v"))
     window, offsets = given.get("window"), given.get("cu_seqlens")
     if not are_tensors(4, q, k, v) or window < 0:
         return None
-    scale, wrong = scale_of(given.get("scale"), q.shape[-1])
+    scale, unread = scale_of(given.get("scale"), q.shape[-1])
+    other = given.unusual(_READ)
     in_q, in_k = (offsets, offsets) if isinstance(offsets, Tensor) else (offsets or (None, None))
-    mask, lengths, sinks = (given.get(name) for name in ("mask", "key_lengths", "sinks"))
-    begins, ends = (None, lengths) if lengths is None or lengths.dim() == 1 else lengths.unbind(1)
+    added, lengths, sinks = (given.get(name) for name in ("mask", "key_lengths", "sinks"))
+    begins, ends = (None, lengths)
+    if lengths is not None and lengths.dim() == 2:
+        begins, ends = lengths.unbind(1)
     view = VIEWS["bhtd"]
-
+    mask = Mask(
+        causal=bool(given.get("causal")), left=window - 1 if window else None,
+        begins=begins, ends=ends, q_offsets=in_q, k_offsets=in_k,
+        tensor=None if added is None else added.detach(),
+    )  # fmt: skip
     return AttentionCall(
-        q, k, v, view, view, view, view, given.run("q", "k", "v"), scale,
-        Mask(causal=bool(given.get("causal")), left=window - 1 if window else None,
-             q_offsets=in_q, k_offsets=in_k, begins=begins, ends=ends,
-             tensor=None if mask is None else mask.detach()),
+        q, k, v, view, view, view, view, given.run("q", "k", "v"), scale, mask,
         softcap=float(given.get("softcap")),
         sinks=None if sinks is None else sinks.detach(),
-        cast=_cast(q),
         kernel=functools.partial(str, f"bellwether {given.get('mode')}"),
-        unread=wrong,
+        unread=unread if other is None else f"{other} given",
     )  # fmt: skip
 
 
