@@ -108,6 +108,28 @@ def test_repeated_keys_belong_to_the_call(first: bool, watched: Watched) -> None
         assert layer.kv_heads == 2 and not layer.notes
 
 
+@pytest.mark.parametrize("dims", [2, 3, 4])
+def test_masks_are_cut_to_the_sampled_sequences(dims: int, watched: Watched) -> None:
+    torch.manual_seed(4)
+    tensors = [torch.randn(3, HEADS, 9, DIM, requires_grad=True) for _ in range(3)]
+    shape = (3, HEADS, 9, 9)[4 - dims :]
+    mask = torch.rand(shape) < 0.6
+
+    class Call(nn.Module):
+        def forward(self, count: int) -> Tensor:
+            q, k, v = (t[:count] for t in tensors)
+            of = mask[:count] if dims == 4 else mask
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=of)
+
+    found = []
+    for count, sequences in ((3, 2), (2, 0)):
+        module = Call()
+        with watched(module, sequences=sequences) as monitor:
+            module(count).square().sum().backward()
+            found += sums(monitor)
+    same(*found, without=KEYS[:2])
+
+
 class Several(nn.Module):
     """One forward, several attentions."""
 
