@@ -29,6 +29,7 @@ from bellwether import _adapters
 from bellwether._adapters import flash_attention
 from bellwether._attention.dispatch import attention
 from bellwether._hook import function_calls, intercept
+from bellwether.tools.doctor import layer_findings
 
 from models import Attention, Masked, Model, Shape, batch, causal
 from recording import Recording
@@ -336,6 +337,30 @@ def test_an_adapter_that_fails_leaves_the_others(
     assert [layer.fired for layer in monitor.layers] == [1]
     assert caplog.text.count("attention of xformers is not seen: AttributeError: strange") == 1
     monitor.detach()
+
+
+class WithSinks(Attention):
+    def __init__(self, shape: Shape) -> None:
+        super().__init__(shape)
+        self.sinks = nn.Parameter(torch.randn(shape.heads))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, gqa: bool) -> Tensor:
+        return attention(q, k, v, causal=True, sinks=self.sinks)
+
+
+def test_a_leak_that_is_no_law_is_not_missing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, _, monitor = trained(dict(shape=Shape(), kind=WithSinks), tmp_path / "a.bwrun")
+    assert monitor.flush(20)
+    status = monitor.status()
+    assert status["errors"] == 0
+    findings = layer_findings(status)
+    assert [str(f) for f in findings if f.ok is False] == []
+    assert sum(f.ok is True for f in findings) == model.shape.layers
+    monitor.detach()
+    assert "judged in part" not in caplog.text
+    assert "key_leak_sum" not in Recording(tmp_path / "a.bwrun").steps()[2]
 
 
 class Failing(Attention):
