@@ -30,6 +30,14 @@ ALL = (
     ),
 )  # fmt: skip
 
+# What is not watched yet, though it could be: torch.compile traces functions of Python as if
+# nothing diverted them.  Such cells fail in matrix.py, and test_whole_matrix.py names them.
+OPEN = ("eager compile", "flex_attention compile")
+
+
+def is_open(cell: Cell) -> bool:
+    return any(set(words.split()) <= set(cell) for words in OPEN)
+
 
 def allows(cell: Cell, missing: Collection[str]) -> bool:
     """Whether all that is missing may be."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import architectures
 import definitions
 import less_than_full
 import matrix
+import support_table
 from capture import Call
 from cell import Cell, prepare, run_cell
 from comparison import GROUPS
@@ -124,6 +126,12 @@ def test_few_cells_may_be_less_than_full() -> None:
     less = [cell for cell in cover if any(less_than_full.allows(cell, {g}) for g in GROUPS)]
     assert len(less) <= 0.1 * len(cover)
     assert all(one.tensor for one in less_than_full.ALL)
+
+
+def test_the_tables_of_documents_are_those_of_the_results() -> None:
+    data = json.loads(support_table.DATA.read_text())
+    for path, write in support_table.TABLES.items():
+        assert support_table.within(path.read_text()) == write(data), support_table.HOW
 
 
 def test_cells_run_once_and_a_dead_process_takes_one(tmp_path: Path) -> None:
