@@ -173,7 +173,7 @@ def test_the_price_on_the_gpu_is_measured(tmp_path: Path) -> None:
 
 
 def test_unsupported_shape_is_noted_and_the_rest_measured(tmp_path: Path) -> None:
-    shape = Shape(layers=1, heads=1, kv_heads=1, dim=320, width=320, dtype=torch.bfloat16)
+    shape = Shape(layers=1, heads=1, kv_heads=1, dim=640, width=640, dtype=torch.bfloat16)
     job = Job(shape)
     with watch(job, tmp_path / "a.bwrun", every=1) as monitor:
         for number in range(3):
@@ -181,7 +181,7 @@ def test_unsupported_shape_is_noted_and_the_rest_measured(tmp_path: Path) -> Non
             monitor.step()
         status = monitor.status()
         assert status["errors"] == 0 and status["live"]
-        assert any("at most 256" in note for note in status["layers"][0]["notes"]), status
+        assert any("at most 576" in note for note in status["layers"][0]["notes"]), status
         assert monitor.flush(20)
 
 

@@ -120,8 +120,10 @@ class _Provider:
             query, key, value, Seen(is_causal), mode=self._mode, center=self._center,
             softcap=0.0, scale=query.shape[-1] ** -0.5 if scale is None else scale,
         )  # fmt: skip
-        none = query.new_empty(0)
-        return o, lse, None, None, query.shape[2], key.shape[2], none, none, none
+        # Nothing is dropped and nothing shown, in the shapes that compiled code asserts.
+        seed, offset = (query.new_empty(shape, dtype=torch.uint64) for shape in ((2,), ()))
+        mask = query.new_empty(0)
+        return o, lse, None, None, query.shape[2], key.shape[2], seed, offset, mask
 
 
 def _activate(mode: str, center: bool) -> _Provider:
