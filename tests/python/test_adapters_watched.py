@@ -457,7 +457,7 @@ def test_a_transformers_model_is_measured_whole(
         "_process_with_kvcache_kwargs_fn": dict,
     }
     for name, value in known.items():
-        monkeypatch.setattr(flash_utils, name, value)
+        monkeypatch.setattr(flash_utils, name, value, raising=False)  # Not all have all.
     plain, _ = llama_run(implementation, kind, None)
     losses, found = llama_run(implementation, kind, tmp_path / "a.bwrun")
     assert losses == plain

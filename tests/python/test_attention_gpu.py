@@ -281,6 +281,8 @@ def test_the_activated_implementation_is_ours_until_restored() -> None:
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
         before, with_dropout = (with_gradients(f, (q, k, v), d_o) for f in (attend, dropped))
         want = with_gradients(ours(), (q, k, v), d_o)
+        # What this leaves in the compiler's caches must not be taken for the activated one.
+        with_gradients(torch.compile(attend, fullgraph=True), (q, k, v), d_o)
         sdpa.register()
         torch.nn.attention.activate_flash_attention_impl(sdpa.NAME)
         try:

@@ -25,6 +25,7 @@ from typing import Any, Optional
 import torch
 import torch.nn.attention
 from torch import Tensor
+from torch.compiler import config as compiler_config
 from torch.library import Library
 
 from ._attention.attention_op import machine_lacks
@@ -91,9 +92,19 @@ class _Provider:
         self._library.impl(  # type: ignore[no-untyped-call]
             OPERATOR, self._flash_attention, "AutogradCUDA"
         )
+        self._tag: str = compiler_config.cache_key_tag
+        self._compile_anew(f"{self._tag} {NAME} {mode} {center}".strip())
+
+    def _compile_anew(self, tag: str) -> None:
+        """What torch.compile remembers of the operator is of the implementation before: graphs, on
+        disk, too, and what a dispatch found."""
+        compiler_config.cache_key_tag = tag
+        operator = torch.ops.aten._scaled_dot_product_flash_attention.default
+        getattr(operator, "_dispatch_cache", {}).clear()
 
     def remove(self) -> None:
         self._library = None  # What it registered goes with it.
+        self._compile_anew(self._tag)
 
     def _flash_attention(
         self,
