@@ -52,22 +52,29 @@ DOCUMENTS = 5  # Of a packed sequence.
 class TransformersJob(Job):
     """GPT-2 by transformers, as its Trainer would train it."""
 
-    def __init__(self, size: str, device: str) -> None:
-        from transformers import GPT2Config, GPT2LMHeadModel
+    rate = 1e-4
 
-        layers, width, heads, vocabulary, batch, tokens = SIZES[size]
+    def __init__(self, size: str, device: str) -> None:
+        *_, vocabulary, batch, tokens = SIZES[size]
         torch.manual_seed(0)
         self.device = device
+        self.model = self.made(size).to(device).train()
+        self.ids = torch.randint(vocabulary, (batch, tokens), device=device)
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=self.rate, fused=device == "cuda"
+        )
+        self.forward: nn.Module = self.model
+        self.packed: dict[str, Tensor] = {}
+
+    def made(self, size: str) -> Any:
+        from transformers import GPT2Config, GPT2LMHeadModel
+
+        layers, width, heads, vocabulary, _, tokens = SIZES[size]
         config = GPT2Config(
             vocab_size=vocabulary, n_positions=tokens, n_embd=width, n_layer=layers, n_head=heads,
             resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False,
         )  # fmt: skip
-        self.model = GPT2LMHeadModel(config).to(device).train()
-        self.ids = torch.randint(vocabulary, (batch, tokens), device=device)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=device == "cuda")
-        self.forward: nn.Module = self.model
-
-        self.packed: dict[str, Tensor] = {}
+        return GPT2LMHeadModel(config)
 
     def compile(self) -> None:
         self.forward = torch.compile(self.model)
@@ -84,24 +91,25 @@ class TransformersJob(Job):
 class PackedJob(TransformersJob):
     """A Llama with a key head for four queries, on documents laid end to end."""
 
+    rate = 1e-5
+
     def __init__(self, size: str, device: str) -> None:
+        super().__init__(size, device)
+        tokens = self.ids.shape[1]
+        document = -(-tokens // DOCUMENTS)
+        positions = torch.arange(tokens, device=device) % document
+        self.packed = {"position_ids": positions.expand_as(self.ids)}
+
+    def made(self, size: str) -> Any:
         from transformers import LlamaConfig, LlamaForCausalLM
 
-        layers, width, heads, vocabulary, batch, tokens = SIZES[size]
-        torch.manual_seed(0)
-        self.device = device
+        layers, width, heads, vocabulary, _, tokens = SIZES[size]
         config = LlamaConfig(
             vocab_size=vocabulary, max_position_embeddings=tokens, hidden_size=width,
             intermediate_size=4 * width, num_hidden_layers=layers, num_attention_heads=heads,
             num_key_value_heads=heads // 4, use_cache=False,
         )  # fmt: skip
-        self.model = LlamaForCausalLM(config).to(device).train()
-        self.ids = torch.randint(vocabulary, (batch, tokens), device=device)
-        document = -(-tokens // DOCUMENTS)
-        positions = torch.arange(tokens, device=device) % document
-        self.packed = {"position_ids": positions.expand(batch, tokens)}
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5, fused=device == "cuda")
-        self.forward = self.model
+        return LlamaForCausalLM(config)
 
 
 JOBS = {"transformers": TransformersJob, "packed": PackedJob, "blocks": Job}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterable
 from typing import Optional
 
 import torch
@@ -230,12 +231,22 @@ class Block(nn.Module):
         return x + self.attention(self.norm(x))
 
 
+def through(blocks: Iterable[nn.Module], x: Tensor, checkpointing: Optional[str]) -> Tensor:
+    """One block after the other.  checkpointing: "reentrant" or "non-reentrant"; None = without."""
+    for block in blocks:
+        if checkpointing is None:
+            x = block(x)
+        else:
+            x = checkpoint(block, x, use_reentrant=checkpointing == "reentrant")
+    return x
+
+
 class Model(nn.Module):
     def __init__(
         self,
         shape: Shape = Shape(),
         kind: type[Attention] = Attention,
-        checkpointing: Optional[str] = None,  # "reentrant" or "non-reentrant"
+        checkpointing: Optional[str] = None,  # As of through().
     ) -> None:
         super().__init__()
         self.shape, self.checkpointing = shape, checkpointing
@@ -247,13 +258,7 @@ class Model(nn.Module):
                     p.mul_(shape.spread)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.inlet(x)
-        for block in self.blocks:
-            if self.checkpointing is None:
-                x = block(x)
-            else:
-                x = checkpoint(block, x, use_reentrant=self.checkpointing == "reentrant")
-        return x
+        return through(self.blocks, self.inlet(x), self.checkpointing)
 
     def attentions(self) -> list[Attention]:
         return [block.attention for block in self.blocks]

@@ -15,13 +15,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 import bellwether
 from bellwether._hook import intercept
 from bellwether._hook.call import VIEWS, AttentionCall, Mask
 from bellwether._native import c_api
 from bellwether.tools.doctor import layer_findings
+
+from models import through
 
 HEADS, DIM, WIDTH = 4, 8, 32
 KEYS = ("key_leak_sum", "key_gradient_sum", "key_coherence_sum")
@@ -298,12 +299,7 @@ class Stack(nn.Module):
         self.checkpointing = checkpointing
 
     def forward(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            if self.checkpointing is None:
-                x = block(x)
-            else:
-                x = checkpoint(block, x, use_reentrant=self.checkpointing == "reentrant")
-        return x
+        return through(self.blocks, x, self.checkpointing)
 
 
 @pytest.mark.parametrize("checkpointing", [None, "reentrant", "non-reentrant"])

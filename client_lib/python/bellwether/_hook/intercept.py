@@ -37,6 +37,7 @@ from .contract import ATTRIBUTE as CONTRACT
 from .contract import Contract, contract_of
 from .hosts import PatchedLayer
 from .native_call import NativeCall
+from .own_code import functions_of, mentions
 from .softmax_code import has_softmax
 
 NAME = "scaled_dot_product_attention"
@@ -588,22 +589,8 @@ def unwrapped(model: nn.Module) -> nn.Module:
         model = inner
 
 
-def _mentions(code: types.CodeType, names: dict[str, Any], depth: int = 2) -> bool:
-    for name in code.co_names:
-        if name == NAME:
-            return True
-        value = names.get(name)
-        if value is _original:
-            return True
-        if not isinstance(value, types.FunctionType) or value.__globals__ is not names:
-            continue
-        if depth and _mentions(value.__code__, names, depth - 1):
-            return True
-    return any(
-        _mentions(constant, names, depth)
-        for constant in code.co_consts
-        if isinstance(constant, types.CodeType)
-    )
+def _is_function(name: str, value: Any, own: bool) -> bool:
+    return name == NAME or value is _original
 
 
 def calls_attention(module: nn.Module) -> bool:
@@ -614,18 +601,10 @@ def calls_attention(module: nn.Module) -> bool:
     for value in vars(module).values():
         if value is _original:
             return True
-    for cls in type(module).__mro__:
-        if cls.__module__.split(".")[0] == "torch":
-            continue
-        for value in vars(cls).values():
-            function = getattr(value, "__wrapped__", getattr(value, "__func__", value))
-            if function is _original:
-                return True
-            if isinstance(function, types.FunctionType) and _mentions(
-                function.__code__, function.__globals__
-            ):
-                return True
-    return False
+    return any(
+        function is _original or mentions(function, _is_function)
+        for function in functions_of(type(module).__mro__)
+    )
 
 
 def is_attention(module: nn.Module) -> bool:
