@@ -277,27 +277,8 @@ TEST(AttentionMasksTest, TelemetryIsTheProbesUnderAMaskAndSinks) {
     std::vector<float> probed(static_cast<size_t>(kProbeStatCount) * 4, 0);
     for (size_t h = 0; h < 4; ++h) probed[kProbeLogitMax * 4 + h] = -std::numeric_limits<float>::infinity();
     const std::vector<uint8_t> visible(96, 1);
-    ProbeParams probe;
-    probe.dtype = p.dtype;
-    probe.batch = p.batch;
-    probe.heads = p.heads;
-    probe.kv_heads = p.kv_heads;
-    probe.q_len = probe.k_len = p.q_len;
-    probe.head_dim = p.head_dim;
-    probe.v_dim = p.v_dim;
-    probe.q = p.q;
-    probe.k = p.k;
-    probe.v = p.v;
-    probe.o = p.o;
-    probe.d_o = problem.params.d_o;
-    probe.scale = p.scale;
-    probe.softcap = p.softcap;
-    probe.causal = p.causal;
-    probe.mask = p.mask;
+    ProbeParams probe = problem.Probed(probed.data());
     probe.visible = {.data = visible.data(), .key_stride = 1};
-    probe.sinks = p.sinks;
-    probe.stat_stride = 4;
-    probe.out = probed.data();
     ASSERT_EQ(Probe(probe, {}), Status::kOk) << LastErrorMessage();
     for (size_t stat = 0; stat < kProbeStatCount; ++stat) {
       if (stat == kProbeCommonModeSum || stat == kProbeSpreadSum) continue;  // Not of attention.

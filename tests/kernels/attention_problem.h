@@ -91,6 +91,34 @@ struct AttentionProblem {
     params.forward.stats_every = every;
   }
 
+  // The probe of the same call.  out: [kProbeStatCount][heads].
+  ProbeParams Probed(float* out) const {
+    const AttentionForwardParams& p = params.forward;
+    ProbeParams probe;
+    probe.dtype = p.dtype;
+    probe.batch = p.batch;
+    probe.heads = p.heads;
+    probe.kv_heads = p.kv_heads;
+    probe.q_len = p.q_len;
+    probe.k_len = p.k_len;
+    probe.head_dim = p.head_dim;
+    probe.v_dim = shape.ValueDim();
+    probe.q = p.q;
+    probe.k = p.k;
+    probe.v = p.v;
+    probe.o = p.o;  // Rounded: the deltas are fa's.
+    probe.d_o = params.d_o;
+    probe.scale = p.scale;
+    probe.softcap = p.softcap;
+    probe.causal = p.causal;
+    probe.window = static_cast<int32_t>(p.window);
+    probe.mask = p.mask;
+    probe.sinks = p.sinks;
+    probe.stat_stride = p.heads;
+    probe.out = out;
+    return probe;
+  }
+
   void WantSinks(const std::vector<float>& logits) {
     sinks = logits;
     d_sinks.assign(sinks.size(), kNan);

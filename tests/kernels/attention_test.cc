@@ -350,23 +350,7 @@ TEST(AttentionTest, TelemetryIsTheProbes) {
   ASSERT_EQ(problem.Forward(), Status::kOk);
   ASSERT_EQ(problem.Backward(), Status::kOk);
   std::vector<float> probed(static_cast<size_t>(kProbeStatCount) * 4, 0);
-  ProbeParams probe;
-  probe.dtype = p.dtype;
-  probe.batch = p.batch;
-  probe.heads = p.heads;
-  probe.kv_heads = p.kv_heads;
-  probe.q_len = probe.k_len = p.q_len;
-  probe.head_dim = probe.v_dim = p.head_dim;
-  probe.q = p.q;
-  probe.k = p.k;
-  probe.v = p.v;
-  probe.o = p.o;  // Rounded: the deltas are fa's, not ours.
-  probe.d_o = problem.params.d_o;
-  probe.scale = p.scale;
-  probe.causal = true;
-  probe.stat_stride = 4;
-  probe.out = probed.data();
-  ASSERT_EQ(Probe(probe, {}), Status::kOk);
+  ASSERT_EQ(Probe(problem.Probed(probed.data()), {}), Status::kOk);
   for (size_t stat = 0; stat < kProbeStatCount; ++stat) {
     for (size_t h = 0; h < 4; ++h) {
       const float ours = problem.stats[stat * 4 + h], theirs = probed[stat * 4 + h];
