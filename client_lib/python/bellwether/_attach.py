@@ -12,6 +12,7 @@ from torch import nn
 from ._actions.agreement import usable
 from ._adapters import functions
 from ._hook import function_calls, intercept
+from ._hook.candidates import unwrapped
 from ._hook.parallel import Parallel, detect
 from ._kernels import probe
 from ._server import private_server
@@ -195,7 +196,7 @@ def _attached(
     weights: Optional[dict[str, tuple[str, str]]],
     on_alert: Optional[Callable[[Alert], None]], weights_only: bool, agree: bool,
 ) -> Monitor:  # fmt: skip
-    model = intercept.unwrapped(model)
+    model = unwrapped(model)
     known = watching(model)
     if known is not None:
         return known

@@ -13,7 +13,7 @@ from typing import Any, Optional
 from torch import Tensor, nn
 
 from ._attach import attach
-from ._hook import intercept
+from ._hook.candidates import find_candidates
 from ._util.guard import harmless
 from ._weights import names
 from .actions import Action
@@ -50,7 +50,7 @@ class Callback(_Base):  # type: ignore[misc,unused-ignore]
     @harmless("the Trainer's callback", passes=(ValueError,))
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         # A module that is built in configure_model() has nothing to attach to yet.
-        found = intercept.find_candidates(pl_module, lambda _, module: names.named(module))
+        found = find_candidates(pl_module, lambda _, module: names.named(module))
         if stage == "fit" and found:
             self._attach(pl_module)
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .._hook import intercept
+from .._hook.candidates import find_candidates, unwrapped
 from .._native.attention_c_api import MODES
 from .._weights import names
 from .center_keys import center_keys
@@ -95,7 +96,7 @@ class Stabilizer:
     def __init__(self, model: nn.Module, mode: str, center: bool) -> None:
         self.mode = mode
         self.center = center
-        found = intercept.find_candidates(model, lambda _, module: names.named(module))
+        found = find_candidates(model, lambda _, module: names.named(module))
         if not found:
             raise ValueError(
                 f"no module of {type(model).__name__} calls scaled_dot_product_attention"
@@ -163,7 +164,7 @@ def stabilize(model: nn.Module, *, mode: str = "hp", center: bool = False) -> St
     that is stabilized already keeps its handle, which takes these settings.
     Raises ValueError for an unknown mode or a model without such attention.
     """
-    model = intercept.unwrapped(model)
+    model = unwrapped(model)
     handle = _handles.get(model)
     if handle is None:
         handle = _handles[model] = Stabilizer(model, mode, center)

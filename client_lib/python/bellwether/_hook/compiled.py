@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import optimizer as optimizers
 
 from .._weights import names
-from . import intercept
+from .candidates import find_candidates
 
 
 def _functions() -> list[types.FunctionType]:
@@ -42,9 +42,7 @@ def attention(model: nn.Module) -> Optional[str]:
     compiled = {f.__code__: f for f in _functions()}
     if not compiled:
         return None
-    candidates = {
-        id(module) for _, module in intercept.find_candidates(model, lambda _, m: names.named(m))
-    }
+    candidates = {id(module) for _, module in find_candidates(model, lambda _, m: names.named(m))}
     own = set()
     for module in model.modules():
         code = getattr(type(module).forward, "__code__", None)

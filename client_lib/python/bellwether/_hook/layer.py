@@ -28,6 +28,7 @@ from .._weights.names import KEY_NORMS, QUERY_NORMS, plain
 from . import intercept
 from .call import AttentionCall
 from .call_sites import MORE, SITES_MAX, Forward
+from .candidates import is_attention
 from .compiled_taps import same_place
 from .hosts import StepHost
 from .kept import Kept, tensors_of
@@ -180,7 +181,7 @@ class Layer(LayerWeights):
         module = self.module()
         if self.calls > 0 or module is None:
             return True
-        return not self.lends and intercept.is_attention(module)
+        return not self.lends and is_attention(module)
 
     # ---- forward ----
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from torch import nn
 
 from .._hook import intercept
+from .._hook.candidates import find_candidates
 from .._hook.discovery import Discovery
 from .._hook.hosts import StepHost
 from .._hook.layer import Layer
@@ -29,7 +30,7 @@ def layers_of(
     def named(name: str, module: nn.Module) -> bool:
         return names.named(module) or names.override_for(overrides, name) is not None
 
-    found = intercept.find_candidates(model, named)
+    found = find_candidates(model, named)
     return [layer_of(host, name, module, overrides) for name, module in found]
 
 

@@ -27,7 +27,8 @@ from torch.optim.optimizer import Optimizer
 
 from .. import __version__, monitor
 from .._attach import attach
-from .._hook import compiled, intercept
+from .._hook import compiled
+from .._hook.candidates import find_candidates, unwrapped
 from .._hook.find_model import owner_of
 from .._util import log
 from .._util.guard import harmless
@@ -169,8 +170,8 @@ class Visit:
             return
         model = owner_of([p for group in optimizer.param_groups for p in group["params"]])
         if model is not None:
-            model = intercept.unwrapped(model)
-        if model is None or not intercept.find_candidates(model, lambda _, m: names.named(m)):
+            model = unwrapped(model)
+        if model is None or not find_candidates(model, lambda _, m: names.named(m)):
             self._tried.add(id(optimizer))
             name = type(model).__name__ if model is not None else "the optimizer's model"
             self._box.write(QUEUED, f"no attention module was found in {name}")
