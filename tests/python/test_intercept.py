@@ -150,10 +150,7 @@ def test_deepcopy_and_pickle_work_while_attached(tmp_path: Any) -> None:
     for other in (twin, loaded):
         assert torch.equal(other(x), want)
         other(x).sum().backward()
-    assert [layer.fired for layer in monitor.layers] == [
-        0,
-        0,
-    ]  # Copies are not watched.
+    assert [layer.fired for layer in monitor.layers] == [0, 0]  # Copies are not watched.
     monitor.detach()
     assert torch.equal(twin(x), want) and torch.equal(loaded(x), want)
 
@@ -181,13 +178,7 @@ def test_checkpoint_around_the_call_itself_is_left_alone(tmp_path: Any) -> None:
     class Inside(models.Attention):
         def attend(self, q: Tensor, k: Tensor, v: Tensor, gqa: bool) -> Tensor:
             call = torch.utils.checkpoint.checkpoint
-            return call(
-                lambda *x: F.scaled_dot_product_attention(*x),
-                q,
-                k,
-                v,
-                use_reentrant=False,
-            )
+            return call(lambda *x: F.scaled_dot_product_attention(*x), q, k, v, use_reentrant=False)
 
     model = Model(Shape(), kind=Inside)
     with bellwether.attach(model, record=str(tmp_path / "a.bwrun"), run="inside") as monitor:
