@@ -1,0 +1,95 @@
+"""Identities around a call of attention, whose backward measures it.
+
+    o = OutputTap(function(q, KeyTap(k), v))
+
+The tensors are as the call has them.  All measuring is done in the backward, where q, k, v, o and
+dO are at hand and exist once also under activation checkpointing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, cast
+
+import torch
+import torch.utils.checkpoint
+from torch import Tensor
+
+from .call import AttentionCall
+from .kept import Kept, tensors_of
+from .kernel_choice import unseen
+
+# By them a checkpoint ends a recomputation early, or the backward: raised where a tensor is saved.
+CHECKPOINTS: tuple[type[Exception], ...] = tuple(
+    error
+    for error in vars(torch.utils.checkpoint).values()
+    if isinstance(error, type)
+    and issubclass(error, Exception)
+    and error.__module__ == "torch.utils.checkpoint"
+)
+
+
+# A call, what is kept of it, and its keys behind their tap.
+Tapped = tuple[AttentionCall, Kept, Tensor]
+
+
+class OutputTap(torch.autograd.Function):
+    """Identity on the attention output; its backward measures q, k, v, o and dO."""
+
+    @staticmethod
+    def forward(ctx: Any, kept: Kept, *saved: Tensor) -> Tensor:
+        """saved  o, q, k, v and what `kept` names"""
+        ctx.save_for_backward(*saved)  # The storages that the attention itself saves.
+        ctx.kept = kept
+        o = saved[0]
+        # Not a view to autograd: code that changes the output in place goes on working.
+        return o.detach()
+
+    @staticmethod
+    def backward(ctx: Any, d_o: Tensor) -> Any:
+        kept = ctx.kept
+        if kept.layer.output_wanted(kept):
+            # Reading may run the host's forward again: its errors are its own, and not ours to
+            # take, since it has counted what it recomputed until then.
+            saved = ctx.saved_tensors if kept.host_reads else kept.layer.read(ctx)
+            if saved is not None:
+                kept.layer.output_gradient(kept, saved, d_o)
+        return None, d_o, *([None] * (3 + len(kept.names)))
+
+
+class KeyTap(torch.autograd.Function):
+    """Identity on the keys; its backward sees dK as the attention kernel returned it."""
+
+    @staticmethod
+    def forward(ctx: Any, k: Tensor, kept: Kept) -> Tensor:
+        ctx.kept = kept
+        return k.detach()
+
+    @staticmethod
+    def backward(ctx: Any, d_k: Tensor) -> Any:
+        ctx.kept.layer.key_gradient(ctx.kept, d_k)
+        return d_k, None
+
+
+def apply_tap(tap: Any, *inputs: Any) -> Any:
+    with unseen():
+        return tap.apply(*inputs)
+
+
+def output_tap(call: AttentionCall, kept: Kept, output: Tensor) -> Tensor:
+    saved = output, call.q, call.k, call.v, *tensors_of(call).values()
+    return cast(Tensor, apply_tap(OutputTap, kept, *saved))
+
+
+def as_cast(call: AttentionCall) -> AttentionCall:
+    """What autocast would do inside the call, done before it: the taps then see what the kernel
+    sees."""
+    if call.cast is None:
+        return call
+    q, k, v = (t.to(call.cast) for t in (call.q, call.k, call.v))
+    return dataclasses.replace(call, q=q, k=k, v=v)
+
+
+def behind_tap(tap: Tapped) -> tuple[Tensor, Tensor, Tensor]:
+    call, _, k = tap
+    return k if call.q is call.k else call.q, k, k if call.v is call.k else call.v
