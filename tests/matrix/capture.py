@@ -8,8 +8,6 @@ the backward.  Of a recomputed call the one whose gradient arrives is kept.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import math
 from collections.abc import Callable, Iterator
 from typing import Any, Optional
 from unittest import mock
@@ -17,27 +15,7 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
-HIDDEN = -9984.0  # An additive mask from here down hides the key: -10,000 as bfloat16 has it.
-
-
-@dataclasses.dataclass
-class Call:
-    """One call; tensors are [batch, heads, tokens, dim], k and v with the heads that were given."""
-
-    module: str
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    o: Tensor
-    scale: float
-    allowed: Optional[Tensor] = None  # bool, broadcasts to [batch, heads, rows, keys]; None = all
-    bias: Optional[Tensor] = None  # Added to the scores after the cap.
-    softcap: float = 0.0
-    sinks: Optional[Tensor] = None  # [heads]
-    dropout: float = 0.0
-    d_o: Optional[Tensor] = None
-    d_k: Optional[Tensor] = None
-    kv_heads: int = 0  # Of them, those that differ.
+from definitions import Call, rule
 
 
 def _copy(x: Tensor) -> Tensor:
@@ -45,14 +23,7 @@ def _copy(x: Tensor) -> Tensor:
 
 
 def _rule(mask: Optional[Tensor], keys: int) -> tuple[Optional[Tensor], Optional[Tensor]]:
-    """(allowed, bias) of a boolean or additive mask."""
-    if mask is None:
-        return None, None
-    mask = _copy(mask)[..., :keys]
-    if mask.dtype == torch.bool:
-        return mask, None
-    allowed = mask.double() > HIDDEN
-    return allowed, torch.where(allowed, mask.double(), 0.0)
+    return rule(None if mask is None else _copy(mask)[..., :keys])
 
 
 def _both(a: Optional[Tensor], b: Optional[Tensor]) -> Optional[Tensor]:
@@ -243,14 +214,3 @@ def _ours(
 
 
 _READERS = {"flex_attention": _flex, "bellwether": _ours}
-
-
-def scores(call: Call) -> Tensor:
-    """Scale q.k, capped, with the bias; -inf where a key is hidden; fp64."""
-    q, k = call.q.double(), call.k.double()
-    raw = call.scale * q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).mT
-    if call.softcap:
-        raw = call.softcap * torch.tanh(raw / call.softcap)
-    if call.bias is not None:
-        raw = raw + call.bias
-    return raw if call.allowed is None else raw.masked_fill(~call.allowed, -math.inf)

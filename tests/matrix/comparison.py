@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import definitions
-from capture import Call
+from definitions import Call
 
 # The twelve groups of signals, and what belongs to each.
 GROUPS: dict[str, tuple[str, ...]] = {

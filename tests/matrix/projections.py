@@ -9,7 +9,7 @@ from typing import Optional
 import torch
 from torch import Tensor, nn
 
-from capture import Call
+from definitions import Call
 
 Pair = tuple[Tensor, Tensor]
 # (the module, query heads, key heads, dimension of a head)

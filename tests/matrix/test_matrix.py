@@ -19,9 +19,9 @@ import definitions
 import less_than_full
 import matrix
 import support_table
-from capture import Call
 from cell import Cell, prepare, run_cell
 from comparison import GROUPS
+from definitions import Call
 
 # Of all architectures, implementations, batches and modes some that are full; the list grows.
 SLICE = """

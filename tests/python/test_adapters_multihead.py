@@ -17,8 +17,8 @@ from torch.nn import functional as F
 
 import bellwether
 
+from definitions import of_tensors
 from recording import Recording
-from reference import statistics
 
 CAUSAL = torch.ones(9, 9, dtype=torch.bool).triu(1)
 PADDED = torch.arange(9) >= torch.tensor([9, 6, 7])[:, None]
@@ -93,7 +93,7 @@ def expected(model: Block, x: Tensor) -> Any:
     y = a.out_proj(o.permute(2, 0, 1, 3).flatten(2))
     (h + y).square().mean().backward()
     assert o.grad is not None
-    return statistics(q, k, v, o, o.grad, 8**-0.5, False, bias)
+    return of_tensors(q, k, v, o, o.grad, 8**-0.5, False, bias)
 
 
 @pytest.mark.parametrize("name", MASKS)

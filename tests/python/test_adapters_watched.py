@@ -31,9 +31,9 @@ from bellwether._attention.dispatch import attention
 from bellwether._hook import function_calls, intercept
 from bellwether.tools.doctor import layer_findings
 
+from definitions import of_tensors
 from models import Attention, Masked, Model, Shape, batch, causal
 from recording import Recording
-from reference import key_leak, statistics
 
 GQA = dict(heads=4, kv_heads=2)
 
@@ -178,9 +178,10 @@ def test_all_signals_are_those_of_the_call(name: str, tmp_path: Path) -> None:
         used = [saved for saved in module.saved if saved[3].grad is not None]
         q, k, v, y = used[0]
         mask = module.mask(q, k) if isinstance(module, Masked) else None
-        want = statistics(q, k, v, y, y.grad, module.shape.dim**-0.5,
-                          module.shape.causal and mask is None, mask)  # fmt: skip
-        want.values.update(key_leak(k.grad, module.shape.kv_heads))
+        want = of_tensors(
+            q, k, v, y, y.grad, module.shape.dim**-0.5, module.shape.causal and mask is None, mask,
+            k.grad, module.shape.kv_heads,
+        )  # fmt: skip
         for signal in want.values:
             compare(signal, recorded[signal][index], want, float(want.values["rows"][0]))
 
@@ -213,8 +214,10 @@ def test_a_packed_tensor_is_measured_whole(tmp_path: Path) -> None:
     qkv, o = model.saved
     q, k, v = qkv.transpose(1, 3).unbind(2)
     assert qkv.grad is not None and o.grad is not None
-    want = statistics(q, k, v, o.transpose(1, 2), o.grad.transpose(1, 2), 0.25, True)
-    want.values.update(key_leak(qkv.grad[:, :, 1].transpose(1, 2), 4))
+    want = of_tensors(
+        q, k, v, o.transpose(1, 2), o.grad.transpose(1, 2), 0.25, True,
+        d_k=qkv.grad[:, :, 1].transpose(1, 2),
+    )  # fmt: skip
     optimizer.step()
     assert monitor.flush(20) and monitor.status()["errors"] == 0
     monitor.detach()

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 import bellwether
 
+from definitions import Expected, of_tensors
 from gpu import DEVICES
 from models import (
     Attention,
@@ -44,7 +45,6 @@ from models import (
     batch,
 )
 from recording import Recording
-from reference import Expected, key_leak, statistics
 
 GQA = dict(heads=4, kv_heads=2)
 CASES: dict[str, dict] = {
@@ -98,17 +98,15 @@ def expected_of(attention: Attention, calls: Optional[int] = None) -> Expected:
     used = [s for s in attention.saved if s[3].grad is not None][:calls]
     assert used, "nothing was kept"
     for q, k, v, y in used:
-        group = k.shape[1] // shape.kv_heads
         mask: Optional[Tensor] = None
         if isinstance(attention, Masked):
             mask = attention.mask(q, k)
         elif isinstance(attention, CausalMoreKeys):
             mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril()
-        found = statistics(
-            q, k[:, ::group], v[:, ::group], y, y.grad, shape.dim**-0.5,
-            shape.causal and mask is None, mask,
+        found = of_tensors(
+            q, k, v, y, y.grad, shape.dim**-0.5, shape.causal and mask is None, mask,
+            k.grad, shape.kv_heads,
         )  # fmt: skip
-        found.values.update(key_leak(k.grad, shape.kv_heads))
         total = found if total is None else total + found
     assert total is not None
     return total
@@ -284,7 +282,7 @@ def test_a_bias_under_autocast_is_as_the_kernel_adds_it(tmp_path: Path) -> None:
         assert monitor.flush(20)
     q, k, v, y = (t.bfloat16() for t in attention.saved[0])
     mask = attention.mask(*(t.float() for t in (q, k))).bfloat16()
-    want = statistics(q, k, v, y, torch.zeros_like(y), 0.25, False, mask).values
+    want = of_tensors(q, k, v, y, torch.zeros_like(y), 0.25, False, mask).values
     found = Recording(tmp_path / "a.bwrun").steps()[0]
     for signal in ("logit_max", "entropy_sum", "common_mode_sum", "rows"):
         assert np.allclose(found[signal][0], want[signal], rtol=1e-5), signal

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 import projections
-from capture import Call, as_given
+from capture import as_given
+from definitions import Call
 from training import STEPS, VOCABULARY, Training, job_of_one, tokens
 
 _LENGTH = 20
