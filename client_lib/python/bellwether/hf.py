@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ._attention.composed import composed
 from ._attention.dispatch import attention, say_once
-from ._attention.seen import Seen, allowed, sdpa_mask
+from ._attention.seen import Seen, as_mask, sdpa_mask
 
 NAME = "bellwether"
 
@@ -73,11 +73,10 @@ def _dropped(
 ) -> Tensor:  # fmt: skip
     """The attention with dropout, by PyTorch's operations."""
     if softcap or sinks is not None or bias is not None:
-        if mask is None:
-            mask = allowed(seen, query.shape[2], key.shape[2], query.device)
         return composed(
             query, key, value, scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
-            mask=mask, bias=bias, softcap=softcap, sinks=sinks, dropout=dropout,
+            mask=_with_bias(as_mask(seen, query, key) if mask is None else mask, bias),
+            softcap=softcap, sinks=sinks, dropout=dropout,
         )  # fmt: skip
     how = sdpa_mask(seen, query, key) if mask is None else {"attn_mask": mask}
     o: Tensor = functional.scaled_dot_product_attention(

@@ -12,7 +12,6 @@ from torch import Tensor
 from .._hook.call import VIEWS, AttentionCall, Mask, Reader
 from .arguments import Arguments, are_tensors, reader, scale_of
 from .imported import imported
-from .terms import mask_of
 
 NAME = "bellwether"
 TRIED = ("this version",)
@@ -64,11 +63,11 @@ def read_composed(given: Arguments) -> Union[AttentionCall, str, None]:
     if not are_tensors(4, q, k, v):
         return None
     scale, wrong = scale_of(given.get("scale"), q.shape[-1])
-    terms = [t.detach() for t in (given.get("mask"), given.get("bias")) if t is not None]
-    sinks = given.get("sinks")
+    mask, sinks = given.get("mask"), given.get("sinks")
     view = VIEWS["bhtd"]
     return AttentionCall(
-        q, k, v, view, view, view, view, given.run("q", "k", "v"), scale, mask_of(terms),
+        q, k, v, view, view, view, view, given.run("q", "k", "v"), scale,
+        Mask(tensor=None if mask is None else mask.detach()),
         softcap=float(given.get("softcap")),
         sinks=None if sinks is None else sinks.detach().reshape(-1),
         dropout=float(given.get("dropout")),

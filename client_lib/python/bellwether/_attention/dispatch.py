@@ -17,7 +17,7 @@ from .._util import log
 from .attention_op import attention_forward, machine_lacks
 from .center_keys import INT32_MAX, center_keys, offsets_on
 from .composed import composed
-from .seen import Seen, allowed, bias, mask_lacks, mask_of_four, sdpa_mask, visible
+from .seen import Seen, as_mask, mask_lacks, mask_of_four, sdpa_mask, visible
 
 HEAD_DIM_MAX = {"cpu": 1024, "cuda": 256}
 
@@ -174,8 +174,7 @@ def _fallback(
         k = center_keys(k, seen.of_k, visible=visible(seen, q, k))
     if softcap or sinks is not None:
         return composed(
-            q, k, v, scale=scale, mask=allowed(seen, q.shape[2], k.shape[2], q.device),
-            bias=bias(seen), softcap=softcap, sinks=sinks,
+            q, k, v, scale=scale, mask=as_mask(seen, q, k), softcap=softcap, sinks=sinks,
         )  # fmt: skip
     return _sdpa(q, k, v, scale=scale, enable_gqa=enable_gqa, **sdpa_mask(seen, q, k))
 

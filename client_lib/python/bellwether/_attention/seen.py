@@ -75,11 +75,12 @@ def allowed(seen: Seen, q_len: int, k_len: int, device: torch.device) -> Optiona
     return result
 
 
-def bias(seen: Seen) -> Optional[Tensor]:
-    """What is added to the scores."""
-    if seen.mask is None or seen.mask.dtype == torch.bool:
-        return None
-    return seen.mask
+def as_mask(seen: Seen, q: Tensor, k: Tensor) -> Optional[Tensor]:
+    """All parts as one mask, bool or added to the scores; None = all keys."""
+    shown = allowed(seen, q.shape[2], k.shape[2], q.device)
+    if shown is None or seen.mask is None or seen.mask.dtype == torch.bool:
+        return shown
+    return seen.mask.masked_fill(~shown, -torch.inf)
 
 
 def sdpa_mask(seen: Seen, q: Tensor, k: Tensor) -> dict[str, Any]:
@@ -88,11 +89,10 @@ def sdpa_mask(seen: Seen, q: Tensor, k: Tensor) -> dict[str, Any]:
     plain = seen.of_q is None and not seen.window and seen.mask is None and seen.key_bounds is None
     if plain and (not seen.causal or q.shape[2] == k.shape[2]):
         return {"is_causal": seen.causal}
-    shown, added = allowed(seen, q.shape[2], k.shape[2], q.device), bias(seen)
-    if added is None or shown is None:
-        return {"attn_mask": shown}
-    # Not all of PyTorch's kernels read another type than q's.
-    return {"attn_mask": added.to(q.dtype).masked_fill(~shown, -torch.inf)}
+    mask = as_mask(seen, q, k)
+    if mask is None or mask.dtype == torch.bool:
+        return {"attn_mask": mask}
+    return {"attn_mask": mask.to(q.dtype)}  # Not all of PyTorch's kernels read another type.
 
 
 def visible(seen: Seen, q: Tensor, k: Tensor) -> Optional[Tensor]:
