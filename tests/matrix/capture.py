@@ -19,7 +19,7 @@ from definitions import Call, rule
 
 
 def _copy(x: Tensor) -> Tensor:
-    return x.detach().clone()
+    return x.detach().clone().cpu()
 
 
 def _rule(mask: Optional[Tensor], keys: int) -> tuple[Optional[Tensor], Optional[Tensor]]:
@@ -118,7 +118,7 @@ class Calls:
         if self._inside or not torch.is_grad_enabled():
             return function(*args, **kwargs)
         q, k, v = (given.pop(name) for name in names[:3])
-        autocast = torch.is_autocast_enabled("cpu")
+        autocast = torch.is_autocast_enabled(q.device.type)
         seen = [_copy(t.to(torch.bfloat16) if autocast else t) for t in (q, k, v)]
         scale = given.get("scale")
         call = Call(
@@ -164,7 +164,7 @@ def _plain(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, given: dict[str, 
     scale = given.get("scaling")
     if scale is None:
         scale = getattr(module, "head_dim", q.shape[-1]) ** -0.5
-    autocast = torch.is_autocast_enabled("cpu")
+    autocast = torch.is_autocast_enabled(q.device.type)
     q, k, v = (_copy(t.to(torch.bfloat16) if autocast else t) for t in (q, k, v))
     call = Call("", q, k, v, q, float(scale), softcap=given.get("softcap") or 0.0)
     call.dropout = given.get("dropout") or 0.0
@@ -195,8 +195,8 @@ def _flex(
     if not isinstance(mask, BlockMask):
         return _eager(module, q, k, v, mask, given)
     call = _eager(module, q, k, v, None, given)
-    dense = create_mask(mask.mask_mod, q.shape[0], q.shape[1], q.shape[2], k.shape[2], "cpu")
-    call.allowed = _both(call.allowed, dense)
+    sizes = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+    call.allowed = _both(call.allowed, create_mask(mask.mask_mod, *sizes, q.device.type).cpu())
     return call
 
 

@@ -1,7 +1,8 @@
 """One cell of the matrix: a tiny model trains a few steps without and with Bellwether.
 
 Run as a program it reads cells from its standard input, one a line, and answers each with a line
-of JSON: a process that dies takes one cell with it, and not the run.
+of JSON: a process that dies takes one cell with it, and not the run.  Its argument is the device,
+cpu or cuda.
 """
 
 from __future__ import annotations
@@ -61,11 +62,12 @@ def _as_traced(cell: Cell) -> Iterator[None]:
         yield
 
 
-def _build(cell: Cell) -> nn.Module:
+def _build(cell: Cell, device: str) -> nn.Module:
     torch.manual_seed(0)
     model = architectures.BY_NAME[cell.architecture].build(
         cell.implementation, cell.batch == "window"
     )
+    model = model.to(device)
     if cell.precision == "bfloat16":
         model = model.to(torch.bfloat16)
     if cell.mode in ("checkpoint", "reentrant"):
@@ -78,13 +80,14 @@ def _build(cell: Cell) -> nn.Module:
     return model
 
 
-def _given(batch: dict[str, Any], precision: str) -> dict[str, Any]:
-    if precision != "bfloat16":
-        return batch
-    return {
-        name: x.to(torch.bfloat16) if isinstance(x, Tensor) and x.is_floating_point() else x
-        for name, x in batch.items()
-    }
+def _given(batch: dict[str, Any], precision: str, device: str) -> dict[str, Any]:
+    def given(x: Any) -> Any:
+        if not isinstance(x, Tensor):
+            return x
+        narrow = precision == "bfloat16" and x.is_floating_point()
+        return x.to(device, torch.bfloat16 if narrow else None)
+
+    return {name: given(x) for name, x in batch.items()}
 
 
 def _loss(output: Any) -> Tensor:
@@ -96,11 +99,11 @@ def _loss(output: Any) -> Tensor:
 
 def train(
     cell: Cell, *, capture: bool = False, compiled: bool = False,
-    attach: Optional[Callable[[nn.Module], Any]] = None,
+    attach: Optional[Callable[[nn.Module], Any]] = None, device: str = "cpu",
 ) -> tuple[Run, Any, nn.Module]:  # fmt: skip
     """(what it left, what `attach` returned, the model)."""
     architecture = architectures.BY_NAME[cell.architecture]
-    run, model = Run(), _build(cell)
+    run, model = Run(), _build(cell, device)
     monitor = attach(model) if attach is not None else None
     optimizer = torch.optim.AdamW(
         [p for p in model.parameters() if p.requires_grad], lr=1e-3, weight_decay=0.01
@@ -119,8 +122,8 @@ def train(
                 if capture:
                     stack.enter_context(calls.watching())
                     stack.enter_context(_as_traced(cell))
-                with torch.autocast("cpu", torch.bfloat16, enabled=cell.precision == "autocast"):
-                    loss = _loss(called(**_given(batch, cell.precision)))
+                with torch.autocast(device, torch.bfloat16, enabled=cell.precision == "autocast"):
+                    loss = _loss(called(**_given(batch, cell.precision, device)))
                 loss.backward()
             run.losses.append(loss.item())
             parts.append(calls.taken())
@@ -139,11 +142,11 @@ def train(
     return run, monitor, model
 
 
-def run_cell(cell: Cell) -> Result:
+def run_cell(cell: Cell, device: str = "cpu") -> Result:
     result, began = Result(str(cell)), time.monotonic()
     try:
         with tempfile.TemporaryDirectory() as folder:
-            _judge(cell, result, Path(folder))
+            _judge(cell, result, Path(folder), device)
     except Exception as e:
         result.outcome = "invalid"
         result.wrong.append(in_words(e))
@@ -151,12 +154,16 @@ def run_cell(cell: Cell) -> Result:
     return result
 
 
-def _judge(cell: Cell, result: Result, folder: Path) -> None:
+def _judge(cell: Cell, result: Result, folder: Path, device: str) -> None:
     import bellwether
 
     compiled = cell.mode == "compile"
-    known, _, _ = train(cell, capture=True)
-    plain = train(cell, compiled=True)[0] if compiled else known
+
+    def trained() -> Run:
+        return train(cell, compiled=compiled, device=device)[0]
+
+    known, _, _ = train(cell, capture=True, device=device)
+    plain = trained() if compiled else known
     for part in (part for step in known.calls for part in step):
         for call in part:
             limit = 1e-3 if call.o.dtype == torch.float32 else 0.05
@@ -182,6 +189,7 @@ def _judge(cell: Cell, result: Result, folder: Path) -> None:
         watched, monitor, _ = train(
             cell,
             compiled=compiled,
+            device=device,
             attach=lambda model: attached.append(attach(model)) or attached[0],
         )
         flushed = monitor.flush(20)
@@ -195,9 +203,9 @@ def _judge(cell: Cell, result: Result, folder: Path) -> None:
             with contextlib.suppress(Exception):
                 one.detach()
     if not watched.same(plain):
-        again = train(cell, compiled=compiled)[0]
+        again = trained()
         exact = exact and not again.same(watched)  # Else it is the capture that changes bits.
-        if not again.same(watched) and again.same(train(cell, compiled=compiled)[0]):
+        if not again.same(watched) and again.same(trained()):
             result.wrong.append("training is not bitwise what it is without us")
     if watched.graphs != plain.graphs:
         result.wrong.append(f"compiled into {watched.graphs}, without us {plain.graphs}")
@@ -206,7 +214,9 @@ def _judge(cell: Cell, result: Result, folder: Path) -> None:
     judge(known, exact and watched.same(plain), status, flushed, path, result)
 
 
-def prepare(folder: Path, setenv: Callable[[str, str], None] = os.environ.__setitem__) -> None:
+def prepare(
+    folder: Path, setenv: Callable[[str, str], None] = os.environ.__setitem__, device: str = "cpu"
+) -> None:
     """What a process needs once before its cells."""
     import protos
 
@@ -228,6 +238,8 @@ def prepare(folder: Path, setenv: Callable[[str, str], None] = os.environ.__seti
     import bellwether.hf
 
     bellwether.hf.register()
+    if device != "cpu":
+        return
     # PyTorch compiles no backward of it for CPUs, and refuses one; its portable path has one.
     from torch.nn.attention import flex_attention
 
@@ -236,19 +248,16 @@ def prepare(folder: Path, setenv: Callable[[str, str], None] = os.environ.__seti
     WrappedFlexAttention._compiled_flex_attention = staticmethod(flex_attention.flex_attention)
 
 
-def main() -> int:
+def main(device: str) -> int:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # What else is printed is no answer.
     with tempfile.TemporaryDirectory() as folder:
-        prepare(Path(folder))
+        prepare(Path(folder), device=device)
         for line in sys.stdin:
-            print(
-                json.dumps(dataclasses.asdict(run_cell(Cell(*line.split())))),
-                file=answers,
-                flush=True,
-            )
+            result = run_cell(Cell(*line.split()), device)
+            print(json.dumps(dataclasses.asdict(result)), file=answers, flush=True)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(*sys.argv[1:]))

@@ -69,7 +69,7 @@ def digest(model: nn.Module) -> str:
     state = hashlib.sha256()
     for _, value in sorted(model.state_dict().items()):
         if isinstance(value, Tensor):
-            whole = value.detach().contiguous().flatten()
+            whole = value.detach().cpu().contiguous().flatten()
             state.update(whole.view(torch.uint8).numpy().tobytes() if whole.numel() else b"")
     return state.hexdigest()
 

@@ -4,6 +4,9 @@
     matrix.py                              the cover: each pair of two choices in some cell
     matrix.py --random 60 --seed 5         cells by chance; the seed is printed
     matrix.py --only "llama sdpa padded_left"   all cells that have these words
+    matrix.py --without compile            the cover, less the cells that have this word
+    matrix.py --jobs 16 --seconds 400      as many processes; after 400 s no cell is begun
+    matrix.py --device cuda                on a GPU
     matrix.py --list                       says which cells it would run
 
 A cell trains a tiny model of random weights a few steps without and with Bellwether.  Losses and
@@ -11,13 +14,14 @@ weights must be the same bits.  Each number must be that of an fp64 computation 
 call, and all twelve groups of signals must be there, or less_than_full.py says which tensor does
 not exist.  Results are kept, so a second start goes on where the first one ended.
 
-Exit code: 0 all as it should be, 1 some cell is not, 2 wrong arguments.
+Exit code: 0 all as it should be, 1 some cell is not or was not begun, 2 wrong arguments.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
+import functools
 import hashlib
 import heapq
 import itertools
@@ -55,9 +59,20 @@ _FACTORS = (
 )
 
 
+@functools.cache
+def here() -> list[architectures.Architecture]:
+    """Those that this transformers has."""
+    import transformers
+
+    return [
+        a for a in architectures.ALL
+        if hasattr(transformers, a.config) and hasattr(transformers, a.model)
+    ]  # fmt: skip
+
+
 def every_cell() -> list[Cell]:
     found: list[Cell] = []
-    for a in architectures.ALL:
+    for a in here():
         for implementation in a.implementations:
             for batch in a.batches:
                 for mode in a.modes:
@@ -90,8 +105,12 @@ def cover() -> list[Cell]:
     return found
 
 
-def by_chance(count: int, seed: int) -> list[Cell]:
-    return random.Random(seed).sample(every_cell(), count)
+def by_chance(count: int, seed: int, without: str = "") -> list[Cell]:
+    return random.Random(seed).sample(less(every_cell(), without), count)
+
+
+def less(cells: list[Cell], words: str) -> list[Cell]:
+    return [cell for cell in cells if not set(words.split()) & set(cell)]
 
 
 def with_words(words: str) -> list[Cell]:
@@ -129,8 +148,9 @@ def content() -> str:
 class Results:
     """Lines of JSON: what was found, under the cell, the versions and the content."""
 
-    def __init__(self, path: Path) -> None:
-        self._path, self.key = path, f"{'/'.join(versions().values())}/{content()}"
+    def __init__(self, path: Path, device: str = "cpu") -> None:
+        self._path, self.device = path, device
+        self.key = "/".join([*versions().values(), device, content()])
         self.found: dict[str, dict[str, Any]] = {}
         path.parent.mkdir(parents=True, exist_ok=True)
         for line in path.read_text().splitlines() if path.exists() else ():
@@ -150,13 +170,14 @@ class Results:
 class Worker:
     """A process that runs cells one after the other, and is started again when it has died."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str = "cpu") -> None:
+        self._device = device
         self._process: Optional[subprocess.Popen[str]] = None
 
     def run(self, cell: Cell) -> dict[str, Any]:
         if self._process is None:
             self._process = subprocess.Popen(
-                [sys.executable, str(HERE / "cell.py")], stdin=subprocess.PIPE,
+                [sys.executable, str(HERE / "cell.py"), self._device], stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
                 env={**os.environ, "BELLWETHER_LIB_DIR": str(libraries()), "OMP_NUM_THREADS": "1"},
             )  # fmt: skip
@@ -192,8 +213,10 @@ class Worker:
             self._process = None
 
 
-def run(cells: Iterable[Cell], results: Results, jobs: int = 1, quiet: bool = False) -> None:
-    """Runs those that have no result yet."""
+def run(
+    cells: Iterable[Cell], results: Results, jobs: int = 1, seconds: float = float("inf")
+) -> None:
+    """Runs those that have no result yet; none is begun when so many seconds are over."""
     from tqdm import tqdm
 
     waiting: queue.SimpleQueue[Cell] = queue.SimpleQueue()
@@ -202,12 +225,13 @@ def run(cells: Iterable[Cell], results: Results, jobs: int = 1, quiet: bool = Fa
     for cell in left:
         waiting.put(cell)
     lock = threading.Lock()
-    bar = tqdm(total=len(cells), initial=len(cells) - len(left), unit="cell", disable=quiet)
+    until = time.monotonic() + seconds
+    bar = tqdm(total=len(cells), initial=len(cells) - len(left), unit="cell")
 
     def work() -> None:
-        worker = Worker()
+        worker = Worker(results.device)
         try:
-            while True:
+            while time.monotonic() < until:
                 try:
                     cell = waiting.get_nowait()
                 except queue.Empty:
@@ -272,6 +296,16 @@ def table(found: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def summary(found: Sequence[dict[str, Any]], asked: int, seconds: float, jobs: int) -> str:
+    """One line."""
+    counts = collections.Counter(map(verdict, found))
+    full, listed = counts["full"], counts["less, as listed"]
+    return (
+        f"{asked} cells: {full} full, {listed} less as listed, {len(found) - full - listed} failed,"
+        f" {asked - len(found)} not begun; {seconds / 60:.1f} minutes, {jobs} processes"
+    )
+
+
 def main(arguments: Optional[Sequence[str]] = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -280,36 +314,52 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--random", type=int, default=0, help="so many cells by chance, of all")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     parser.add_argument("--only", metavar="WORDS", help="all cells that have all these words")
+    parser.add_argument(
+        "--without", metavar="WORDS", default="", help="no cells that have one of these words"
+    )
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="then no cell is begun")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time (1)")
     parser.add_argument("--results", type=Path, default=ROOT / "build" / "matrix.jsonl")
     parser.add_argument("--anew", action="store_true", help="as if there were no results yet")
     parser.add_argument("--list", action="store_true", help="only says which cells it would run")
     given = parser.parse_args(arguments)
+    words = [word for words in _FACTORS for word in words]
+    unknown = [w for w in f"{given.only or ''} {given.without}".split() if w not in words]
+    if unknown:
+        parser.error(f"--only, --without: unknown {unknown}; words are {', '.join(words)}")
+    if given.jobs < 1 or given.seconds < 0:
+        parser.error("--jobs from 1 and --seconds from 0 are legal")
     if given.only is not None:
         cells = with_words(given.only)
         if not cells:
-            parser.error(f"--only: no cell has the words {given.only!r}; words are "
-                         f"{', '.join(word for words in _FACTORS for word in words)}")  # fmt: skip
+            parser.error(f"--only: no cell has all of {given.only!r}")
     elif given.random:
-        cells = by_chance(given.random, given.seed)
+        cells = by_chance(given.random, given.seed, given.without)
     else:
         cells = cover()
+    cells = less(cells, given.without)
     print(f"seed {given.seed}")
+    missing = [a.name for a in architectures.ALL if a not in here()]
+    if missing:
+        print(f"left out, transformers {versions()['transformers']} has none: {', '.join(missing)}")
     if given.cells is not None and given.cells < len(cells):
         cells = random.Random(given.seed).sample(cells, given.cells)
     if given.list:
         print(*cells, f"{len(cells)} cells", sep="\n")
         return 0
-    results = Results(given.results)
+    results = Results(given.results, given.device)
     if given.anew:
         results.found.clear()
-    run(cells, results, given.jobs)
-    found = [results.found[str(cell)] for cell in cells]
+    began = time.monotonic()
+    run(cells, results, given.jobs, given.seconds)
+    found = [results.found[str(cell)] for cell in cells if str(cell) in results.found]
     for result in found:
         if not passed(result):
             print(describe(result))
     print(table(found))
-    return 0 if all(map(passed, found)) else 1
+    print(summary(found, len(cells), time.monotonic() - began, given.jobs))
+    return 0 if len(found) == len(cells) and all(map(passed, found)) else 1
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ def latent(module: nn.Module, heads: int, kv_heads: int, dim: int) -> Optional[P
 
 
 def sigma(weight: Tensor) -> Tensor:
-    return torch.linalg.svdvals(weight)[:, 0]
+    return torch.linalg.svdvals(weight.cpu())[:, 0]
 
 
 def sigmas(

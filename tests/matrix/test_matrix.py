@@ -134,6 +134,22 @@ def test_the_tables_of_documents_are_those_of_the_results() -> None:
         assert support_table.within(path.read_text()) == write(data), support_table.HOW
 
 
+def test_after_the_time_no_cell_is_begun(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = ["--results", str(tmp_path / "results.jsonl"), "--jobs", "4", "--seconds", "0"]
+    assert matrix.main(["--random", "7", "--seed", "1", "--without", "compile", *where]) == 1
+    said = capsys.readouterr().out
+    assert "seed 1\n" in said and "7 cells: 0 full" in said and "7 not begun" in said
+
+
+@pytest.mark.parametrize("wrong", (["--only", "lama"], ["--without", "x"], ["--jobs", "0"]))
+def test_wrong_arguments_are_said(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        matrix.main([*wrong, "--list"])
+    assert wrong[0] in capsys.readouterr().err
+
+
 def test_cells_run_once_and_a_dead_process_takes_one(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     results = matrix.Results(path)
