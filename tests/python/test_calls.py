@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import bellwether
-from bellwether._hook import intercept
+from bellwether._hook import intercept, sdpa_call
 from bellwether._hook.call import VIEWS, AttentionCall, Mask
 from bellwether._native import c_api
 from bellwether.tools.doctor import layer_findings
@@ -107,6 +107,26 @@ def test_repeated_keys_belong_to_the_call(first: bool, watched: Watched) -> None
         same(*found)
         (layer,) = monitor.layers
         assert layer.kv_heads == 2 and not layer.notes
+
+
+def test_calls_are_read_in_sampled_steps_alone(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, read = Grouped(), []
+    plain = sdpa_call.read
+
+    def counted(*args: Any) -> Any:
+        read.append(monitor.steps.current_step())
+        return plain(*args)
+
+    monkeypatch.setattr(sdpa_call, "read", counted)
+    with watched(module, every=3) as monitor:
+        for step in range(7):  # From the one at 3 on they have a mask and repeated keys.
+            module(torch.randn(2, 8, WIDTH), padded=step > 1).square().sum().backward()
+            monitor.step()
+            (layer,) = monitor.layers
+            assert layer.masked == (step >= 3)
+        assert read == [0, 3, 6] and layer.calls == 7 and layer.fired == 3
 
 
 @pytest.mark.parametrize("dims", [2, 3, 4])

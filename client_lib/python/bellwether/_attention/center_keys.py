@@ -6,6 +6,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
+from .._hook.intercept import look_closer
 from .._kernels.probe import DTYPES, call, expanded
 from .._native import c_api
 from .._util import log
@@ -44,6 +45,7 @@ def _(k: Tensor, cu_seqlens: Optional[Tensor], visible: Optional[Tensor]) -> Ten
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(*inputs[1:])
+    look_closer()  # Whether keys are centred is told of the step in which it begins.
 
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:

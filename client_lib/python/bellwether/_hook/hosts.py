@@ -110,6 +110,9 @@ class PatchedLayer(Protocol):
     def expects(self) -> bool:
         """Whether the calls of the module, whose forward begins, are to be seen."""
 
+    def look_closer(self) -> None:
+        """The calls of the forward that runs are to be read in any case."""
+
     def attention(
         self,
         read: Callable[[], Union[AttentionCall, str, None]],

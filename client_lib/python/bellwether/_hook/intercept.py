@@ -134,6 +134,21 @@ def traced() -> bool:
     return before_dispatch is not None and before_dispatch(modes.PROXY) is not None
 
 
+def look_closer() -> None:
+    """Something of ours is used in the forward that runs: its calls are to be seen, though its
+    step is not sampled."""
+    if not _running.stack:
+        return
+    layer, forward, function, mark, word, sees = _running.stack[-1]
+    if layer is None:
+        return
+    layer.look_closer()
+    if not sees:
+        _running.stack[-1] = (layer, forward, function, mark, word, True)
+        _calls.divert()
+        function_calls.see()
+
+
 def _seen(*args: Any, **kwargs: Any) -> Any:
     """What a call of the function comes to while it is diverted."""
     if not _running.sees():

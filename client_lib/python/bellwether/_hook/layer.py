@@ -45,6 +45,8 @@ class Layer(LayerBackward):
     ) -> None:
         super().__init__(host, name, module, watched, paths)
         self._sites: list[Layer] = []  # Of the other calls that one forward makes.
+        self._quiet = False  # The forward that runs is counted, and its calls are not seen.
+        self._looks_closer = False  # They are, though the step is not sampled.
 
     # ---- forward ----
 
@@ -52,7 +54,37 @@ class Layer(LayerBackward):
         """Whether the calls of the module, whose forward begins, are to be seen."""
         # A recomputation must find the taps exactly if the forward had them, whatever has
         # happened since: in a checkpointed region they are always there, even if we are off.
-        return self.host.live() or intercept.checkpointed()
+        if intercept.checkpointed():
+            return True
+        if not self.host.live():
+            return False
+        # Without a graph it may be a reentrant checkpoint's: its recomputation will be seen.
+        if not torch.is_grad_enabled() or capturing():
+            return True
+        self.host.forward_begins()
+        self._quiet = self._passes_by(False)
+        return not self._quiet
+
+    def look_closer(self) -> None:
+        self._quiet, self._looks_closer = False, True
+
+    @harmless("forward of an attention module")
+    def heard(self) -> None:
+        super().heard()
+        if self._quiet:
+            self._count()
+        self._quiet = self._looks_closer = False
+
+    def _passes_by(self, centred: bool) -> bool:
+        """Whether a call is only counted: its step is not sampled, and what a call is was read
+        and is read again in the next step that is."""
+        host = self.host
+        if self.heads == 0 or centred != self.centred or not host.numbered():
+            return False
+        if host.samples_step() or self._looks_closer:
+            return False
+        self._pass_begins()
+        return not host.samples_step()
 
     def attention(
         self,
@@ -180,6 +212,9 @@ class Layer(LayerBackward):
         if not torch.is_grad_enabled():
             return None
         self.host.forward_begins()
+        if not always and self._passes_by(centred):
+            self._count()
+            return None
         call = read()
         layer = self._at_site(call, forward)
         return None if layer is None else layer._prepare_call(call, always, centred)

@@ -83,13 +83,18 @@ class LayerCalls(LayerWeights):
             return True
         return not self.lends and is_attention(module)
 
+    def _pass_begins(self) -> None:
+        """The step before may end by it."""
+        if not self.host.in_backward():  # No recomputation.
+            self.host.passes(max(self.fired_in_step, self.calls_in_step + 1))
+
     def _count(self) -> None:
         self.calls += 1
-        if not self.host.in_backward():  # No recomputation.
+        if not self.host.in_backward():
             one = self.host.settings.microbatches == "first" and self.host.samples_step()
             if one and self.calls_in_step > self.fired_in_step:
                 self.note(CALLED_AGAIN)
-            self.host.passes(max(self.fired_in_step, self.calls_in_step + 1))
+            self._pass_begins()
             self.calls_in_step += 1
 
     def _note_call(self, call: AttentionCall) -> None:
