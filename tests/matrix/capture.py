@@ -18,12 +18,13 @@ from torch import Tensor, nn
 from definitions import Call, rule
 
 
-def _copy(x: Tensor) -> Tensor:
-    return x.detach().clone().cpu()
+def copied(x: Tensor) -> Tensor:
+    """On the CPU, where all that is compared is computed."""
+    return x.detach().to("cpu", copy=True)
 
 
 def _rule(mask: Optional[Tensor], keys: int) -> tuple[Optional[Tensor], Optional[Tensor]]:
-    return rule(None if mask is None else _copy(mask)[..., :keys])
+    return rule(None if mask is None else copied(mask)[..., :keys])
 
 
 def _both(a: Optional[Tensor], b: Optional[Tensor]) -> Optional[Tensor]:
@@ -105,7 +106,7 @@ class Calls:
                 finally:
                     self._inside -= 1
             o = result[0]
-            call.o = _copy(o.transpose(1, 2))
+            call.o = copied(o.transpose(1, 2))
             o.register_hook(lambda gradient: self._arrived(call, gradient.transpose(1, 2)))
             self.found.append(call)
             return result
@@ -119,7 +120,7 @@ class Calls:
             return function(*args, **kwargs)
         q, k, v = (given.pop(name) for name in names[:3])
         autocast = torch.is_autocast_enabled(q.device.type)
-        seen = [_copy(t.to(torch.bfloat16) if autocast else t) for t in (q, k, v)]
+        seen = [copied(t.to(torch.bfloat16) if autocast else t) for t in (q, k, v)]
         scale = given.get("scale")
         call = Call(
             self._running[-1], *seen, seen[0], q.shape[-1] ** -0.5 if scale is None else scale
@@ -131,14 +132,14 @@ class Calls:
         call.kv_heads = self._kv_heads or k.shape[1]
         with as_given(call, k) as own:
             o = function(q, own, v, **given)
-        call.o = _copy(o)
+        call.o = copied(o)
         o.register_hook(lambda gradient: self._arrived(call, gradient))
         self.found.append(call)
         return o
 
     @staticmethod
     def _arrived(call: Call, gradient: Tensor) -> None:
-        call.d_o = _copy(gradient)
+        call.d_o = copied(gradient)
 
 
 @contextlib.contextmanager
@@ -151,7 +152,7 @@ def as_given(
     if own.requires_grad:
 
         def arrived(gradient: Tensor) -> None:
-            call.d_k = _copy(view(gradient))
+            call.d_k = copied(view(gradient))
 
         own.register_hook(arrived)
     yield own
@@ -165,7 +166,7 @@ def _plain(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, given: dict[str, 
     if scale is None:
         scale = getattr(module, "head_dim", q.shape[-1]) ** -0.5
     autocast = torch.is_autocast_enabled(q.device.type)
-    q, k, v = (_copy(t.to(torch.bfloat16) if autocast else t) for t in (q, k, v))
+    q, k, v = (copied(t.to(torch.bfloat16) if autocast else t) for t in (q, k, v))
     call = Call("", q, k, v, q, float(scale), softcap=given.get("softcap") or 0.0)
     call.dropout = given.get("dropout") or 0.0
     return call
@@ -183,7 +184,7 @@ def _eager(
         call.bias = more if call.bias is None else call.bias + more
     sinks = given.get("s_aux")
     sinks = getattr(module, "sinks", None) if sinks is None else sinks
-    call.sinks = None if sinks is None else _copy(sinks)
+    call.sinks = None if sinks is None else copied(sinks)
     return call
 
 

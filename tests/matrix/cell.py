@@ -31,9 +31,11 @@ import architectures  # noqa: E402
 import definitions  # noqa: E402
 import projections  # noqa: E402
 from capture import Call, Calls  # noqa: E402
-from comparison import GROUPS, Result, Run, digest, in_words, judge  # noqa: E402
+from comparison import GROUPS, Result, Run, digest, in_words, judge, recorded  # noqa: E402
 
 STEPS = 3
+# What compiles a cell.  On a CPU it is how calls are traced that counts.
+BACKENDS = {"cpu": "aot_eager", "cuda": "inductor"}
 
 
 class Cell(NamedTuple):
@@ -112,7 +114,7 @@ def train(
     if compiled:
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
-        called = torch.compile(model, backend="aot_eager")
+        called = torch.compile(model, backend=BACKENDS[device])
     calls = Calls(model)
     for step in range(STEPS):
         parts: list[list[Call]] = []
@@ -211,7 +213,7 @@ def _judge(cell: Cell, result: Result, folder: Path, device: str) -> None:
         result.wrong.append(f"compiled into {watched.graphs}, without us {plain.graphs}")
     if not seen:
         result.missing = dict.fromkeys(GROUPS, "no function is called")
-    judge(known, exact and watched.same(plain), status, flushed, path, result)
+    judge(known, exact and watched.same(plain), status, flushed, recorded(path), result)
 
 
 def prepare(
@@ -225,6 +227,7 @@ def prepare(
         "BELLWETHER_LOG_LEVEL": "error",
         "XDG_STATE_HOME": str(folder / "state"),
         "HF_HUB_OFFLINE": "1",
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # Else no product on a GPU repeats its bits.
     }.items():
         setenv(name, value)
     warnings.simplefilter("ignore")
@@ -239,6 +242,7 @@ def prepare(
 
     bellwether.hf.register()
     if device != "cpu":
+        torch.use_deterministic_algorithms(True)
         return
     # PyTorch compiles no backward of it for CPUs, and refuses one; its portable path has one.
     from torch.nn.attention import flex_attention

@@ -74,20 +74,28 @@ def digest(model: nn.Module) -> str:
     return state.hexdigest()
 
 
-def judge(known: Run, exact: bool, status: Any, flushed: bool, path: Path, result: Result) -> None:
-    """Fills the result.  `exact`: the watched run had the very bits of the captured one; `path`:
-    the recording."""
+Steps = dict[int, dict[str, np.ndarray]]  # step -> signal -> [layers, heads]
+
+
+def recorded(path: Path) -> Steps:
+    """What a recording holds, or nothing where none was begun."""
+    if not path.exists() or path.stat().st_size <= 8:
+        return {}
+    from recording import Recording
+
+    return Recording(path, ended=True).steps()
+
+
+def judge(
+    known: Run, exact: bool, status: Any, flushed: bool, steps: Steps, result: Result
+) -> None:
+    """Fills the result.  `exact`: the watched run had the very bits of the captured one."""
     notes = {note for layer in status["layers"] for note in layer["notes"]}
     result.said = sorted(notes)[:6]
     if status["errors"]:
         result.wrong.append(f"{status['errors']} errors: {status['last_error'][:300]}")
     if not flushed or status["why_off"]:
         result.wrong.append(f"the watching ended: {status['why_off'] or 'nothing arrived'}")
-    steps: dict[int, dict[str, np.ndarray]] = {}
-    if path.exists() and path.stat().st_size > 8:
-        from recording import Recording
-
-        steps = Recording(path, ended=True).steps()
     _compare(known, exact, status, steps, result)
     if not result.wrong and not result.missing:
         from bellwether.tools.doctor import layer_findings
@@ -101,9 +109,7 @@ def judge(known: Run, exact: bool, status: Any, flushed: bool, path: Path, resul
         result.outcome = "partly"
 
 
-def _compare(
-    known: Run, exact: bool, status: Any, steps: dict[int, dict[str, np.ndarray]], result: Result
-) -> None:
+def _compare(known: Run, exact: bool, status: Any, steps: Steps, result: Result) -> None:
     indices = {layer["name"]: layer["index"] for layer in status["layers"]}
     for step, parts in enumerate(known.calls):
         by_module: dict[str, list[Call]] = {}

@@ -8,14 +8,14 @@ from typing import Any, Optional
 from unittest import mock
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import projections
-from capture import as_given
+from capture import as_given, copied
 from definitions import Call
 from training import STEPS, VOCABULARY, Training, job_of_one, tokens
 
-_LENGTH = 20
+LENGTH = 20
 
 
 class _NoRandomStates:
@@ -32,9 +32,22 @@ def _window_mask(rows: int, keys: int, window: tuple[int, int]) -> Tensor:
     return ~far.tril(keys - rows + window[1])
 
 
-def _on_a_cpu() -> None:
-    import megatron.core.fusions.fused_softmax as softmax
+class _TorchOnACpu:
+    """PyTorch for a file that says device="cuda"."""
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+    @staticmethod
+    def zeros(*args: Any, **given: Any) -> Tensor:
+        return torch.zeros(*args, **{**given, "device": "cpu"})
+
+
+def on_a_cpu() -> None:
+    import megatron.core.fusions.fused_softmax as softmax
+    import megatron.core.pipeline_parallel.schedules as schedules
+
+    schedules.torch = _TorchOnACpu()
     softmax.get_default_causal_mask = _causal_mask
     softmax.get_sliding_window_causal_mask = _window_mask
     for name, module in list(sys.modules.items()):
@@ -43,14 +56,14 @@ def _on_a_cpu() -> None:
     torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment,return-value]
 
 
-def _by_group(module: Any, heads: int, kv_heads: int, dim: int) -> Optional[projections.Pair]:
+def by_group(module: Any, heads: int, kv_heads: int, dim: int) -> Optional[projections.Pair]:
     """Of linear_qkv: the queries of a group, its key, its value, then the next group."""
-    weight = module.get_submodule("linear_qkv").weight.detach().double()
+    weight = copied(module.get_submodule("linear_qkv").weight).double()
     group = weight.reshape(kv_heads, -1, dim, weight.shape[-1])
     return group[:, :-2].reshape(heads, dim, -1), group[:, -2]
 
 
-def _capture(training: Training) -> Any:
+def captured(training: Training) -> Any:
     """Core attention is no function that other packages share."""
     from megatron.core.transformer.dot_product_attention import DotProductAttention
 
@@ -59,7 +72,7 @@ def _capture(training: Training) -> Any:
     def forward(self: Any, q: Tensor, k: Tensor, v: Tensor, mask: Optional[Tensor], *args: Any,
                 **kwargs: Any) -> Any:  # fmt: skip
         assert training.calls is not None
-        bhtd = [x.detach().permute(1, 2, 0, 3).clone() for x in (q, k, v)]
+        bhtd = [copied(x.permute(1, 2, 0, 3)) for x in (q, k, v)]
         name = training.calls.names[id(self)].rpartition(".")[0]
         scale = self.softmax_scale * (self.scale_mask_softmax.scale or 1)
         call = Call(name, *bhtd, bhtd[0], scale, kv_heads=k.shape[2])
@@ -71,12 +84,12 @@ def _capture(training: Training) -> Any:
         assert hidden is not None
         call.allowed = ~hidden
         if self.softmax_offset is not None:
-            call.sinks = self.softmax_offset.detach().clone()
+            call.sinks = copied(self.softmax_offset)
         with as_given(call, k, lambda x: x.permute(1, 2, 0, 3)) as own:
             o = plain(self, q, own, v, mask, *args, **kwargs)
 
         def view(x: Tensor) -> Tensor:  # [tokens, batch, heads * dim]
-            return x.detach().unflatten(-1, (q.shape[2], -1)).permute(1, 2, 0, 3).clone()
+            return copied(x.unflatten(-1, (q.shape[2], -1)).permute(1, 2, 0, 3))
 
         def arrived(gradient: Tensor) -> None:
             call.d_o = view(gradient)
@@ -89,33 +102,58 @@ def _capture(training: Training) -> Any:
     return mock.patch.object(DotProductAttention, "forward", forward)
 
 
-def _train(training: Training, mask: Optional[Tensor] = None, **options: Any) -> None:
-    job_of_one()
-    from megatron.core import parallel_state
+class Norm(nn.LayerNorm):
+    """Megatron's own is no PyTorch's where the tokens are split."""
+
+    def __init__(self, config: Any, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
+        super().__init__(hidden_size, eps)
+        for parameter in self.parameters():
+            parameter.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+
+
+def gpt(first: bool = True, last: bool = True, **options: Any) -> nn.Module:
+    """A small one, or a stage of it."""
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.models.gpt.gpt_model import GPTModel
+    from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
     from megatron.core.transformer.transformer_config import TransformerConfig
 
-    if not parallel_state.model_parallel_is_initialized():
-        parallel_state.initialize_model_parallel(1)
-    _on_a_cpu()
     torch.manual_seed(0)
+    dtype = options.pop("dtype", torch.float32)
     config = TransformerConfig(
         num_layers=2, hidden_size=64, num_attention_heads=4, num_query_groups=2,
         use_cpu_initialization=True, attention_dropout=0.0, hidden_dropout=0.0,
-        pipeline_dtype=torch.float32, params_dtype=torch.float32,
+        pipeline_dtype=dtype, params_dtype=dtype,
         gradient_accumulation_fusion=False, bias_activation_fusion=False,
         masked_softmax_fusion=False, init_method_std=0.19, **options,
     )  # fmt: skip
-    model = GPTModel(config, get_gpt_layer_local_spec(), VOCABULARY, _LENGTH).train()
-    training.reader = _by_group
+    layer = get_gpt_layer_local_spec()
+    layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = Norm
+    layers = TransformerBlockSubmodules(
+        [layer] * (config.num_layers // config.pipeline_model_parallel_size), Norm
+    )
+    model: nn.Module = GPTModel(
+        config, layers, VOCABULARY, LENGTH, pre_process=first, post_process=last
+    )
+    return model.to(dtype).train()
+
+
+def _train(training: Training, mask: Optional[Tensor] = None, **options: Any) -> None:
+    job_of_one()
+    from megatron.core import parallel_state
+
+    if not parallel_state.model_parallel_is_initialized():
+        parallel_state.initialize_model_parallel(1)
+    on_a_cpu()
+    model = gpt(**options)
+    training.reader = by_group
     training.begins(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    positions = torch.arange(_LENGTH).expand(2, -1)
-    capture = contextlib.nullcontext() if training.watched else _capture(training)
+    positions = torch.arange(LENGTH).expand(2, -1)
+    capture = contextlib.nullcontext() if training.watched else captured(training)
     with capture:
         for step in range(STEPS):
-            x = tokens(step, length=_LENGTH)
+            x = tokens(step, length=LENGTH)
             loss = model(x, positions, mask, labels=x).mean()
             loss.backward()
             optimizer.step()
@@ -133,7 +171,7 @@ def window(training: Training) -> None:
 
 
 def documents(training: Training) -> None:
-    mask = _causal_mask(_LENGTH)
+    mask = _causal_mask(LENGTH)
     mask[8:, :8] = True
     _train(training, mask[None, None])
 

@@ -19,6 +19,8 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 sys.path[:0] = [str(HERE.parent)]
 
+import two_processes  # noqa: E402
+
 import matrix  # noqa: E402
 import trainings  # noqa: E402
 
@@ -72,3 +74,9 @@ def test_a_training_has_every_signal_and_right_numbers(name: str, python: Path) 
     with (ROOT / "build" / "matrix_packages.jsonl").open("a") as file:
         file.write(json.dumps(result) + "\n")  # For support_table.py.
     assert passed, matrix.describe(result)
+
+
+@pytest.mark.parametrize("way", ["tensor", "pipeline"])
+def test_megatron_in_two_processes_is_watched_whole(way: str, python: Path, tmp_path: Path) -> None:
+    for result in two_processes.megatron(str(python), "cpu", way, tmp_path):
+        assert result["outcome"] == "full", matrix.describe(result)

@@ -16,6 +16,7 @@ import projections
 from capture import Calls
 from comparison import Run, digest
 
+device = "cpu"  # Of models and batches.
 STEPS = 3
 VOCABULARY = 64
 WATCH = dict(every=1, rows=0, sequences=0, microbatches="all", overhead_budget=1e9, run="package")
@@ -36,8 +37,9 @@ class Training:
         self._stack = contextlib.ExitStack()
         self._model: Optional[nn.Module] = None
 
-    def begins(self, model: nn.Module, attach: bool = True) -> None:
-        """Before the first step; `attach`: False where something of the package's own attaches."""
+    def begins(self, model: nn.Module, attach: bool = True, **more: Any) -> None:
+        """Before the first step; `attach`: False where something of the package's own attaches;
+        `more` is told to attach()."""
         self._model = model
         if not self.watched:
             self.calls = Calls(model)
@@ -45,7 +47,7 @@ class Training:
         elif attach:
             import bellwether
 
-            self.monitor = bellwether.attach(model, record=str(self.path), **WATCH)
+            self.monitor = bellwether.attach(model, record=str(self.path), **WATCH, **more)
 
     def step(self, *losses: float, whole: Callable[[], Any] = contextlib.nullcontext) -> None:
         """A step of the optimizer is over; within `whole()` the weights are whole."""
@@ -71,9 +73,8 @@ class Training:
 
 
 def tokens(seed: int, size: int = 2, length: int = 20) -> Tensor:
-    return torch.randint(
-        3, VOCABULARY, (size, length), generator=torch.Generator().manual_seed(seed)
-    )
+    made = torch.Generator().manual_seed(seed)
+    return torch.randint(3, VOCABULARY, (size, length), generator=made).to(device)
 
 
 def padded(seed: int, left: bool = False) -> dict[str, Tensor]:
@@ -105,7 +106,7 @@ def llama(**options: Any) -> nn.Module:
         for parameter in model.parameters():
             if parameter.dim() == 2:
                 parameter.normal_(0.0, 0.19)
-    return model.train()
+    return model.to(device).train()
 
 
 def job_of_one() -> None:

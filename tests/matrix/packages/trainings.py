@@ -27,7 +27,7 @@ import cell  # noqa: E402
 import definitions  # noqa: E402
 import megatron_training  # noqa: E402
 import projections  # noqa: E402
-from comparison import Result, in_words, judge  # noqa: E402
+from comparison import Result, in_words, judge, recorded  # noqa: E402
 from training import STEPS, VOCABULARY, WATCH, Training, job_of_one, llama, padded, tokens  # noqa: E402
 
 # ---- peft ----
@@ -440,7 +440,7 @@ def run(name: str, folder: Path) -> Result:
         return result
     if not watched.run.same(known.run):
         result.wrong.append("training is not bitwise what it is without us")
-    judge(known.run, True, watched.status, watched.flushed, watched.path, result)
+    judge(known.run, True, watched.status, watched.flushed, recorded(watched.path), result)
     result.seconds = round(time.monotonic() - began, 2)
     return result
 
