@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import bellwether
-from bellwether._hook import intercept, sdpa_call
+from bellwether._hook import intercept, mask_parts, probe_mask, sdpa_call
 from bellwether._hook.call import VIEWS, AttentionCall, Mask
 from bellwether._native import c_api
 from bellwether.tools.doctor import layer_findings
@@ -84,13 +84,14 @@ class Grouped(nn.Module):
         self.q_proj, self.k_proj = nn.Linear(WIDTH, 32), nn.Linear(WIDTH, 16)
         self.v_proj = nn.Linear(WIDTH, 16)
 
-    def forward(self, x: Tensor, padded: bool) -> Tensor:
+    def forward(self, x: Tensor, padded: bool, mask: Optional[Tensor] = None) -> Tensor:
         q = heads_of(self.q_proj(x))
         k, v = (heads_of(p(x), 2) for p in (self.k_proj, self.v_proj))
         if not padded:
             return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         k, v = (t.repeat_interleave(2, 1) for t in (k, v))
-        mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
+        if mask is None:
+            mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
 
@@ -127,6 +128,74 @@ def test_calls_are_read_in_sampled_steps_alone(
             (layer,) = monitor.layers
             assert layer.masked == (step >= 3)
         assert read == [0, 3, 6] and layer.calls == 7 and layer.fired == 3
+
+
+class Shared(nn.Module):
+    """Layers with one mask, which may be written to behind the first of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Grouped() for _ in range(3))
+
+    def forward(self, x: Tensor, masks: list[Tensor]) -> Tensor:
+        for layer, mask in zip(self.layers, masks):
+            x = x + merged(layer(x, padded=True, mask=mask))
+        return x
+
+
+def masks_of(how: str) -> list[Tensor]:
+    """Of three layers; keys 0 to 3 are hidden in some."""
+    full = torch.ones(2, 1, 8, 8, dtype=torch.bool)
+    half = full.index_fill(3, torch.arange(4), 0)
+    if how == "views":  # As many libraries cut it in each layer.
+        return [half[..., :8] for _ in range(3)]
+    return [half, half, half] if how == "one" else [half, full, half.clone()]
+
+
+@pytest.mark.parametrize(("how", "looks"), [("one", 1), ("views", 1), ("several", 3)])
+def test_a_shared_mask_is_looked_at_once_in_a_step(
+    how: str, looks: int, watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked, plain = [], probe_mask.visible_keys
+    monkeypatch.setattr(
+        probe_mask, "visible_keys", lambda *args: looked.append(None) or plain(*args)
+    )
+    torch.manual_seed(3)
+    module = Shared()
+    x = torch.randn(2, 8, WIDTH)
+    with watched(module) as monitor:
+        for step in range(1, 3):
+            module(x, masks_of(how)).square().sum().backward()
+            found = sums(monitor)
+            assert len(looked) == step * looks
+            monitor.step()
+    with watched(module) as monitor:  # Each with a mask of its own.
+        module(x, [mask.clone() for mask in masks_of(how)]).square().sum().backward()
+        for a, b in zip(sums(monitor), found):
+            same(a, b)
+
+
+def test_a_mask_that_is_written_to_is_looked_at_again() -> None:
+    q = torch.randn(2, HEADS, 8, DIM)
+    sampled = probe_mask.Sampled(1.0, 0, 0)
+
+    def seen(mask: Tensor) -> int:
+        found = probe_mask.probe_mask(Mask(tensor=mask), q, q, sampled, shared=True)
+        assert found.visible is not None
+        return int(found.visible.sum())
+
+    mask_parts.forget()
+    mask = torch.ones(1, 1, 8, 8, dtype=torch.bool)
+    assert [seen(mask), seen(mask)] == [8, 8]
+    mask[..., :3] = False
+    assert seen(mask) == 5
+    for hidden in range(1, 20):  # One that is gone may lie where the next one does.
+        mask = torch.ones(1, 1, 8, 8, dtype=torch.bool)
+        mask.view(-1).numpy()[:] = 0
+        mask[..., : hidden % 8] = True
+        assert seen(mask) == hidden % 8
+    assert len(mask_parts._entries) <= mask_parts.ENTRIES_MAX
+    assert all(entry.storages[0].expired() for entry in mask_parts._entries[:-1])
 
 
 @pytest.mark.parametrize("dims", [2, 3, 4])

@@ -24,16 +24,19 @@ class Kept:
     changed, and which hooks of the host see."""
 
     __slots__ = (
-        "_mask", "cast", "delta", "group", "host_reads", "k_view", "layer", "names", "o_view",
-        "q_view", "scale", "softcap", "statistics", "v_view",
+        "_mask", "cast", "compiled", "delta", "group", "host_reads", "k_view", "layer", "names",
+        "o_view", "q_view", "scale", "softcap", "statistics", "v_view",
     )  # fmt: skip
 
     def __init__(
-        self, layer: Any, call: AttentionCall, group: int, host_reads: bool = False
-    ) -> None:
+        self, layer: Any, call: AttentionCall, group: int, host_reads: bool = False,
+        compiled: bool = False,
+    ) -> None:  # fmt: skip
         """layer  the Layer, which imports this module
-        group  copies of each key head that the function is given"""
+        group  copies of each key head that the function is given
+        compiled  whether torch.compile made the call"""
         self.layer, self.group, self.host_reads = layer, group, host_reads
+        self.compiled = compiled
         self.q_view: View = call.q_view
         self.k_view: View = call.k_view
         self.v_view: View = call.v_view

@@ -313,7 +313,7 @@ class Layer(LayerBackward):
         if group is not None:
             self._note_call(call)
         if self._heard(group is not None and call.unread is None) and group is not None:
-            kept = Kept(self, call, group)
+            kept = Kept(self, call, group, compiled=True)
             self.output_gradient(kept, (o, call.q, call.k, call.v, *tensors_of(call).values()), d_o)
 
     @harmless("backward of a compiled attention")

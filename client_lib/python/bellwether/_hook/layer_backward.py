@@ -111,10 +111,11 @@ class LayerBackward(LayerCalls):
             mask = first_sequences(mask, host.settings.sequences, q.shape[0])
             o, q, k, v, d_o = (t[: host.settings.sequences] for t in (o, q, k, v, d_o))
         rows, seed = host.settings.rows, host.row_seed(self.index)
+        sampled = Sampled(kept.scale, rows, seed)
         add_probe(
             sums, q, k, v, o, d_o if kept.delta and host.measures("delta") else None,
             scale=kept.scale, rows=rows, seed=seed, group=kept.group,
-            mask=probe_mask(mask, q, k, Sampled(kept.scale, rows, seed), kept.cast),
+            mask=probe_mask(mask, q, k, sampled, kept.cast, shared=not kept.compiled),
             drift_only=not (host.measures("ties") or host.measures("delta")),
             softcap=kept.softcap, sinks=given.get("sinks"),
         )  # fmt: skip

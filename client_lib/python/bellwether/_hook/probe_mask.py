@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .._kernels.probe import ProbeMask, Unsupported, sampled_rows, visible_keys
+from . import mask_parts
 from .call import Mask
 
 SCORES_MAX = 1 << 28  # That a function is asked for at most, to find the keys that are seen.
@@ -40,10 +41,12 @@ def first_sequences(mask: Mask, count: int, batch: int) -> Mask:
 
 
 def probe_mask(
-    mask: Mask, q: Tensor, k: Tensor, sampled: Sampled, cast: Optional[torch.dtype] = None
-) -> ProbeMask:
+    mask: Mask, q: Tensor, k: Tensor, sampled: Sampled, cast: Optional[torch.dtype] = None,
+    shared: bool = False,
+) -> ProbeMask:  # fmt: skip
     """q, k  [batch, heads, tokens, dim], k with the heads that the function is given
-    cast  what autocast makes of a floating mask
+    cast    what autocast makes of a floating mask
+    shared  the next layers may have the same mask, and autograd knows what is written to it
 
     Raises Unsupported.
     """
@@ -60,11 +63,15 @@ def probe_mask(
         tensor=tensor,
         visible=mask.visible,
     )
-    if not _POSITIONS.isdisjoint(mask.tensors()) or mask.chunk is not None:
-        ranges = _ranges(mask, q.shape[2], k.shape[2], q.device)
-        found = dataclasses.replace(found, top_left=False, ranges=ranges)
     if mask.function is None:
-        return found
+
+        def parts() -> mask_parts.Parts:
+            whole = _with_ranges(found, mask, q, k)
+            return whole.ranges, _visible(whole, q, k)
+
+        ranges, visible = mask_parts.of(mask, q, k.shape[2], cast, parts) if shared else parts()
+        return _narrowed(found, ranges, visible)
+    found = _with_ranges(found, mask, q, k)
     visible = mask.visible
     if visible is None and mask.hides:
         visible = _seen(mask, found, q, k)
@@ -72,6 +79,23 @@ def probe_mask(
         visible = visible_keys(found, q, k.shape[2])
     added = _of_samples(mask.function, tensor, q, k, sampled)
     return dataclasses.replace(found, tensor=added, by_sample=True, visible=visible)
+
+
+def _with_ranges(found: ProbeMask, mask: Mask, q: Tensor, k: Tensor) -> ProbeMask:
+    if _POSITIONS.isdisjoint(mask.tensors()) and mask.chunk is None:
+        return found
+    return _narrowed(found, _ranges(mask, q.shape[2], k.shape[2], q.device), found.visible)
+
+
+def _narrowed(found: ProbeMask, ranges: Optional[Tensor], visible: Optional[Tensor]) -> ProbeMask:
+    top_left = found.top_left and ranges is None  # Ranges say where the diagonal is.
+    return dataclasses.replace(found, top_left=top_left, ranges=ranges, visible=visible)
+
+
+def _visible(found: ProbeMask, q: Tensor, k: Tensor) -> Optional[Tensor]:
+    if found.visible is not None or (found.ranges is None and found.tensor is None):
+        return found.visible  # The kernel knows V of the plain forms.
+    return visible_keys(found, q, k.shape[2])
 
 
 def _ranges(mask: Mask, q_len: int, k_len: int, device: torch.device) -> Tensor:

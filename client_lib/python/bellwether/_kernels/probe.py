@@ -147,11 +147,15 @@ def _row_ranges(mask: ProbeMask, q: Tensor, k_len: int) -> tuple[Tensor, Tensor]
 
 def visible_keys(mask: ProbeMask, q: Tensor, k_len: int) -> Tensor:
     """Bool [batch or 1, heads or 1, k_len]: the keys that some row may see."""
-    begin, end = _row_ranges(mask, q, k_len)
     tensor = None if mask.tensor is None else mask.tensor.detach()
     if tensor is not None:
         tensor = tensor[(None,) * (4 - tensor.dim())]
+        windows = mask.causal, mask.window_left is not None, mask.window_right is not None
+        if mask.ranges is None and not any(windows):  # One pass, which is quick on a GPU.
+            alone = tensor.expand(*tensor.shape[:3], k_len)
+            return alone.any(2) if tensor.dtype == torch.bool else ~(alone.amax(2) <= HIDDEN)
         tensor = tensor if tensor.dtype == torch.bool else ~(tensor <= HIDDEN)
+    begin, end = _row_ranges(mask, q, k_len)
     by_row = tensor if tensor is not None and tensor.shape[2] > 1 else None
     keys = torch.arange(k_len, dtype=torch.int64, device=q.device)
     if mask.ranges is None and by_row is None:  # What neighbouring rows see overlaps or adjoins.

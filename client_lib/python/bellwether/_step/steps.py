@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
+from .._hook import mask_parts
 from .._hook.discovery import Discovery
 from .._hook.layer import Layer
 from .._hook.parallel import Parallel
@@ -274,6 +275,7 @@ class Steps:
     def _begin_step(self) -> None:
         self._sampling = not self.silent and self.reporter.governor.due(self._number)
         self.weights.begin_step()
+        mask_parts.forget()
         self.reporter.scaling.begin_step(self._sampling)
         self.memories.begin_step(self._sampling, self._step_seed())
 
