@@ -22,7 +22,7 @@ from torch import Tensor
 
 import bellwether
 from bellwether import _unwatched, monitor
-from bellwether._hook import compiled_taps, intercept
+from bellwether._hook import compiled_taps, intercept, traced_calls
 from bellwether._step import grad_scale, steps
 from bellwether._util import guard
 
@@ -162,7 +162,7 @@ def test_an_error_while_torch_compile_traces(
     x = batch(model.shape, 0)
     want = torch.compile(model, fullgraph=True, backend="aot_eager")(x)
     torch._dynamo.reset()
-    monkeypatch.setattr(compiled_taps, "_prepare", planted)
+    monkeypatch.setattr(traced_calls.Taps, "arguments", planted)
     handle = bellwether.attach(model, record=str(tmp_path / "a.bwrun"), run="traced")
     assert torch.equal(torch.compile(model, fullgraph=True, backend="aot_eager")(x), want)
     assert "torch.compile of the attention" in handle.why_off

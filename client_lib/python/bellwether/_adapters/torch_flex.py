@@ -6,8 +6,9 @@ are sampled.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-import types
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Optional, Union
 
@@ -25,6 +26,7 @@ _READ = (
     "query", "key", "value", "score_mod", "block_mask", "scale", "enable_gqa", "return_lse",
     "return_aux", "kernel_options",
 )  # fmt: skip
+_OPERATOR = "torch._higher_order_ops.flex_attention"
 _TORCH = "torch.nn.attention.flex_attention"
 _TRANSFORMERS = "transformers.integrations.flex_attention"
 
@@ -33,6 +35,7 @@ def functions() -> Iterator[tuple[Callable[..., Any], Reader]]:
     for function, its_reader in (
         (imported(_TORCH, "flex_attention"), read),
         (imported(_TRANSFORMERS, "flex_attention_forward"), read_transformers),
+        (imported(_OPERATOR, "flex_attention"), read_operator),
     ):
         if function is not None:
             yield function, its_reader
@@ -80,6 +83,8 @@ class Scores:
 
     def mask(self) -> Mask:
         block_mask = self._block_mask
+        if block_mask is None and self._change is None:
+            return Mask()
         alike = block_mask is not None and block_mask.kv_num_blocks.shape[1] == 1
         return Mask(function=self, heads_alike=alike and self._change is None)
 
@@ -110,12 +115,24 @@ class Scores:
         return allowed
 
 
-@functools.lru_cache(maxsize=1024)
-def _is_added(code: types.CodeType, change: Any) -> bool:
-    """Whether it adds the same to a score whatever that is, as far as one row tells."""
+_added: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+
+
+def _is_added(key: Any, change: Any, device: Optional[torch.device] = None) -> bool:
+    """Whether it adds the same to a score whatever that is, as far as one row tells.
+
+    key  what stays the same for the same change
+    """
+    if key not in _added:
+        _added[key] = _adds(change, device)
+    return _added[key]
+
+
+def _adds(change: Any, device: Optional[torch.device]) -> bool:
     try:
-        row = torch.zeros(1, 1, 1, dtype=torch.int64)
-        at = [_at(change, row, 1, torch.full((1, 1, 1, 1), s)) - s for s in (-8.0, 0.5, 8.0)]
+        row = torch.zeros(1, 1, 1, dtype=torch.int64, device=device)
+        score = torch.ones(1, 1, 1, 1, device=device)
+        at = [_at(change, row, 1, s * score) - s for s in (-8.0, 0.5, 8.0)]
         return all(torch.allclose(x, at[0], atol=1e-5) for x in at)
     except Exception:  # Its tensors may lie on a GPU.
         return False
@@ -130,18 +147,62 @@ def read(given: Arguments) -> Union[AttentionCall, str, None]:
     unread = f"{other} given" if other is not None else None
     scale, wrong = scale_of(given.get("scale"), q.shape[-1])
     block_mask, change = given.get("block_mask"), given.get("score_mod")
-    mask = Mask()
-    if block_mask is not None or change is not None:
-        mask = Scores(block_mask, change, k.shape[2]).mask()
+    mask = Scores(block_mask, change, k.shape[2]).mask()
     view = VIEWS["bhtd"]
 
     return AttentionCall(
         q, k, v, view, view, view, view, given.run("query", "key", "value"), scale, mask,
-        cancels=change is None or _is_added(getattr(change, "__code__", None), change),
+        cancels=change is None or _is_added(change, change),
         kernel=functools.partial(str, NAME),
         unread=unread or wrong,
         output=first_of,
         with_output=with_first,
+    )  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class _Blocks:
+    """What the operator is given of a block mask."""
+
+    kv_num_blocks: Tensor
+    kv_indices: Tensor
+    full_kv_num_blocks: Optional[Tensor]
+    full_kv_indices: Optional[Tensor]
+    BLOCK_SIZE: tuple[int, int]
+    mask_mod: Callable[..., Tensor]
+
+
+def _is_identity(graph: torch.fx.GraphModule) -> bool:
+    """Whether it returns its first input."""
+    nodes = list(graph.graph.nodes)
+    result = nodes[-1].args[0]
+    return (result[0] if isinstance(result, (tuple, list)) else result) is nodes[0]
+
+
+def _uses_its_inputs(graph: torch.fx.GraphModule) -> bool:
+    return any(node.op == "placeholder" and node.users for node in graph.graph.nodes)
+
+
+def read_operator(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Union[AttentionCall, str, None]:
+    """The operator that torch.compile makes of flex_attention: (q, k, v, what changes the scores,
+    block mask, scale)."""
+    q, k, v, change, mask, scale = args
+    (kv_num, kv, full_num, full), sizes = mask[2:6], mask[-3:-1]
+    if not all(isinstance(size, int) for size in sizes) or not isinstance(kv, Tensor):
+        return "a block mask that is not known here: not measured"
+    scale, unread = scale_of(scale, q.shape[-1])
+    view = VIEWS["bhtd"]
+    blocks = None
+    if min(sizes) < max(q.shape[2], k.shape[2]) or _uses_its_inputs(mask[-1].graph):
+        blocks = _Blocks(kv_num, kv, full_num, full, sizes, mask[-1])
+    scores = Scores(blocks, None if _is_identity(change.graph) else change, k.shape[2])
+    return AttentionCall(
+        q, k, v, view, view, view, view, function, scale, scores.mask(),
+        cancels=_is_identity(change.graph) or _is_added(change.graph, change, q.device),
+        kernel=functools.partial(str, NAME),
+        unread=unread,
     )  # fmt: skip
 
 
@@ -190,3 +251,7 @@ def _mask(given: Any, position_bias: Optional[Tensor], k_len: int) -> Mask:
         return score
 
     return Scores(block_mask, None if position_bias is None else change, k_len).mask()
+
+
+for _reader in (read, read_transformers):
+    _reader.inside_when_traced = True  # type: ignore[attr-defined]

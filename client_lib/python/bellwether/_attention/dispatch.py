@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Optional, Union
 
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from .._hook import intercept
-from .._hook.call import AttentionCall, Mask, same
 from .._kernels.probe import DTYPES
 from .._native.attention_c_api import MODES
 from .._util import log
@@ -192,24 +189,6 @@ def attention_and_lse(
     return o, lse
 
 
-def _call(
-    q: Tensor, k: Tensor, v: Tensor, seen: Seen, run: Callable[[Tensor, Tensor, Tensor], Tensor],
-    scale: float, softcap: float, sinks: Optional[Tensor], mode: str,
-) -> AttentionCall:  # fmt: skip
-    """What a monitor measures where torch.compile traces us; of other calls the adapter reads it
-    (_adapters/own_attention.py)."""
-    begins, ends = (None, None) if seen.key_bounds is None else seen.key_bounds.unbind(1)
-    mask = Mask(
-        causal=seen.causal, left=seen.window - 1 if seen.window else None, q_offsets=seen.of_q,
-        k_offsets=seen.of_k, begins=begins, ends=ends, tensor=seen.mask,
-    )  # fmt: skip
-    return AttentionCall(
-        q, k, v, same, same, same, same, run, scale, mask, softcap=softcap,
-        sinks=None if sinks is None else sinks.detach(), layout="bhtd",
-        kernel=lambda: f"bellwether {mode}",
-    )  # fmt: skip
-
-
 def attention(
     q: Tensor,
     k: Tensor,
@@ -272,14 +251,6 @@ def attention(
         say_once(reason)
         return _fallback(q, k, v, scale, seen, softcap, center, enable_gqa, sinks)
 
-    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return attention_and_lse(
-            q, k, v, seen, mode=mode, center=center, softcap=softcap, scale=scale, sinks=sinks
-        )[0]
-
-    if not torch.compiler.is_compiling():
-        return run(q, k, v)
-    o: Tensor = intercept.traced_kernel(
-        lambda: _call(q, k, v, seen, run, scale, softcap, sinks, mode), lambda: run(q, k, v)
-    )
-    return o
+    return attention_and_lse(
+        q, k, v, seen, mode=mode, center=center, softcap=softcap, scale=scale, sinks=sinks
+    )[0]

@@ -138,8 +138,8 @@ class AttentionCall:
     # Whether the keys' gradients add up to 0.  A change of the scores that is not added to them
     # ends that; a softcap and sinks do, and need not be said here.
     cancels: bool = True
-    # The name of the views in VIEWS, where they have one: torch.compile takes no other call.
-    layout: str = ""
+    # Whether a gradient reaches the keys, of a call that was traced; elsewhere k itself tells it.
+    keys_train: bool = True
     kernel: Callable[[], str] = str  # Which implementation runs, for people; asked once a layer.
     module: Optional[nn.Module] = None  # That the function was given, if it was.
     unread: Optional[str] = None  # What of the call is not understood: no statistics.

@@ -3,8 +3,8 @@
 While it traces, an attention module is known by a tensor that hangs on it, its mark.  A tensor is
 an input of the graph, so all layers of one class share one graph.  A number or an object would
 compile each of them anew until the limit of recompilations ends the run.  The backward calls an
-operator with the mark, q, k, v, o, dO and the tensors of the mask.  At the other end is Python
-again, which decides there whether the step is sampled.
+operator with the mark, o, dO and the tensors that the call was given.  At the other end is Python
+again, which decides there whether the step is sampled, and reads the call (recipes.py).
 """
 
 from __future__ import annotations
@@ -12,24 +12,20 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable
-from typing import Any, Optional, Union
+from typing import Any, Optional
 
 import torch
 from torch import Tensor, nn
 
 from .._kernels.memory import capturing
 from .._util.guard import harmless
-from .call import VIEWS, AttentionCall, Mask, output_view
+from . import recipes
 from .hosts import PatchedLayer
-from .kernel_choice import kernel_of
 
 ATTRIBUTE = "_bellwether_mark"
 # What is traced here goes to the edge of what dynamo can: with an older one, where nobody has
 # tried it, compiled modules are not watched.
 TORCH_MIN = (2, 11)
-
-# Of a mask that may be tensors.
-_NAMES = ("begins", "ends", "q_offsets", "k_offsets", "documents", "tensor", "visible")
 
 _numbers = itertools.count(1)
 _layers: weakref.WeakValueDictionary[int, PatchedLayer] = weakref.WeakValueDictionary()
@@ -48,6 +44,9 @@ class Mark:
         if device.type == "cuda":
             _addresses[self.tensor.data_ptr()] = self.number
 
+    def layer(self) -> Optional[PatchedLayer]:
+        return _layers.get(self.number)
+
     def forget(self) -> None:
         _layers.pop(self.number, None)
         _addresses.pop(self.tensor.data_ptr(), None)
@@ -56,9 +55,14 @@ class Mark:
         return type(None), ()
 
 
+def supported() -> bool:
+    """Whether compiled modules are watched with this torch."""
+    return tuple(int(part) for part in torch.__version__.split(".")[:2]) >= TORCH_MIN
+
+
 def put(module: nn.Module, layer: PatchedLayer) -> None:
     """From now on a compiled `module` tells `layer` what it sees."""
-    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < TORCH_MIN:
+    if not supported():
         return
     first = next(module.parameters(), None)
     device = first.device if first is not None else torch.device("cpu")
@@ -77,11 +81,9 @@ def take(module: Optional[nn.Module], layer: PatchedLayer) -> None:
 _library: Any = torch.library.Library("bellwether", "FRAGMENT")  # type: ignore[no-untyped-call]
 # The mark counts as changed: an operator without an effect would be left out of the graph.
 _library.define(
-    "observe(Tensor q, Tensor k, Tensor v, Tensor o, Tensor d_o, Tensor(a!) mark, Tensor[] given, "
-    "str[] names, float scale, bool causal, bool top_left, int[] window, str[] words, "
-    "float dropout, int site) -> ()"
+    "observe(Tensor[] tensors, Tensor o, Tensor d_o, Tensor(a!) mark, int recipe, int site) -> ()"
 )
-_library.define("observe_keys(Tensor d_k, Tensor(a!) mark, str layout, int site) -> ()")
+_library.define("observe_keys(Tensor d_k, Tensor(a!) mark, int site) -> ()")
 
 
 def _layer_of(mark: Tensor) -> Optional[PatchedLayer]:
@@ -93,37 +95,19 @@ def _layer_of(mark: Tensor) -> Optional[PatchedLayer]:
 
 @harmless("backward of a compiled attention")
 def _observe(
-    q: Tensor, k: Tensor, v: Tensor, o: Tensor, d_o: Tensor, mark: Tensor, given: list[Tensor],
-    names: list[str], scale: float, causal: bool, top_left: bool, window: list[int],
-    words: list[str], dropout: float, site: int,
-) -> None:  # fmt: skip
+    tensors: list[Tensor], o: Tensor, d_o: Tensor, mark: Tensor, recipe: int, site: int
+) -> None:
     layer = _layer_of(mark)
-    if layer is None:
-        return
-    layout, kernel, unread = words
-    left, right = (None if keys < 0 else keys for keys in window)
-    tensors: dict[str, Any] = dict(zip(names, given))
-    sinks = tensors.pop("sinks", None)
-    view = VIEWS[layout]
-    of_torch = {"attn_mask": tensors.get("tensor"), "is_causal": causal, "dropout_p": dropout}
-    call = AttentionCall(
-        q, k, v, view, view, view, output_view(layout, q), _not_run, scale,
-        Mask(causal=causal, top_left=top_left, left=left, right=right, **tensors),
-        sinks=sinks, dropout=dropout, unread=unread or None,
-        kernel=lambda: kernel or kernel_of(q, k, v, of_torch),
-    )  # fmt: skip
-    layer.compiled_backward(call, o, d_o, site)
-
-
-def _not_run(q: Tensor, k: Tensor, v: Tensor) -> Any:
-    raise RuntimeError("it ran before")
+    module = layer.module() if layer is not None else None
+    if layer is not None and module is not None:
+        layer.compiled_backward(lambda: recipes.recipe(recipe).read(tensors, module), o, d_o, site)
 
 
 @harmless("backward of a compiled attention")
-def _observe_keys(d_k: Tensor, mark: Tensor, layout: str, site: int) -> None:
+def _observe_keys(d_k: Tensor, mark: Tensor, site: int) -> None:
     layer = _layer_of(mark)
     if layer is not None:
-        layer.compiled_key_gradient(VIEWS[layout](d_k), site)
+        layer.compiled_key_gradient(d_k, site)
 
 
 for _device in ("CPU", "CUDA"):
@@ -151,30 +135,62 @@ def unseen(function: Callable[..., Any], *args: Any) -> None:
 class _OutputTap(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, o: Tensor, q: Tensor, k: Tensor, v: Tensor, mark: Tensor, names: list[str],
-        told: tuple[Any, ...], *given: Tensor,
-    ) -> Tensor:  # fmt: skip
-        ctx.save_for_backward(o, q, k, v, *given)
-        ctx.mark, ctx.names, ctx.told = mark, names, told
+        ctx: Any, o: Tensor, mark: Tensor, recipe: int, site: int, *tensors: Tensor
+    ) -> Tensor:
+        ctx.save_for_backward(o, *tensors)
+        ctx.mark, ctx.told = mark, (recipe, site)
         return o.detach()  # No view to autograd: the output may be changed in place.
 
     @staticmethod
     def backward(ctx: Any, d_o: Tensor) -> Any:
-        o, q, k, v, *given = ctx.saved_tensors
-        torch.ops.bellwether.observe(q, k, v, o, d_o, ctx.mark, given, ctx.names, *ctx.told)
-        return d_o, *([None] * (6 + len(given)))
+        o, *tensors = ctx.saved_tensors
+        torch.ops.bellwether.observe(tensors, o, d_o, ctx.mark, *ctx.told)
+        return d_o, *([None] * (3 + len(tensors)))
 
 
 class _KeyTap(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, k: Tensor, mark: Tensor, layout: str, site: int) -> Tensor:
-        ctx.mark, ctx.told = mark, (layout, site)
+    def forward(ctx: Any, k: Tensor, mark: Tensor, site: int) -> Tensor:
+        ctx.mark, ctx.site = mark, site
         return k.view_as(k)
 
     @staticmethod
     def backward(ctx: Any, d_k: Tensor) -> Any:
-        torch.ops.bellwether.observe_keys(d_k, ctx.mark, *ctx.told)
-        return d_k, None, None, None
+        torch.ops.bellwether.observe_keys(d_k, ctx.mark, ctx.site)
+        return d_k, None, None
+
+
+def next_site(earlier: list[None]) -> int:
+    """Traced: which call of a forward this is, counted from 0.
+
+    earlier  one item for each call before it, and then for this one
+    """
+    site = len(earlier)
+    unseen(earlier.append, None)
+    return site
+
+
+def cast_to(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Traced: what autocast would do inside the call.  The taps then see what the kernel sees."""
+    return x.to(dtype)
+
+
+def tap_keys(k: Tensor, mark: Mark, site: int) -> Tensor:
+    """Traced."""
+    return _KeyTap.apply(k, mark.tensor, site)  # type: ignore[no-untyped-call, no-any-return]
+
+
+def tap_output(result: Any, mark: Mark, recipe: int, site: int, *tensors: Tensor) -> Any:
+    """Traced: the call's result, its output behind the tap."""
+    first = result[0] if isinstance(result, (tuple, list)) else result
+    if not isinstance(first, Tensor) or not first.requires_grad:
+        return result
+    o = _OutputTap.apply(first, mark.tensor, recipe, site, *tensors)  # type: ignore[no-untyped-call]
+    if not isinstance(result, (tuple, list)):
+        return o
+    if hasattr(result, "_fields"):
+        return type(result)(o, *result[1:])
+    return type(result)([o, *result[1:]])
 
 
 def same_place(a: Tensor, b: Tensor) -> bool:
@@ -185,78 +201,9 @@ def same_place(a: Tensor, b: Tensor) -> bool:
     )
 
 
-def attention(
-    read: Callable[[], Union[AttentionCall, str, None]], bare: Callable[[], Any], mark: Tensor,
-    calls: list[None],
+def tapped(
+    reader: Any, function: Callable[..., Any], mark: Mark, earlier: list[None], *args: Any,
+    **kwargs: Any,
 ) -> Any:  # fmt: skip
-    """What Layer.attention is in eager mode.  Traced: whatever it asks is asked once a graph.
-
-    calls  one item for each earlier call of the same forward
-    """
-    site = len(calls)
-    unseen(calls.append, None)
-    try:
-        call = _prepare(read())
-    except Exception:
-        untraceable()
-        call = None
-    if call is None:
-        return bare()
-    q, k, v, layout = call.q, call.k, call.v, call.layout
-    if call.cast is not None:
-        q, k, v = q.to(call.cast), k.to(call.cast), v.to(call.cast)
-    tapped = k
-    if k.requires_grad and call.cancels and call.sinks is None:
-        tapped = _KeyTap.apply(k, mark, layout, site)  # type: ignore[no-untyped-call]
-    result = call.run(q, tapped, v)
-    names, given = _tensors(call)
-    mask = call.mask
-    window = [-1 if keys is None else keys for keys in (mask.left, mask.right)]
-    told = (
-        call.scale, mask.causal, mask.top_left, window,
-        [layout, call.kernel(), call.unread or ""], call.dropout, site,
-    )  # fmt: skip
-    output = _OutputTap.apply(  # type: ignore[no-untyped-call]
-        call.output(result), q, tapped, v, mark, names, told, *given
-    )
-    return call.with_output(result, output)
-
-
-def _tensors(call: AttentionCall) -> tuple[list[str], list[Tensor]]:
-    names, given = [], []
-    for name in _NAMES:
-        t = getattr(call.mask, name)
-        if t is not None:
-            names.append(name)
-            given.append(t if call.cast is None or not t.is_floating_point() else t.to(call.cast))
-    if call.sinks is not None:
-        names.append("sinks")
-        given.append(call.sinks)
-    return names, given
-
-
-def _prepare(call: Union[AttentionCall, str, None]) -> Optional[AttentionCall]:
-    """The call, if a tap can be put around it."""
-    if call is None or isinstance(call, str) or not torch.is_grad_enabled():
-        return None
-    q, k, v = call.q, call.k, call.v
-    if not (q.requires_grad or k.requires_grad or v.requires_grad):
-        return None
-    if q is k or q is v or k is v or q.shape[-1] == 0:
-        return None  # A tap takes no tensor twice, and adds up no gradients in another order.
-    if not call.layout or call.mask.chunk is not None or call.mask.function is not None:
-        return None
-    if call.softcap:  # The operator has no place for it.
-        return None
-    return call
-
-
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def untraceable() -> None:
-    """Called once, while torch.compile traces."""
-    _refuse()
-
-
-@harmless("torch.compile of the attention")
-def _refuse() -> None:
-    raise RuntimeError("its calls could not be prepared")
+    """For what is traced: a call that is to be between taps, which traced_calls.py puts there."""
+    return function(*args, **kwargs)

@@ -75,7 +75,6 @@ class Contract:
             q.shape[-1] ** -0.5 if self.scale is None else self.scale,
             mask,
             dropout=self.dropout_p,
-            layout=self.layout,
             kernel=lambda: self.kernel,
             unread=unread,
             output=_first,

@@ -1,76 +1,175 @@
 """What torch.compile puts in the place of a function while it traces.
 
-It looks functions of torch up in a table of its own, by the object: no name is changed, and
-nothing where the entry of ours does not apply.
+No name of a package is changed.  Methods of dynamo's own are, while somebody watches: so a call is
+met by whatever name it was reached, and the guards of the graph stay those of the model.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import functools
 import threading
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, Optional
+
+from torch import nn
 
 from .._util import log
+from . import compiled_taps, function_calls, sdpa_call, traced_calls, traced_flex
+from .call import Reader
 
 
-class _Inlining(threading.local):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Replacements:
+    """What is traced instead of a call, where `applies`, which is asked with the frames that are
+    being traced, says so.  What the replacement itself calls is left alone."""
+
+    applies: Callable[[Any], bool]
+    sdpa: Any  # A function of torch, ...
+    instead_of_sdpa: Any
+    instead_of_function: Any  # ... and of those that have a reader; it gets the function first.
+    place: Any  # Traced: (the mark of the module that is traced, its earlier calls), or None.
+    discovered: Callable[[nn.Module], None]  # A module makes a call, and nothing applies.
+
+
+class _Tracing(threading.local):
     active = complained = False
 
 
-_inlining = _Inlining()
-
-
-def _table() -> Any:
-    from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
-
-    return TorchInGraphFunctionVariable._get_handlers()
+_tracing = _Tracing()
+_undo: list[Callable[[], None]] = []
 
 
 def _if_possible(function: Callable[..., None]) -> Callable[..., None]:
-    """The table is private to torch: with one that has another, eager models are watched."""
+    """All this is private to torch: with one that has another, eager models are watched."""
 
     @functools.wraps(function)
     def tried(*arguments: Any) -> None:
         try:
             function(*arguments)
         except Exception as e:
-            if not _inlining.complained:
-                _inlining.complained = True
+            if not _tracing.complained:
+                _tracing.complained = True
                 reason = f"{type(e).__name__}: {e}"
                 log.warning(f"torch.compile takes nothing of ours with this torch: {reason}")
 
     return tried
 
 
+@contextlib.contextmanager
+def _left_alone() -> Iterator[None]:
+    _tracing.active = True
+    try:
+        yield
+    finally:
+        _tracing.active = False
+
+
 @_if_possible
-def replace(function: Any, ours: Any, applies: Callable[[Any], bool]) -> None:
-    """From now on `ours` is traced instead of `function` where `applies`, which is asked with the
-    frames that are being traced, says so; what `ours` itself calls is left alone."""
+def begin(instead: Replacements) -> None:
+    """Until end(), torch.compile traces the replacements."""
+    _replace_functions(instead)
+    _replace_flex(instead)
+
+
+@_if_possible
+def end() -> None:
+    while _undo:
+        _undo.pop()()
+
+
+def _method(cls: Any, name: str, ours: Callable[..., Any]) -> None:
+    before = vars(cls)[name]
+    setattr(cls, name, functools.wraps(before)(ours))
+    _undo.append(lambda: setattr(cls, name, before))
+
+
+def _replace_functions(instead: Replacements) -> None:
+    """Calls of functions of Python come to one method of dynamo's, and calls of torch's own, which
+    it does not look into, to another."""
     from torch._dynamo.variables.functions import UserFunctionVariable
+    from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 
-    table = _table()
-    theirs = table.get(function)
+    def reader_of(function: Any, args: Any, kwargs: Any) -> Optional[Reader]:
+        if function is instead.sdpa:
+            return sdpa_call.read
+        reader = function_calls.traced_reader(function)
+        if reader is None or not traced_calls.applies(function, reader, args, kwargs):
+            return None
+        return reader
 
-    def handler(variable: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
-        if _inlining.active or not applies(tx):
-            return theirs(variable, tx, *args, **kwargs) if theirs is not None else None
-        _inlining.active = True
-        try:
-            return tx.inline_user_function_return(UserFunctionVariable(ours), [*args], kwargs)
-        finally:
-            _inlining.active = False
+    def inlined(theirs: Any, self: Any, function: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        ours: Any = None
+        if not _tracing.active:
+            ours = traced_calls.guarded(lambda: reader_of(function, args, kwargs), None)
+        if ours is None:
+            return theirs(self, tx, args, kwargs)
+        if not instead.applies(tx):
+            place = traced_calls.guarded(
+                lambda: traced_calls.discovered(tx, instead.discovered), None
+            )
+            if place is None:
+                return theirs(self, tx, args, kwargs)
+            with _left_alone():
+                return traced_calls.between(tx, place, ours, self, list(args), kwargs)
+        made: Any = UserFunctionVariable(instead.instead_of_function)
+        before = [self]
+        if function is instead.sdpa:
+            made, before = UserFunctionVariable(instead.instead_of_sdpa), []
+        with _left_alone():
+            return tx.inline_user_function_return(made, [*before, *args], kwargs)
 
-    handler.before = theirs  # type: ignore[attr-defined]
-    table[function] = handler
+    of_users: Any = UserFunctionVariable.call_function
+    of_torch: Any = TorchInGraphFunctionVariable.call_function
+
+    def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        if self.fn is compiled_taps.tapped:
+            read, tracker, mark, earlier, *given = args
+            place = traced_calls.Place(mark, earlier)
+            return traced_calls.between(tx, place, read, tracker, given, kwargs)
+        if type(self) is not UserFunctionVariable:  # A method.
+            return of_users(self, tx, args, kwargs)
+        return inlined(of_users, self, self.fn, tx, args, kwargs)
+
+    def call_torch_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        return inlined(of_torch, self, self.value, tx, args, kwargs)
+
+    _method(UserFunctionVariable, "call_function", call_function)
+    _method(TorchInGraphFunctionVariable, "call_function", call_torch_function)
 
 
-@_if_possible
-def put_back(function: Any) -> None:
-    table = _table()
-    before = getattr(table.pop(function, None), "before", None)
-    if before is not None:
-        table[function] = before
+def _replace_flex(instead: Replacements) -> None:
+    """flex_attention comes to one operator, with the graphs of what changes its scores."""
+    from torch._dynamo.variables.functions import UserFunctionVariable
+    from torch._dynamo.variables.higher_order_ops import FlexAttentionHigherOrderVariable
+
+    name = "_call_function"
+    if name not in vars(FlexAttentionHigherOrderVariable):
+        name = "call_function"
+    theirs: Any = vars(FlexAttentionHigherOrderVariable)[name]
+
+    def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        def plain(args: Any) -> Any:
+            return theirs(self, tx, args, kwargs)
+
+        reader = function_calls.traced_reader(self.value)
+        if _tracing.active or reader is None:
+            return plain(args)
+        with _left_alone():
+            place = traced_calls.guarded(lambda: found(tx), None)
+            if place is None:
+                return plain(args)
+            return traced_flex.call(tx, place, self.value, reader, plain, list(args))
+
+    def found(tx: Any) -> Optional[traced_calls.Place]:
+        if not instead.applies(tx):
+            return traced_calls.discovered(tx, instead.discovered)
+        ours: Any = UserFunctionVariable(instead.place)
+        told = tx.inline_user_function_return(ours, [], {})
+        return traced_calls.Place(*told.items) if hasattr(told, "items") else None
+
+    _method(FlexAttentionHigherOrderVariable, name, call_function)
 
 
 def frames(tx: Any) -> Any:

@@ -33,9 +33,11 @@ _lock = threading.RLock()
 _source: Optional[Source] = None
 _seen: Optional[Seen] = None  # Somebody watches, and gets the calls.
 _modules = 0  # That were imported when functions were last looked for.
-_readers: dict[int, Reader] = {}  # id(function) -> its reader; python_call keeps the function.
+# id(function) -> its reader.  Each function is kept in one of the lists.
+_readers: dict[int, Reader] = {}
+_new: list[Any] = []  # Found, and not diverted yet.
 _diverted: list[types.FunctionType] = []
-_refused: set[int] = set()
+_others: list[Any] = []  # That torch.compile alone meets.
 _told: set[str] = set()
 
 
@@ -46,10 +48,14 @@ def use(source: Source) -> None:
 
 
 def _called(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    seen, reader = _seen, _readers[id(function)]
+    seen, reader = _seen, _readers.get(id(function))
     applies = getattr(reader, "applies", None)
     # It has ended in another thread, or what the function calls is to be seen instead.
-    if seen is None or (applies is not None and not applies(function, args, kwargs)):
+    if (
+        seen is None
+        or reader is None
+        or (applies is not None and not applies(function, args, kwargs))
+    ):
         return function(*args, **kwargs)
     return seen(function, reader, args, kwargs)
 
@@ -66,6 +72,9 @@ def end() -> None:
     global _seen, _modules
     with _lock:
         _seen, _modules = None, 0
+        _readers.clear()
+        _new.clear()
+        _others.clear()
         while _diverted:
             python_call.restore(_diverted.pop())
 
@@ -76,32 +85,52 @@ def _look() -> None:
     if _source is None or _seen is None or _modules == len(sys.modules):
         return
     _modules = len(sys.modules)
-    reason = python_call.why_not()
-    if reason is not None:
-        if reason not in _told:
-            _told.add(reason)
-            log.info(f"attention that is no scaled_dot_product_attention is not seen: {reason}")
-        return
-    known = {id(function) for function in _diverted}
     for function, reader in _source():
-        if id(function) in known or id(function) in _refused:
+        if id(function) not in _readers:
+            _readers[id(function)] = reader
+            _new.append(function)
+
+
+@harmless("functions of attention")
+def _divert() -> None:
+    """Those that were found.  (Not while torch.compile traces, which runs frames by itself.)"""
+    reason = python_call.why_not()
+    if reason is not None and reason not in _told:
+        _told.add(reason)
+        log.info(f"attention that is no scaled_dot_product_attention is not seen: {reason}")
+    while _new:
+        function = _new.pop()
+        if reason is not None or type(function) is not types.FunctionType:
+            _others.append(function)
             continue
-        known.add(id(function))
-        _readers[id(function)] = reader
         try:
-            python_call.divert(function, _called)  # type: ignore[arg-type]
-            _diverted.append(function)  # type: ignore[arg-type]
+            python_call.divert(function, _called)
+            _diverted.append(function)
         except RuntimeError as e:  # Another package has taken its calls: those are left to it.
-            _refused.add(id(function))
+            _others.append(function)
             log.info(f"attention is not seen: {e}")
+
+
+def _look_again(divert: bool) -> None:
+    if _modules != len(sys.modules) or (divert and _new):
+        with _lock:
+            _look()
+            if divert:
+                _divert()
 
 
 def see() -> None:
     """Calls of this thread are seen, until leave() has come as often."""
-    if _modules != len(sys.modules):
-        with _lock:
-            _look()
+    _look_again(divert=True)
     python_call.see()
+
+
+def traced_reader(function: Any) -> Optional[Reader]:
+    """That of a function which torch.compile meets.  None where it has none, and where what the
+    function calls is met instead."""
+    _look_again(divert=False)
+    reader = _readers.get(id(function)) if _seen is not None else None
+    return None if reader is None or hasattr(reader, "inside_when_traced") else reader
 
 
 leave = python_call.leave

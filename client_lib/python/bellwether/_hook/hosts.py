@@ -133,7 +133,19 @@ class PatchedLayer(Protocol):
     ) -> Optional[tuple[tuple[Tensor, Tensor, Tensor], Callable[[Tensor], Tensor]]]:
         """The same in two parts: q, k and v for the call, and what its output passes through."""
 
-    def compiled_backward(self, call: AttentionCall, o: Tensor, d_o: Tensor, site: int) -> None:
+    def compiled_backward(
+        self, read: Callable[[], Union[AttentionCall, str, None]], o: Tensor, d_o: Tensor, site: int
+    ) -> None:
         """Of a module that was compiled; site  which call of its forward, from 0."""
 
     def compiled_key_gradient(self, d_k: Tensor, site: int) -> None: ...
+
+
+class Seeker(Protocol):
+    """Finds the modules that call attention and are not known to."""
+
+    def owner(self) -> Optional[PatchedLayer]:
+        """The layer of the call that is being made."""
+
+    def traced(self, module: nn.Module) -> None:
+        """torch.compile traces a call that the module makes."""

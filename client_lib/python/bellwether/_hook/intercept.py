@@ -8,9 +8,9 @@ in attention_switch.py.
 
 While such a forward runs the function of C itself calls `_seen` (native_call.py), by whatever name
 it was reached.  What is traced or exported is left alone.  What installs also uninstalls, and the
-last one leaves nothing behind.  torch.compile traces `_seen` where it meets the function inside
-such a forward (dynamo_calls.py); the one thing that hangs on an instance is what its taps need
-(compiled_taps.py).
+last one leaves nothing behind.  torch.compile traces functions of ours where it meets attention
+inside such a forward (dynamo_calls.py).  The one thing that hangs on an instance is what its taps
+need (compiled_taps.py).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import threading
 import types
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Optional, Union
+from typing import Any, Optional
 
 import torch
 import torch.nn.functional as functional
@@ -31,11 +31,11 @@ from torch import nn
 from .._util.guard import harmless
 from .._util.torch_version import TORCH_MIN, dotted
 from . import attention_switch, compiled_taps, dynamo_calls, function_calls, sdpa_call
-from .call import AttentionCall, Reader
+from .call import Reader
 from .call_sites import Forward
 from .contract import ATTRIBUTE as CONTRACT
 from .contract import Contract
-from .hosts import PatchedLayer
+from .hosts import PatchedLayer, Seeker
 from .native_call import NativeCall
 
 
@@ -63,7 +63,7 @@ _original: Callable[..., Any] = functional.scaled_dot_product_attention
 _ROOT: _Entry = (None, None, _original, None, "", True)
 _layers: dict[int, PatchedLayer] = {}  # id(module) -> layer
 _functions: dict[int, tuple[weakref.ref[nn.Module], Callable[..., Any]]] = {}  # id(module) -> ...
-_seekers: list[Callable[[], Optional[PatchedLayer]]] = []  # They find whose a call is, ...
+_seekers: list[Seeker] = []  # They find whose a call is, ...
 _roots: dict[int, weakref.ref[nn.Module]] = {}  # ... while one of these runs; by id().
 _class_users: dict[type, int] = {}
 _class_forwards: dict[type, tuple[Optional[Any], Any]] = {}  # Theirs, ours; None = inherited
@@ -212,25 +212,25 @@ def _owner(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Optional[PatchedLay
     for given in (*args, *kwargs.values()):
         if isinstance(given, torch.Tensor) and type(given) not in (torch.Tensor, nn.Parameter):
             return None
-    owners = (seeker() for seeker in list(_seekers))
+    owners = (seeker.owner() for seeker in list(_seekers))
     return next((layer for layer in owners if layer is not None), None)
 
 
-def seek(owner: Callable[[], Optional[PatchedLayer]], roots: Sequence[nn.Module]) -> None:
-    """From now on `owner` is asked for the layer of a call that no known module makes, while one
-    of the roots runs."""
+def seek(seeker: Seeker, roots: Sequence[nn.Module]) -> None:
+    """From now on it is asked for the layer of a call that no known module makes, while one of the
+    roots runs."""
     with _lock:
         for module in roots:
             patch_forward(type(module))
             _roots[id(module)] = weakref.ref(module)
-        _seekers.append(owner)
+        _seekers.append(seeker)
 
 
-def seek_no_more(owner: Callable[[], Optional[PatchedLayer]]) -> None:
+def seek_no_more(seeker: Seeker) -> None:
     """The patches stay, since torch.compile may have seen them."""
     with _lock:
-        if owner in _seekers:
-            _seekers.remove(owner)
+        if seeker in _seekers:
+            _seekers.remove(seeker)
 
 
 def forget_roots(modules: Sequence[nn.Module], classes: Sequence[type]) -> None:
@@ -241,36 +241,9 @@ def forget_roots(modules: Sequence[nn.Module], classes: Sequence[type]) -> None:
             restore_forward(cls)
 
 
-def _traced_call(*args: Any, **kwargs: Any) -> Any:
-    """The same for torch.compile.  (Behind a graph break the stack may be another.)"""
-    if not _running.stack:
-        return _original(*args, **kwargs)
-    return _attention(args, kwargs)
-
-
-def traced_kernel(call: Callable[[], AttentionCall], bare: Callable[[], Any]) -> Any:
-    """For torch.compile: a call of an operator of ours, which `bare` makes."""
-    if not _running.stack:
-        return bare()
-    _, forward, _, mark, _, _ = _running.stack[-1]
-    if mark is None:
-        return bare()
-    earlier = forward.traced if forward is not None else []
-    return compiled_taps.attention(call, bare, mark.tensor, earlier)
-
-
 def _attention(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A call inside the module that runs."""
-    layer, forward, function, mark, word, _ = _running.stack[-1]
-    if torch.compiler.is_compiling():
-        if word:
-            function, args, kwargs, _ = attention_switch.call(word, function, args, kwargs)
-        if mark is None:
-            return function(*args, **kwargs)
-        return compiled_taps.attention(
-            lambda: sdpa_call.read(function, args, kwargs), lambda: function(*args, **kwargs),
-            mark.tensor, forward.traced if forward is not None else [],
-        )  # fmt: skip
+    layer, forward, function, _, word, _ = _running.stack[-1]
     centred = False
     if word:
         function, args, kwargs, centred = _switched(word, function, args, kwargs)
@@ -468,21 +441,54 @@ def _by_contract(
         finally:
             _pop()
 
-    def read() -> Union[AttentionCall, str]:
-        return contract.read(forward, args, kwargs)
-
-    def bare() -> Any:
-        return forward(*args, **kwargs)
-
     if torch.compiler.is_compiling():
-        return compiled_taps.attention(read, bare, mark.tensor, [])
+        return compiled_taps.tapped(contract, forward, mark, [], *args, **kwargs)
     if layer is None:
-        return bare()
+        return forward(*args, **kwargs)
     _push((layer, state, function, mark, "", False))
     try:
-        return layer.attention(read, bare, None)
+        return layer.attention(
+            lambda: contract.read(forward, args, kwargs), lambda: forward(*args, **kwargs), None
+        )
     finally:
         _pop()
+
+
+# ---- what torch.compile traces in the place of a call ----
+
+
+def _traced_sdpa(*args: Any, **kwargs: Any) -> Any:
+    """(Behind a graph break the stack may be another.)"""
+    if not _running.stack:
+        return _original(*args, **kwargs)
+    _, forward, function, mark, word, _ = _running.stack[-1]
+    if word:
+        function, args, kwargs, _ = attention_switch.call(word, function, args, kwargs)
+    if mark is None:
+        return function(*args, **kwargs)
+    earlier = forward.traced if forward is not None else []
+    return compiled_taps.tapped(sdpa_call.read, function, mark, earlier, *args, **kwargs)
+
+
+def _traced_function(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """The same for another function that has a reader."""
+    if not _running.stack:
+        return function(*args, **kwargs)
+    _, forward, _, mark, _, _ = _running.stack[-1]
+    if mark is None:
+        return function(*args, **kwargs)
+    earlier = forward.traced if forward is not None else []
+    return compiled_taps.tapped(None, function, mark, earlier, *args, **kwargs)
+
+
+def _traced_place() -> Any:
+    """(the mark of the module that is traced, its earlier calls)"""
+    if not _running.stack:
+        return None
+    _, forward, _, mark, _, _ = _running.stack[-1]
+    if mark is None or forward is None:
+        return None
+    return mark, forward.traced
 
 
 def _applies(tx: Any) -> bool:
@@ -491,9 +497,20 @@ def _applies(tx: Any) -> bool:
     return bool(_running.stack) or _compiled_inside.__code__ in dynamo_calls.frames(tx)
 
 
+def _discovered(module: nn.Module) -> None:
+    """torch.compile traces a call of a module that is not known to be attention."""
+    for seeker in list(_seekers):
+        seeker.traced(module)
+
+
+_traced = dynamo_calls.Replacements(
+    _applies, _original, _traced_sdpa, _traced_function, _traced_place, _discovered
+)
+
+
 def patch_forward(cls: type) -> None:
     if not _class_users:
-        dynamo_calls.replace(_original, _traced_call, _applies)
+        dynamo_calls.begin(_traced)
         function_calls.begin(seen)
     _class_users[cls] = _class_users.get(cls, 0) + 1
     if _class_users[cls] == 1:
@@ -509,7 +526,7 @@ def restore_forward(cls: type) -> None:
     if _class_users[cls] == 0:
         del _class_users[cls]
         if not _class_users:
-            dynamo_calls.put_back(_original)
+            dynamo_calls.end()
             function_calls.end()
         before, ours = _class_forwards.pop(cls)
         if vars(cls).get("forward") is not ours:

@@ -297,28 +297,52 @@ class Layer(LayerBackward):
     # ---- backward of a compiled forward ----
 
     @harmless("backward of a compiled attention")
-    def compiled_backward(self, call: AttentionCall, o: Tensor, d_o: Tensor, site: int) -> None:
+    def compiled_backward(
+        self, read: Callable[[], Union[AttentionCall, str, None]], o: Tensor, d_o: Tensor, site: int
+    ) -> None:
         """The same for a module that was compiled: the first that is heard of its forward."""
         if not self.watched or not self.host.live():
             return
         self.host.backward_begins()
         layer = self._site(site)
         if layer is not None:
-            layer._compiled_backward(call, o, d_o)
+            layer._compiled_backward(read, o, d_o)
 
-    def _compiled_backward(self, call: AttentionCall, o: Tensor, d_o: Tensor) -> None:
+    def _compiled_backward(
+        self, read: Callable[[], Union[AttentionCall, str, None]], o: Tensor, d_o: Tensor
+    ) -> None:
         self.calls += 1
         self.compiled = True
-        group = self._observe(call) if self._plain(call.q, call.k, call.v) else None
-        if group is not None:
-            self._note_call(call)
-        if self._heard(group is not None and call.unread is None) and group is not None:
+        self._compiled_keys = None
+        if self.heads and not self.host.samples_step() and not capturing():
+            self._heard(False)
+            return
+        with torch.no_grad():
+            call = read()
+        if isinstance(call, str):
+            self.note(call)
+        group = None
+        if isinstance(call, AttentionCall) and self._plain(call.q, call.k, call.v):
+            group = self._observe(call)
+        if not isinstance(call, AttentionCall) or group is None:
+            self._heard(False)
+            return
+        self._note_call(call)
+        if not call.keys_train:
+            self.note(NO_KEY_GRADIENT)
+        elif call.softcap or call.sinks is not None or not call.cancels:
+            self.note(NO_LEAK)
+        else:
+            self._compiled_keys = call.k_view, group
+        if self._heard(call.unread is None):
             kept = Kept(self, call, group, compiled=True)
             self.output_gradient(kept, (o, call.q, call.k, call.v, *tensors_of(call).values()), d_o)
 
     @harmless("backward of a compiled attention")
     def compiled_key_gradient(self, d_k: Tensor, site: int) -> None:
         layer = self if site == 0 else self._sites[site - 1] if site <= len(self._sites) else None
-        group = layer._groups.get(d_k.shape[1]) if layer is not None else None
-        if layer is not None and group is not None:
-            layer._key_gradient(d_k, group)
+        if layer is None or layer._compiled_keys is None:
+            return
+        view, group = layer._compiled_keys
+        with torch.no_grad():
+            layer._key_gradient(view(d_k), group)

@@ -13,7 +13,7 @@ from .._kernels.memory import capturing
 from .._kernels.probe import DTYPES, Sums
 from .._weights import locate
 from .._weights.names import KEY_NORMS, QUERY_NORMS, plain
-from .call import AttentionCall
+from .call import AttentionCall, View
 from .candidates import is_attention
 from .hosts import StepHost
 from .kernel_choice import unseen
@@ -55,6 +55,8 @@ class LayerCalls(LayerWeights):
         self.centred = False  # The keys come from center_keys(), as the last call had them.
         self.graphed = False  # A CUDA graph was captured with it inside.
         self.compiled = False  # Its forward is known by what torch.compile made of it.
+        # Of the call whose output's gradient came last: how its keys are read.
+        self._compiled_keys: Optional[tuple[View, int]] = None
         # Some call had another mask than causal with as many keys as queries; dropout.
         self.masked = self.dropped = False
         self.normalizes = bool(names & QUERY_NORMS) and bool(names & KEY_NORMS)

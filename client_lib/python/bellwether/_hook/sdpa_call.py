@@ -8,6 +8,7 @@ from typing import Any, Optional, Union
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from .call import VIEWS, AttentionCall, Mask
 from .kernel_choice import autocast_dtype, kernel_of
@@ -18,6 +19,7 @@ except ImportError:  # Another torch: no such mask can come.
     CausalBias = CausalVariant = None  # type: ignore[assignment,misc]
 
 PARAMETERS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+_PLAIN = (Tensor, nn.Parameter, FakeTensor)  # The last is what torch.compile traces with.
 BAD_SCALE = "scale is not above 0, or not finite"
 
 
@@ -39,7 +41,7 @@ def mask_of(mask: Any, is_causal: Any, q_len: int, k_len: int) -> tuple[Mask, Op
     plain = Mask(causal=causal, top_left=causal and q_len != k_len)
     if mask is None:
         return plain, None
-    if type(mask) not in (Tensor, nn.Parameter):
+    if type(mask) not in _PLAIN:
         return plain, f"{type(mask).__name__} as attn_mask"
     if mask.dim() > 4 or mask.layout is not torch.strided:
         return plain, f"attn_mask of {mask.dim()} dimensions"
@@ -76,7 +78,7 @@ def read(
         return None
     q, k, v = (given.pop(name, None) for name in PARAMETERS[:3])
     for t in (q, k, v):  # Nothing is asked of another: a subclass would see it.
-        if type(t) not in (Tensor, nn.Parameter):
+        if type(t) not in _PLAIN:
             return f"{type(t).__name__} instead of a plain tensor: not measured"
         if t.is_nested:
             return "a nested tensor: not measured"
@@ -101,7 +103,6 @@ def read(
         mask,
         dropout=float(dropout),
         cast=autocast_dtype(q),
-        layout=layout,
         kernel=lambda: kernel_of(q, k, v, given),
         unread=unread,
     )  # fmt: skip

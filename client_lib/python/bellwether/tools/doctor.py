@@ -130,9 +130,10 @@ def layer_findings(status: dict[str, Any]) -> list[Finding]:
             found.append(
                 Finding(
                     False,
-                    f"{name}: never called scaled_dot_product_attention with gradients on: eager "
-                    'attention (transformers: attn_implementation="sdpa"; MultiheadAttention: '
-                    "need_weights=False), compiled before attach(), or not used",
+                    f"{name}: never called scaled_dot_product_attention, or another function that "
+                    "is seen, with gradients on: attention that is written out in the module "
+                    '(transformers: attn_implementation="sdpa"; else bellwether.wrap_attention()), '
+                    "compiled with a torch below 2.11, or not used",
                 )
             )
         elif layer["heads"] and layer["fired"] == 0:

@@ -1,0 +1,317 @@
+"""Goal: attention that is no scaled_dot_product_attention tells the same compiled and eager, in one
+graph for all blocks, and without recompilation after the first step; training is the same bits.
+Method: models whose attention calls what adapters read, compiled by "aot_eager"; transformers'
+models as a whole.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Optional
+
+import numpy as np
+import pytest
+import torch
+import torch._dynamo
+import transformers
+import transformers.models.llama.modeling_llama as llama
+from flash_stand_in import four, two
+from torch import Tensor, nn
+from torch.nn.attention import flex_attention as flex
+
+import bellwether
+from bellwether._hook import compiled_taps, recipes
+
+from models import Attention, Model, Shape, batch, causal
+from recording import Recording
+
+STEPS = 3
+GQA = Shape(kv_heads=2)
+
+if tuple(int(part) for part in torch.__version__.split(".")[:2]) < compiled_taps.TORCH_MIN:
+    pytest.skip("compiled modules are not watched with this torch", allow_module_level=True)
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A compiler that remembers nothing, flash attention's stand-ins, flex_attention on CPUs."""
+    monkeypatch.setattr(flex, "_validate_device", lambda *_: None)
+    monkeypatch.setattr(flex, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
+    for name, module in (("flash_attn", two), ("flash_attn.cute", four)):
+        monkeypatch.setitem(sys.modules, name, module)
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+class Eager(Attention):
+    """transformers' own function, with padding."""
+
+    num_key_value_groups = 2
+    dropout = 0.0
+
+    def mask(self, q: Tensor, k: Tensor) -> Tensor:
+        length = 40 - 7 * torch.arange(q.shape[0])
+        seen = causal(q, k) & (torch.arange(k.shape[2]) < length[:, None, None])
+        return torch.zeros(1).where(seen, torch.finfo(torch.float32).min).to(q.dtype)[:, None]
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, gqa: bool) -> Tensor:
+        o, _ = llama.eager_attention_forward(
+            self, q, k, v, self.mask(q, k), scaling=self.shape.dim**-0.5, dropout=self.dropout
+        )
+        return o.transpose(1, 2)
+
+
+class Dropped(Eager):
+    dropout = 0.3
+
+
+class Flash(Attention):
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, gqa: bool) -> Tensor:
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        o, _ = four.flash_attn_func(q, k, v, causal=True, window_size=(5, 0))
+        return o.transpose(1, 2)
+
+
+class Capped(Attention):
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, gqa: bool) -> Tensor:
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        return two.flash_attn_func(q, k, v, causal=True, softcap=2.0).transpose(1, 2)
+
+
+class Packed(Attention):
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, gqa: bool) -> Tensor:
+        packed = torch.stack([t.transpose(1, 2) for t in (q, k, v)], 2)
+        return two.flash_attn_qkvpacked_func(packed, causal=True).transpose(1, 2)
+
+
+class Ours(Attention):
+    """With values that are narrower than the keys."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, gqa: bool) -> Tensor:
+        o = bellwether.attention(q, k, v[..., :8], causal=True, enable_gqa=gqa)
+        return o.repeat(1, 1, 1, 2)
+
+
+class Flex(Attention):
+    """A mask of documents, and a change of the scores with a tensor of its own."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__(shape)
+        self.register_buffer("slopes", torch.linspace(0.1, 0.5, shape.heads))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, gqa: bool) -> Tensor:
+        document = torch.arange(q.shape[2]) // 11
+
+        def mask(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            return (i >= j) & (document[i] == document[j])
+
+        def change(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            return score - self.slopes[h] * (i - j)
+
+        blocks = flex.create_block_mask(mask, None, None, q.shape[2], k.shape[2], "cpu")
+        return flex.flex_attention(q, k, v, change, blocks, enable_gqa=gqa)
+
+
+class FlexPlain(Attention):
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, gqa: bool) -> Tensor:
+        return flex.flex_attention(q, k, v, enable_gqa=gqa)
+
+
+class FlexScaled(Attention):
+    """Not added to the scores: the gradients of the keys need not add up to 0."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, gqa: bool) -> Tensor:
+        return flex.flex_attention(q, k, v, lambda s, b, h, i, j: s * (1 + h), enable_gqa=gqa)
+
+
+class Core(nn.Module):
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        weights = (query @ key.mT * query.shape[-1] ** -0.5).softmax(-1)
+        return weights @ value
+
+
+class Wrapped(Attention):
+    def __init__(self, shape: Shape) -> None:
+        super().__init__(shape)
+        self.core = bellwether.wrap_attention(Core(), layout="bhtd")
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, gqa: bool) -> Tensor:
+        return self.core(q, k, v)
+
+
+CASES: dict[str, tuple[Shape, type[Attention]]] = {
+    "eager": (GQA, Eager),
+    "eager bf16": (Shape(kv_heads=2, dtype=torch.bfloat16), Eager),
+    "dropout": (GQA, Dropped),
+    "flash": (Shape(), Flash),
+    "softcap": (Shape(), Capped),
+    "packed tensor": (Shape(), Packed),
+    "ours": (GQA, Ours),
+    "flex": (GQA, Flex),
+    "flex plain": (Shape(), FlexPlain),
+    "flex scaled": (Shape(), FlexScaled),
+    "wrapped": (Shape(), Wrapped),
+}
+
+
+class Found:
+    """What a training left."""
+
+    def __init__(self) -> None:
+        self.bits: list[Tensor] = []  # Losses and weights.
+        self.recorded: dict[int, dict[str, np.ndarray]] = {}
+        self.notes: list[list[str]] = []
+        self.graphs = 0
+
+
+def train(
+    path: Optional[Path], shape: Shape, kind: type[Attention], compiled: bool = True
+) -> Found:
+    torch.manual_seed(5)
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    model, found = Model(shape, kind=kind), Found()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    monitor = None
+    if path is not None:
+        monitor = bellwether.attach(
+            model, record=str(path), run="c", every=1, rows=0, overhead_budget=1e9
+        )
+    if compiled:
+        for block in model.blocks:
+            block.compile(fullgraph=True, backend="aot_eager")
+    for step in range(STEPS):
+        torch.manual_seed(step)
+        with torch._dynamo.config.patch(error_on_recompile=step > 0):
+            loss = model(batch(shape, step)).float().square().mean()
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.bits.append(loss.detach())
+        if monitor is not None:
+            monitor.step(loss=loss)
+    found.bits += [p.detach() for p in model.parameters()]
+    found.graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    if monitor is not None:
+        assert monitor.flush(20)
+        status = monitor.status()
+        assert status["errors"] == 0, status["last_error"]
+        found.notes = [sorted(layer["notes"]) for layer in status["layers"]]
+        monitor.detach()
+        assert path is not None
+        found.recorded = Recording(path, ended=True).steps()
+    return found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_compiled_call_tells_what_the_eager_one_tells(name: str, tmp_path: Path) -> None:
+    plain, got = train(None, *CASES[name]), train(tmp_path / "c.bwrun", *CASES[name])
+    assert all(torch.equal(a, b) for a, b in zip(plain.bits, got.bits))
+    assert got.graphs == plain.graphs == 1
+    want = train(tmp_path / "e.bwrun", *CASES[name], compiled=False)
+    assert got.notes == want.notes and sorted(got.recorded) == list(range(STEPS))
+    for step, signals in want.recorded.items():
+        assert got.recorded[step].keys() == signals.keys(), step
+        for signal, values in signals.items():
+            if signal not in ("step_seconds", "hook_seconds"):
+                same = np.allclose(got.recorded[step][signal], values, 1e-3, 1e-5, equal_nan=True)
+                assert same, (step, signal)
+    assert "common_mode_sum" in got.recorded[0]
+
+
+class AsksForWeights(Attention):
+    def __init__(self, shape: Shape) -> None:
+        super().__init__(shape)
+        self.inner = nn.MultiheadAttention(shape.width, 4, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x, x, x, need_weights=True)[0]
+
+
+def test_a_compiled_call_that_is_not_measured_is_said(tmp_path: Path) -> None:
+    found = train(tmp_path / "c.bwrun", Shape(layers=1), AsksForWeights)
+    assert [
+        "nn.MultiheadAttention is asked for its weights, and compiled: not measured"
+    ] in found.notes
+
+
+class Hidden(nn.Module):
+    """No name of it says that it is attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(48, 144), nn.Linear(48, 48)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.a(x).unflatten(-1, (3, 4, 12)).unbind(-3)
+        return self.b(two.flash_attn_func(q, k, v, causal=True).flatten(2))
+
+
+def test_compiled_modules_are_found_where_they_call(tmp_path: Path) -> None:
+    def run(monitored: bool) -> list[Tensor]:
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        torch.manual_seed(1)
+        model = nn.Sequential(Hidden(), nn.Linear(48, 48), Hidden())
+        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        monitor = None
+        if monitored:
+            monitor = bellwether.attach(
+                model, record=str(tmp_path / "a.bwrun"), run="hidden", every=1, overhead_budget=1e9
+            )
+        for step in range(STEPS):
+            with torch._dynamo.config.patch(error_on_recompile=step > 0):
+                compiled(batch(Shape(), step)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+        if monitor is not None:
+            assert monitor.flush(20) and monitor.status()["errors"] == 0
+            found = [(layer.name, layer.index, layer.fired) for layer in monitor.layers]
+            assert found == [("0", 0, STEPS), ("2", 1, STEPS)]
+            monitor.detach()
+            assert not any(compiled_taps.ATTRIBUTE in vars(m) for m in model.modules())
+        return [p.detach() for p in model.parameters()]
+
+    assert all(torch.equal(a, b) for a, b in zip(run(False), run(True)))
+
+
+def test_recipes_have_a_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(recipes, "RECIPES_MAX", 0)
+    monkeypatch.setattr(recipes, "_numbers", {})
+    found = train(tmp_path / "c.bwrun", Shape(layers=1), Flash)
+    assert "common_mode_sum" not in found.recorded[0]
+    assert found.notes == [["more compiled calls than are kept: not measured"]]
+
+
+@pytest.mark.parametrize("implementation", ["eager", "flex_attention", "sdpa"])
+def test_transformers_compiled_whole_is_watched(implementation: str, tmp_path: Path) -> None:
+    from transformers.integrations.flex_attention import WrappedFlexAttention
+
+    torch.manual_seed(3)
+    config = transformers.LlamaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, attn_implementation=implementation,
+    )  # fmt: skip
+    WrappedFlexAttention._is_flex_compiled = WrappedFlexAttention.training = True
+    WrappedFlexAttention._compiled_flex_attention = staticmethod(flex.flex_attention)
+    model = transformers.LlamaForCausalLM(config)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    monitor = bellwether.attach(
+        model, record=str(tmp_path / "a.bwrun"), run="hf", every=1, overhead_budget=1e9
+    )
+    run = torch.compile(model, backend="aot_eager")
+    for step in range(STEPS):
+        tokens = torch.randint(64, (2, 24), generator=torch.Generator().manual_seed(step))
+        with torch._dynamo.config.patch(error_on_recompile=step > 0):
+            run(input_ids=tokens, labels=tokens).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert monitor.flush(20) and monitor.status()["errors"] == 0
+    assert [layer.fired for layer in monitor.layers] == [STEPS] * 2
+    assert [layer["not_judged_by"] for layer in monitor.status()["layers"]] == [[], []]
+    monitor.detach()

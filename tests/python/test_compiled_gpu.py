@@ -1,0 +1,205 @@
+"""Goal: on a GPU compiled attention that is no scaled_dot_product_attention tells what eager tells,
+in one graph, and trains as without us; nothing is compiled again after the first step.
+Method: transformers' eager attention, flex_attention and varlen_attn in blocks that inductor
+compiles, and a whole model of transformers; skipped without a GPU, unless BELLWETHER_REQUIRE_GPU=1.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Optional
+
+import numpy as np
+import pytest
+import torch
+import torch._dynamo
+import transformers
+import transformers.models.llama.modeling_llama as llama
+from torch import Tensor
+from torch.nn.attention import flex_attention as flex
+
+import bellwether
+
+from gpu import LACKS, SKIPPED
+from models import Attention, Model, Shape, batch, causal
+from recording import Recording
+
+if SKIPPED:
+    pytest.skip(LACKS, allow_module_level=True)
+
+try:
+    from torch.nn.attention.varlen import varlen_attn
+except ImportError:
+    varlen_attn = None  # type: ignore[assignment]
+
+STEPS, TOKENS = 4, 256
+# Newer versions take a window in its place.
+_OLD = varlen_attn is not None and "is_causal" in inspect.signature(varlen_attn).parameters
+CAUSAL: dict[str, Any] = {"is_causal": True} if _OLD else {"window_size": (-1, 0)}
+SHAPE = Shape(layers=2, heads=4, kv_heads=2, dim=64, width=256, dtype=torch.bfloat16)
+EQUAL = Shape(layers=2, heads=4, kv_heads=4, dim=64, width=256, dtype=torch.bfloat16)
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+class Eager(Attention):
+    num_key_value_groups = 2
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, gqa: bool) -> Tensor:
+        mask = torch.zeros(1, device=q.device).where(causal(q, k), -3e38).to(q.dtype)[None, None]
+        o, _ = llama.eager_attention_forward(self, q, k, v, mask, scaling=self.shape.dim**-0.5)
+        return o.transpose(1, 2)
+
+
+class Flex(Attention):
+    def __init__(self, shape: Shape) -> None:
+        super().__init__(shape)
+        self.register_buffer("slopes", torch.linspace(0.1, 0.5, shape.heads))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, gqa: bool) -> Tensor:
+        document = torch.arange(q.shape[2], device=q.device) // 100
+
+        def mask(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            return (i >= j) & (document[i] == document[j])
+
+        def change(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            return score - self.slopes[h] * (i - j)
+
+        blocks = flex.create_block_mask(mask, None, None, q.shape[2], k.shape[2], q.device)
+        return flex.flex_attention(q, k, v, change, blocks, enable_gqa=gqa)
+
+
+class Varlen(Attention):
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, gqa: bool) -> Tensor:
+        count, tokens = q.shape[0], q.shape[2]
+        begins = torch.arange(count + 1, device=q.device, dtype=torch.int32) * tokens
+        q, k, v = (t.transpose(1, 2).flatten(0, 1) for t in (q, k, v))
+        o = varlen_attn(q, k, v, begins, begins, tokens, tokens, **CAUSAL)
+        return o.unflatten(0, (count, tokens)).transpose(1, 2)
+
+
+class Found:
+    def __init__(self) -> None:
+        self.bits: list[Tensor] = []
+        self.recorded: dict[int, dict[str, np.ndarray]] = {}
+        self.graphs = 0
+
+
+def train(
+    path: Optional[Path], shape: Shape, kind: type[Attention], compiled: bool = True
+) -> Found:
+    torch.manual_seed(5)
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    model, found = Model(shape, kind=kind).cuda(), Found()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    monitor = None
+    if path is not None:
+        monitor = bellwether.attach(
+            model, record=str(path), run="c", every=2, rows=0, overhead_budget=1e9
+        )
+    if compiled:
+        for block in model.blocks:
+            block.compile(fullgraph=True)
+    for step in range(STEPS):
+        with torch._dynamo.config.patch(error_on_recompile=step > 0):
+            x = batch(shape, step, tokens=TOKENS, device="cuda")
+            loss = model(x).float().square().mean()
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.bits.append(loss.detach())
+        if monitor is not None:
+            monitor.step(loss=loss)
+    found.bits += [p.detach() for p in model.parameters()]
+    found.graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    if monitor is not None:
+        assert monitor.flush(20)
+        status = monitor.status()
+        assert status["errors"] == 0, status["last_error"]
+        assert not any(layer["notes"] for layer in status["layers"]), status["layers"]
+        monitor.detach()
+        assert path is not None
+        found.recorded = Recording(path, ended=True).steps()
+    return found
+
+
+def same(a: list[Tensor], b: list[Tensor]) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a, b))
+
+
+@pytest.mark.parametrize(
+    "shape, kind",
+    [(EQUAL, Eager), (SHAPE, Eager), (SHAPE, Flex), (EQUAL, Varlen)],
+    ids=["eager", "eager gqa", "flex", "varlen"],
+)
+def test_a_compiled_call_tells_what_the_eager_one_tells(
+    shape: Shape, kind: type[Attention], tmp_path: Path
+) -> None:
+    if kind is Varlen and varlen_attn is None:
+        pytest.skip("this torch has no varlen_attn")
+    if kind is Eager and shape is EQUAL:
+        kind = type("EagerEqual", (Eager,), {"num_key_value_groups": 1})
+    plain, again = train(None, shape, kind), train(None, shape, kind)
+    got = train(tmp_path / "c.bwrun", shape, kind)
+    assert got.graphs == plain.graphs == 1
+    if same(plain.bits, again.bits):  # Some kernels add in any order.
+        assert same(plain.bits, got.bits)
+    else:
+        print("not repeatable without us")
+    want = train(tmp_path / "e.bwrun", shape, kind, compiled=False)
+    for step in (0, 2):
+        assert got.recorded[step].keys() == want.recorded[step].keys()
+        for signal in ("rows", "common_mode_sum", "logit_max", "wq_sigma"):
+            a, b = got.recorded[step][signal], want.recorded[step][signal]
+            assert np.allclose(a, b, 0.03, 1e-3, equal_nan=True), (step, signal, a, b)
+        assert np.isfinite(got.recorded[step]["key_gradient_sum"]).all()
+    assert "rows" not in got.recorded[1]
+
+
+@pytest.mark.parametrize("implementation", ["eager", "flex_attention", "sdpa"])
+def test_transformers_compiled_whole_is_watched(implementation: str, tmp_path: Path) -> None:
+    config = transformers.LlamaConfig(
+        vocab_size=64, hidden_size=256, intermediate_size=256, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, attn_implementation=implementation,
+    )  # fmt: skip
+
+    def train(path: Optional[Path]) -> list[Tensor]:
+        torch._dynamo.reset()
+        torch.manual_seed(3)
+        model = transformers.LlamaForCausalLM(config).cuda().bfloat16()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        monitor = None
+        if path is not None:
+            monitor = bellwether.attach(
+                model, record=str(path), run="hf", every=1, overhead_budget=1e9
+            )
+        run, bits = torch.compile(model), []
+        for step in range(STEPS):
+            tokens = torch.randint(64, (2, 128), generator=torch.Generator().manual_seed(step))
+            with torch._dynamo.config.patch(error_on_recompile=step > 0):
+                loss = run(input_ids=tokens.cuda(), labels=tokens.cuda()).loss
+                loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            bits.append(loss.detach())
+        if monitor is not None:
+            assert monitor.flush(20) and monitor.status()["errors"] == 0
+            assert [layer.fired for layer in monitor.layers] == [STEPS] * 2
+            layers = monitor.status()["layers"]
+            assert [layer["not_judged_by"] for layer in layers] == [[], []], layers
+            monitor.detach()
+        return [*bits, *(p.detach() for p in model.parameters())]
+
+    plain, again, watched = train(None), train(None), train(tmp_path / "a.bwrun")
+    if same(plain, again):
+        assert same(plain, watched)
+    else:
+        print("not repeatable without us")
