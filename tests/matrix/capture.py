@@ -43,7 +43,7 @@ class Calls:
     def __init__(self, model: nn.Module) -> None:
         self.names = {id(module): name for name, module in model.named_modules()}
         self.found: list[Call] = []
-        self._running: list[str] = []
+        self.running: list[str] = []
         self._inside = 0
         self._kv_heads = 0
 
@@ -80,10 +80,10 @@ class Calls:
             after.remove()
 
     def _enters(self, module: nn.Module, _: Any) -> None:
-        self._running.append(self.names.get(id(module), ""))
+        self.running.append(self.names.get(id(module), ""))
 
     def _leaves(self, *_: Any) -> None:
-        self._running.pop()
+        self.running.pop()
 
     def _seen(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def seen(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any, *args: Any,
@@ -98,7 +98,7 @@ class Calls:
             if not torch.is_grad_enabled():
                 return function(module, q, k, v, mask, **given)
             call = _READERS.get(name, _eager)(module, q, k, v, mask, given)
-            call.module, call.kv_heads = self._running[-1], k.shape[1]
+            call.module, call.kv_heads = self.running[-1], k.shape[1]
             with as_given(call, k) as own:
                 self._inside += 1
                 try:
@@ -123,7 +123,7 @@ class Calls:
         seen = [copied(t.to(torch.bfloat16) if autocast else t) for t in (q, k, v)]
         scale = given.get("scale")
         call = Call(
-            self._running[-1], *seen, seen[0], q.shape[-1] ** -0.5 if scale is None else scale
+            self.running[-1], *seen, seen[0], q.shape[-1] ** -0.5 if scale is None else scale
         )
         call.allowed, call.bias = _rule(given.get("attn_mask"), k.shape[2])
         if given.get("is_causal"):

@@ -257,6 +257,74 @@ def test_functions_imported_later_are_found(
     monitor.detach()
 
 
+class OwnLinear(nn.Linear):
+    """That of a model which has one for all that it holds."""
+
+
+class Rows(nn.Module):
+    """Queries of a key head, its key, its value, then those of the next: no name says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wqkv = OwnLinear(48, 128, bias=False)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        q, k, v = self.wqkv(x).unflatten(-1, (2, 4, 16)).split([2, 1, 1], dim=-2)
+        return q.flatten(2, 3), k.flatten(2, 3), v.flatten(2, 3)
+
+
+class Core(nn.Module):
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return two.flash_attn_func(q, k, v, causal=True)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows, self.core, self.out = Rows(), Core(), OwnLinear(64, 48)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.out(self.core(*self.rows(x)).flatten(2))
+
+
+class Whole(nn.Module):
+    """The last of its parts has the class of what each block holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks, self.head = nn.Sequential(Block(), Block()), OwnLinear(48, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.blocks(x))
+
+
+def test_a_module_without_weights_that_calls_a_function_has_those_beside_it(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    model = Whole()
+    monitor = bellwether.attach(
+        model, record=str(tmp_path / "a.bwrun"), run="beside", every=1, overhead_budget=1e9
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    wanted = []
+    for step in range(2):
+        model(batch(Shape(), step)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        rows = [block.rows.wqkv.weight.detach().unflatten(0, (2, 4, 16)) for block in model.blocks]
+        wanted.append([torch.linalg.matrix_norm(w[:, :2].flatten(0, 1), ord=2) for w in rows])
+    assert monitor.flush(20)
+    status = monitor.status()
+    assert status["errors"] == 0, status["last_error"]
+    assert [layer["name"] for layer in status["layers"] if layer["calls"]] == [
+        "blocks.0.core", "blocks.1.core",
+    ]  # fmt: skip
+    monitor.detach()
+    for step, found in Recording(tmp_path / "a.bwrun").steps().items():
+        assert (found["rows"] > 0).all() and (found["key_gradient_sum"] > 0).all()
+        for layer, sigma in enumerate(wanted[step]):
+            torch.testing.assert_close(torch.tensor(found["wq_sigma"][layer]), sigma)
+
+
 def test_functions_are_as_they_were_after_detach(tmp_path: Path) -> None:
     model = Model(Shape(), kind=Flash)
     monitor = bellwether.attach(model, record=str(tmp_path / "a.bwrun"), run="gone")

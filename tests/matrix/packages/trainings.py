@@ -21,6 +21,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent)]
 
 import torch  # noqa: E402
+import torchtitan_training  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
 import cell  # noqa: E402
@@ -408,6 +409,9 @@ ALL: dict[str, tuple[str, Callable[[Training], None]]] = {  # The package that h
     "megatron_documents": ("megatron-core", megatron_training.documents),
     "megatron_scaled": ("megatron-core", megatron_training.scaled),
     "megatron_sinks": ("megatron-core", megatron_training.sinks),
+    "torchtitan_flex": ("torchtitan", torchtitan_training.flex_fused),
+    "torchtitan_separate": ("torchtitan", torchtitan_training.flex_separate),
+    "torchtitan_sdpa": ("torchtitan", torchtitan_training.sdpa),
     "litgpt": ("litgpt", litgpt_model),
     "timm": ("timm", timm_vit),
     "x_transformers": ("x-transformers", x_transformers_decoder),

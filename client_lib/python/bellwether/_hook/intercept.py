@@ -328,10 +328,11 @@ def _entering(module: nn.Module) -> Optional[_Entry]:
 def _leaving(entry: _Entry) -> None:
     if entry is _ROOT:
         _running.roots -= 1
+        function_calls.leave()
         _calls.restore()
         return
     _pop()
-    if entry[0] is not None:
+    if entry[0] is not None and not _of_outer(entry):
         entry[0].heard()
 
 
@@ -340,11 +341,18 @@ def _entered(entry: _Entry) -> bool:
     if entry is _ROOT:
         _running.roots += 1
         _calls.divert()
+        function_calls.see()
         return True
+    outer = _of_outer(entry)
     _push(entry)
-    if entry[0] is not None:
+    if entry[0] is not None and not outer:
         entry[0].listen()
     return True
+
+
+def _of_outer(entry: _Entry) -> bool:
+    """Whether its layer is that of the module around it, whose forward goes on."""
+    return bool(_running.stack) and _running.stack[-1][1] is entry[1]
 
 
 def _forward_of(cls: type) -> Callable[..., Any]:

@@ -181,14 +181,20 @@ class LayerWeights:
         """At a call: q [batch, heads, tokens, dim] and k, which may have copies of key heads, as
         attention is given them."""
         place, heard, holder = self.location, self._listening, self.holder()
-        if heard is None or not heard.active or holder is None or self._checked:
+        if holder is None or self._checked:
             return
         if place is None:
-            self._search(heard, holder, q, k)
+            if heard is not None and heard.active:
+                self._search(heard, holder, q, k)
             return
         if q.shape[1] != place.heads or k.shape[1] % place.kv_heads:
             return
-        for other in self._lenders(place, holder):
+        lenders = self._lenders(place, holder)
+        if lenders and heard is None:  # In its first forward the module is not known yet.
+            heard = split_check.Listening({}, {})
+        if heard is None or not heard.active:
+            return
+        for other in lenders:
             for path in (place.query.path, place.key.path):
                 if other._listening is not None:
                     heard.take(holder, path, other._listening)
