@@ -298,7 +298,7 @@ class Whole(nn.Module):
         return self.head(self.blocks(x))
 
 
-def test_a_module_without_weights_that_calls_a_function_has_those_beside_it(tmp_path: Path) -> None:
+def test_a_core_that_calls_a_function_has_the_weights_beside(tmp_path: Path) -> None:
     torch.manual_seed(1)
     model = Whole()
     monitor = bellwether.attach(
