@@ -62,7 +62,7 @@ class Layer(LayerBackward):
         if not torch.is_grad_enabled() or capturing():
             return True
         self.host.forward_begins()
-        self._quiet = self._passes_by(False)
+        self._quiet = self._passes_by(False, self._forwards())
         return not self._quiet
 
     def look_closer(self) -> None:
@@ -75,15 +75,15 @@ class Layer(LayerBackward):
             self._count()
         self._quiet = self._looks_closer = False
 
-    def _passes_by(self, centred: bool) -> bool:
+    def _passes_by(self, centred: bool, count: int) -> bool:
         """Whether a call is only counted: its step is not sampled, and what a call is was read
-        and is read again in the next step that is."""
+        and is read again in the next step that is.  count  the pass that it is, of this step"""
         host = self.host
         if self.heads == 0 or centred != self.centred or not host.numbered():
             return False
         if host.samples_step() or self._looks_closer:
             return False
-        self._pass_begins()
+        self._pass_begins(count)  # The step before may end by it.
         return not host.samples_step()
 
     def attention(
@@ -212,7 +212,7 @@ class Layer(LayerBackward):
         if not torch.is_grad_enabled():
             return None
         self.host.forward_begins()
-        if not always and self._passes_by(centred):
+        if not always and self._passes_by(centred, self._forwards()):
             self._count()
             return None
         call = read()
@@ -314,7 +314,7 @@ class Layer(LayerBackward):
         self.calls += 1
         self.compiled = True
         self._compiled_keys = None
-        if self.heads and not self.host.samples_step() and not capturing():
+        if not capturing() and self._passes_by(self.centred, self.fired_in_step + 1):
             self._heard(False)
             return
         with torch.no_grad():

@@ -85,10 +85,12 @@ class LayerCalls(LayerWeights):
             return True
         return not self.lends and is_attention(module)
 
-    def _pass_begins(self) -> None:
-        """The step before may end by it."""
-        if not self.host.in_backward():  # No recomputation.
-            self.host.passes(max(self.fired_in_step, self.calls_in_step + 1))
+    def _forwards(self) -> int:
+        """Of this step, with the one that runs: a recomputation is none."""
+        return self.calls_in_step + (not self.host.in_backward())
+
+    def _pass_begins(self, count: int) -> None:
+        self.host.passes(max(self.fired_in_step, count))
 
     def _count(self) -> None:
         self.calls += 1
@@ -96,7 +98,7 @@ class LayerCalls(LayerWeights):
             one = self.host.settings.microbatches == "first" and self.host.samples_step()
             if one and self.calls_in_step > self.fired_in_step:
                 self.note(CALLED_AGAIN)
-            self._pass_begins()
+            self._pass_begins(self._forwards())
             self.calls_in_step += 1
 
     def _note_call(self, call: AttentionCall) -> None:

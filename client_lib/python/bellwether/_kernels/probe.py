@@ -334,7 +334,7 @@ def add_key_leak(sums: Sums, d_k: Tensor, group: int = 1) -> None:
     with sums.memory.running():
         if group > 1:
             batch, _, tokens, dim = d_k.shape
-            d_k = d_k.float().reshape(batch, sums.kv_heads, group, tokens, dim).sum(2)
+            d_k = d_k.reshape(batch, sums.kv_heads, group, tokens, dim).sum(2, dtype=torch.float32)
         params = c_api.struct(
             c_api.KeyLeakParams, dtype=DTYPES[d_k.dtype], **sums.memory.call_fields()
         )
