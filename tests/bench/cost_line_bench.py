@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Whether the line about the cost of watching tells the truth: printed beside measured.
+"""What watching costs a job with the settings that users have, and whether the line of the log
+about it tells the truth.
 
-Two copies of one model train in turns in one process, one attached with the settings that users
-have, governor included, the other never attached.  First the watched one runs alone until its
-sampling period has settled.  Then blocks of both take turns, the order changing, until the 95 %
-half-width of how much longer the watched steps take on average is small enough.  Prints JSON;
-costs are in per cent of the training time.
+Two processes train one model each on one device, one of them attached, the governor included, the
+other never attached.  First the watched one runs alone until its sampling period has settled.  Then
+blocks of both take turns (twins.py), until the 95 % half-width of how much longer the watched steps
+take on average is small enough.  Of four blocks that follow each other the watched ones are held
+against the others.  How many samples a block happens to have is no noise: it is known which share
+of all steps is sampled, and what a sampled step takes longer.  Prints JSON; costs are in per cent.
 
     python3 tests/bench/cost_line_bench.py --compile --out cost.json
     python3 tests/bench/cost_line_bench.py --job packed --size 1b       # documents, by a mask
@@ -13,13 +15,13 @@ costs are in per cent of the training time.
     python3 tests/bench/cost_line_bench.py --size tiny --device cpu --seconds 20
 
 A block's length should be no multiple of the period: the watched job's first step of a block
-seems to it to last as long as the other's block.  Where a copy lies in memory may decide about a
-per mille of its step: --watched-first makes the copies in the other order, so that two runs tell.
+seems to it to last as long as the other's block.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import json
 import logging
 import re
@@ -28,7 +30,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
@@ -37,6 +39,7 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "client_lib" / "python"))
 from hook_overhead_bench import Job
+from twins import Twin, mean_and_half_width, turns
 
 import bellwether
 
@@ -47,6 +50,7 @@ SIZES = {
     "tiny": (2, 64, 4, 512, 2, 64),
 }
 DOCUMENTS = 5  # Of a packed sequence.
+WARM_STEPS = 8
 
 
 class TransformersJob(Job):
@@ -115,42 +119,151 @@ class PackedJob(TransformersJob):
 JOBS = {"transformers": TransformersJob, "packed": PackedJob, "blocks": Job}
 
 
-class Watching:
-    """The monitor of a job, and its steps' times by how many steps ago the last sample was."""
+def block(job: Job, steps: int, step_ends: Callable[[Tensor], None]) -> list[float]:
+    """Milliseconds of each step."""
+    if job.device == "cuda":
+        return job.block(steps, step_ends)
+    marks = [time.perf_counter()]
+    for _ in range(steps):
+        step_ends(job.step())
+        marks.append(time.perf_counter())
+    return [1e3 * (b - a) for a, b in zip(marks, marks[1:])]
 
-    def __init__(self, monitor: Any) -> None:
-        self.monitor = monitor
-        self.milliseconds: dict[int, list[float]] = {}  # 0: sampled ones
+
+class Plain:
+    """A job without a monitor."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.job = JOBS[args.job](args.size, args.device)
+        if args.compile:
+            self.job.compile()
+        self.block(WARM_STEPS)
+
+    def block(self, steps: int) -> list[tuple[float, int]]:
+        """Of each step its milliseconds, and how many steps ago the last sample was (-1)."""
+        return [(took, -1) for took in block(self.job, steps, lambda loss: None)]
+
+    def __call__(self, what: str, *told: Any) -> Any:
+        return getattr(self, what)(*told)
+
+
+class Watched(Plain):
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.job = JOBS[args.job](args.size, args.device)
+        self.lines = Lines()
+        log = logging.getLogger("bellwether")
+        log.addHandler(self.lines)
+        log.setLevel(logging.INFO)
+        self.folder = tempfile.TemporaryDirectory()
+        self.monitor = bellwether.attach(
+            self.job.model, record=f"{self.folder.name}/run.bwrun", run="cost", every=args.every,
+            overhead_budget=args.budget,
+        )  # fmt: skip
+        assert self.monitor.status()["live"], self.monitor.status()["why_off"]
         self._distance = -1
         self._of_block: list[int] = []
+        if args.compile:
+            self.job.compile()
+        self.block(WARM_STEPS)
 
-    def step(self, loss: Tensor) -> None:
+    def _step_ends(self, loss: Tensor) -> None:
         known = self._distance >= 0
         self._distance = 0 if self.monitor.steps.samples_step() else self._distance + known
         self._of_block.append(self._distance)
         self.monitor.step(loss=loss)
 
-    def add(self, milliseconds: Sequence[float]) -> None:
-        """A whole block's."""
-        for distance, took in zip(self._of_block[1:], milliseconds[1:]):
-            self.milliseconds.setdefault(distance, []).append(took)
+    def block(self, steps: int) -> list[tuple[float, int]]:
         self._of_block.clear()
+        return list(zip(block(self.job, steps, self._step_ends), self._of_block))
+
+    def told(self) -> tuple[Optional[float], int]:
+        """The price as the log has it by now, and the sampling period."""
+        return self.lines.percent(), self.monitor.steps.governor.period
+
+    def end(self) -> dict[str, Any]:
+        """What the monitor knows of the price."""
+        status, price = self.monitor.status(), self.monitor.steps.reporter.cost.price
+        self.monitor.detach()
+        self.folder.cleanup()
+        assert status["errors"] == 0 and status["live"], status
+        return {
+            "printed_cost": self.lines.percent(),
+            "interval": status["sampling_period"],
+            "sample_ms": 1e3 * (price._sample or 0.0),
+            "kernels_ms": 1e3 * statistics.median(price._kernels) if price._kernels else None,
+            "hook_cpu_ms": 1e3 * statistics.median(price._hook) if price._hook else None,
+            "hook_cpu_ms_between": 1e3 * statistics.median(price._between)
+            if price._between else None,
+            "by_steps": price.by_steps(), "exposed": price._exposed,
+            "layers": len([x for x in status["layers"] if x["fired"]]),
+            "not_judged_by": status["layers"][0].get("not_judged_by")
+            if status["layers"] else None,
+            "lines": self.lines.said,
+        }  # fmt: skip
 
 
-def seconds_of(job: Job, steps: int, watching: Optional[Watching]) -> float:
-    """Of a block's steps but the first, which finds the device idle."""
-    if job.device == "cuda":
-        took = job.block(steps, watching)
-        if watching is not None:
-            watching.add(took)
-        return sum(took[1:]) / 1e3
-    began = 0.0
-    for _ in range(steps):
-        loss = job.step()
-        if watching is not None:
-            watching.step(loss=loss)
-        began = began or time.perf_counter()
-    return time.perf_counter() - began
+class Costs:
+    """What the blocks tell, in per cent of the time without watching."""
+
+    def __init__(self) -> None:
+        self.plain_ms: list[float] = []  # A step's, of each four blocks.
+        self._ratios: list[float] = []  # Watched steps.
+        self._sampled: list[tuple[int, int]] = []  # Samples among them, and how many there are.
+        self._unsampled: list[float] = []
+        self._of_samples: list[float] = []
+        self._extra: list[float] = []  # What a sampled step takes longer than its block's others.
+        self._all = [0, 0]  # Samples and steps, the first ones of blocks included.
+        self.by_distance: dict[int, list[float]] = {}
+
+    def add(self, plain: Sequence[Any], watched: Sequence[Any]) -> None:
+        """Two blocks of each.  The first step of a block, which finds the device idle, is out."""
+        base = statistics.fmean(took for steps in plain for took, _ in steps[1:])
+        steps = [step for of_block in watched for step in of_block[1:]]
+        self.plain_ms.append(base)
+        self._ratios.append(self._cost(statistics.fmean(took for took, _ in steps), base))
+        others = [took for took, distance in steps if distance != 0]
+        self._unsampled.append(self._cost(statistics.fmean(others), base))
+        samples = [took for took, distance in steps if distance == 0]
+        self._of_samples += [self._cost(took, base) for took in samples]
+        self._extra += [100 * (took - statistics.fmean(others)) / base for took in samples]
+        self._sampled.append((len(samples), len(steps)))
+        self._all[0] += sum(d == 0 for of_block in watched for _, d in of_block)
+        self._all[1] += sum(len(of_block) for of_block in watched)
+        for took, distance in steps:
+            self.by_distance.setdefault(distance, []).append(took)
+
+    @staticmethod
+    def _cost(took: float, base: float) -> float:
+        return 100 * (took / base - 1)
+
+    def even(self) -> list[float]:
+        """The ratios as if the sampled share of each four blocks were that of all."""
+        extra = statistics.fmean(self._extra) if self._extra else 0.0
+        share = self._all[0] / max(1, self._all[1])
+        return [
+            ratio - extra * (samples / steps - share)
+            for ratio, (samples, steps) in zip(self._ratios, self._sampled)
+        ]
+
+    def found(self) -> dict[str, Any]:
+        cost, half_width = mean_and_half_width(self.even())
+        raw, raw_half_width = mean_and_half_width(self._ratios)
+        unsampled, unsampled_half_width = mean_and_half_width(self._unsampled)
+        sampled, sampled_half_width = mean_and_half_width(self._of_samples)
+        return {
+            "measured_cost": cost, "halfwidth": half_width,
+            "measured_cost_uneven": raw, "halfwidth_uneven": raw_half_width,
+            "unsampled_steps": unsampled, "unsampled_halfwidth": unsampled_half_width,
+            "sampled_steps": sampled, "sampled_halfwidth": sampled_half_width,
+            "fours": len(self._ratios), "watched_steps": sum(n for _, n in self._sampled),
+            "samples": len(self._of_samples), "sampled_share": self._all[0] / max(1, self._all[1]),
+            "step_ms": statistics.fmean(self.plain_ms),
+            "step_ms_by_distance": {
+                distance: [len(took), statistics.fmean(took), statistics.median(took)]
+                for distance, took in sorted(self.by_distance.items())
+            },
+            "ratios": self._ratios,
+        }  # fmt: skip
 
 
 def driver() -> str:
@@ -188,89 +301,39 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--block", type=int, default=47, help="steps of a block")
     parser.add_argument("--settle", type=int, default=600, help="watched steps before the first")
     parser.add_argument("--half-width", type=float, default=0.2, help="per cent")
-    parser.add_argument("--pairs-min", type=int, default=12)
-    parser.add_argument("--seconds", type=float, default=240.0, help="of pairs, at most")
-    parser.add_argument("--watched-first", action="store_true", help="of the copies made")
+    parser.add_argument("--fours-min", type=int, default=6)
+    parser.add_argument("--seconds", type=float, default=240.0, help="of blocks by turns, at most")
     parser.add_argument("--every", type=int, default=20)
     parser.add_argument("--budget", type=float, default=0.005)
     parser.add_argument("--out", type=Path, help="JSON")
     args = parser.parse_args(argv)
 
-    make = JOBS[args.job]
-    plain, watched = make(args.size, args.device), make(args.size, args.device)
-    if args.watched_first:
-        plain, watched = watched, plain
-    if args.compile:
-        plain.compile()  # Before attach(): no tap is in it.
-    seconds_of(plain, 8, None)
-    lines = Lines()
-    log = logging.getLogger("bellwether")
-    log.addHandler(lines)
-    log.setLevel(logging.INFO)
-    with tempfile.TemporaryDirectory() as folder:
-        monitor = bellwether.attach(
-            watched.model, record=f"{folder}/run.bwrun", run="cost", every=args.every,
-            overhead_budget=args.budget,
-        )  # fmt: skip
-        if args.compile:
-            watched.compile()
-            seconds_of(plain, 8, None)  # What attach() has patched may be compiled once more.
-        assert monitor.status()["live"], monitor.status()["why_off"]
-        watching = Watching(monitor)
-        seconds_of(watched, args.settle, watching)
-        watching.milliseconds.clear()
-        # The price as it was told by then; what is told later comes from the same pairs.
-        told, period = lines.percent(), monitor.steps.governor.period
-        ratios: list[float] = []
-        half_width, began = float("inf"), time.monotonic()
-        samples = monitor.status()["samples"]
-        without = with_it = 0.0
-        while time.monotonic() - began < args.seconds:
-            order = [(plain, None), (watched, watching)]
-            found = {
-                id(job): seconds_of(job, args.block, handle)
-                for job, handle in (order if len(ratios) % 2 else reversed(order))
-            }
-            without += found[id(plain)]
-            with_it += found[id(watched)]
-            ratios.append(100 * (found[id(watched)] / found[id(plain)] - 1))
-            if len(ratios) >= args.pairs_min:
-                half_width = 1.96 * statistics.stdev(ratios) / len(ratios) ** 0.5
-                if half_width <= args.half_width:
-                    break
-        status, price = monitor.status(), monitor.steps.reporter.cost.price
-        monitor.detach()
-    assert status["errors"] == 0 and status["live"], status
-    steps = len(ratios) * (args.block - 1)
+    plain, watched = Twin(Plain, args), Twin(Watched, args)
+    plain.ask("block", 1)  # Both are there, and have compiled beside each other.
+    settled = watched.ask("block", args.settle)
+    told, period = watched.ask("told")
+    costs, began = Costs(), time.monotonic()
+    for order in turns(plain, watched):
+        found: dict[int, list[Any]] = {id(plain): [], id(watched): []}
+        for twin in order:
+            found[id(twin)].append(twin.ask("block", args.block))
+        costs.add(found[id(plain)], found[id(watched)])
+        spent, enough = time.monotonic() - began, len(costs.plain_ms) >= args.fours_min
+        narrow = enough and mean_and_half_width(costs.even())[1] <= args.half_width
+        # Four more would end too late.
+        if narrow or spent * (1 + 1 / len(costs.plain_ms)) > args.seconds:
+            break
     found_all = {
-        "printed_cost": lines.percent(),
-        "printed_cost_before_pairs": told,
-        "measured_cost": 100 * (with_it / without - 1),
-        "halfwidth": half_width,
-        "interval": status["sampling_period"],
-        "interval_before_pairs": period,
+        "printed_cost_before": told, "interval_before": period,
+        **costs.found(), **watched.ask("end"),
         "gpu": torch.cuda.get_device_name() if args.device == "cuda" else "",
         "driver": driver(),
-        "torch": torch.__version__,
+        "torch": torch.__version__, "transformers": importlib.metadata.version("transformers"),
         "job": args.job, "size": args.size, "compiled": args.compile,
-        "pairs": len(ratios), "watched_steps": steps,
-        "samples_in_pairs": status["samples"] - samples,
-        "step_ms": 1e3 * without / max(1, steps),
-        "sample_ms": 1e3 * (price._sample or 0.0),
-        "kernels_ms": 1e3 * statistics.median(price._kernels) if price._kernels else None,
-        "hook_cpu_ms": 1e3 * statistics.median(price._hook) if price._hook else None,
-        "hook_cpu_ms_between": 1e3 * statistics.median(price._between) if price._between else None,
-        "watched_first": args.watched_first,
-        "step_ms_by_distance": {
-            distance: [len(took), statistics.mean(took), statistics.median(took)]
-            for distance, took in sorted(watching.milliseconds.items())
-        },
-        "pairs_ratio": ratios,
-        "by_steps": price.by_steps(), "exposed": price._exposed,
-        "layers": len([x for x in status["layers"] if x["fired"]]),
-        "not_judged_by": status["layers"][0].get("not_judged_by") if status["layers"] else None,
-        "lines": lines.said,
+        "settled_steps": len(settled),
     }  # fmt: skip
+    plain.end()
+    watched.end()
     print(json.dumps(found_all))
     if args.out is not None:
         args.out.write_text(json.dumps(found_all, indent=1) + "\n")

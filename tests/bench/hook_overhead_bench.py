@@ -20,9 +20,9 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Optional
+from typing import Optional
 
 import torch
 import torch.nn.functional as F
@@ -102,15 +102,17 @@ class Job:
         self.optimizer.zero_grad()
         return loss.detach()
 
-    def block(self, steps: int, monitor: Optional[Any]) -> list[float]:
+    def block(
+        self, steps: int, step_ends: Optional[Callable[[Tensor], None]] = None
+    ) -> list[float]:
         """Milliseconds of each step: what the GPU took from one's end to the next one's."""
         marks = [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)]
         torch.cuda.synchronize()
         marks[0].record()
         for mark in marks[1:]:
             loss = self.step()
-            if monitor is not None:
-                monitor.step(loss=loss)
+            if step_ends is not None:
+                step_ends(loss)
             mark.record()
         torch.cuda.synchronize()
         return [a.elapsed_time(b) for a, b in zip(marks, marks[1:])]
@@ -130,9 +132,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     job = watched_job = Job(args.model, "cuda")
     if args.compile:
         job.compile()
-    job.block(5, None)
+    job.block(5)
     torch.cuda.reset_peak_memory_stats()
-    job.block(2, None)
+    job.block(2)
     plain_bytes, others_bytes = torch.cuda.max_memory_allocated(), 0
     if args.compile:
         job.optimizer.zero_grad()
@@ -143,12 +145,16 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             watched_job.model, record=f"{folder}/run.bwrun", run="overhead", every=args.every,
             overhead_budget=1e9, stats=args.stats,
         )  # fmt: skip
+
+        def step_ends(loss: Tensor) -> None:
+            monitor.step(loss=loss)
+
         if args.compile:
             watched_job.compile()
-            job.block(3, None)  # What attach() has patched may be compiled once more.
-        watched_job.block(5, monitor)  # The first sample loads libraries.
+            job.block(3)  # What attach() has patched may be compiled once more.
+        watched_job.block(5, step_ends)  # The first sample loads libraries.
         torch.cuda.reset_peak_memory_stats()
-        watched_job.block(args.every, monitor)
+        watched_job.block(args.every, step_ends)
         watched_bytes = torch.cuda.max_memory_allocated() - others_bytes
         layers = [layer["fired"] for layer in monitor.status()["layers"]]
         assert min(layers) > 0, "not every layer is watched"
@@ -158,9 +164,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         began = time.monotonic()
         for pair in range(args.pairs):
             health.live = False
-            without = job.block(args.every, None)
+            without = job.block(args.every)
             health.live = True
-            watched = watched_job.block(args.every, monitor)
+            watched = watched_job.block(args.every, step_ends)
             blocks.append(100 * (sum(watched) / sum(without) - 1))
             steps.append(100 * (statistics.median(watched) / statistics.median(without) - 1))
             if sys.stderr.isatty():
