@@ -172,6 +172,11 @@ class Worker:
 
     def __init__(self, device: str = "cpu") -> None:
         self._device = device
+        self._environment = {
+            **os.environ, "BELLWETHER_LIB_DIR": str(libraries()), "OMP_NUM_THREADS": "1",
+        }  # fmt: skip
+        if device == "cpu":  # A checkpoint may not be the first to touch a GPU that is there.
+            self._environment["CUDA_VISIBLE_DEVICES"] = ""
         self._process: Optional[subprocess.Popen[str]] = None
 
     def run(self, cell: Cell) -> dict[str, Any]:
@@ -179,7 +184,7 @@ class Worker:
             self._process = subprocess.Popen(
                 [sys.executable, str(HERE / "cell.py"), self._device], stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-                env={**os.environ, "BELLWETHER_LIB_DIR": str(libraries()), "OMP_NUM_THREADS": "1"},
+                env=self._environment,
             )  # fmt: skip
         process = self._process
         assert process.stdin is not None and process.stdout is not None
