@@ -569,9 +569,10 @@ def assert_equal_spectra(lib: Lib, weight: torch.Tensor, what: str, top: bool = 
 
 def test_spectral_norms_equal_the_cpu(lib: Lib) -> None:
     for dtype in (BF16, F16, F32):
-        for heads, rows, columns in ((3, 64, 768), (2, 128, 4096), (2, 96, 500), (4, 32, 256),
-                                     (2, 1, 70), (1, 7, 3), (2, 256, 300), (1, 512, 520),
-                                     (1, 130, 64), (300, 16, 64)):
+        # Few rows first: a kernel that has once had much shared memory may always have it.
+        for heads, rows, columns in ((2, 1, 70), (1, 7, 3), (300, 16, 64), (2, 24, 100),
+                                     (4, 32, 256), (2, 40, 64), (3, 64, 768), (2, 128, 4096),
+                                     (2, 96, 500), (2, 256, 300), (1, 512, 520), (1, 130, 64)):
             weight = planted(heads, rows, columns, top=3.).to(dtype)
             what = f"{dtype} {heads} x {rows} x {columns}"
             assert_equal_spectra(lib, weight, what)
