@@ -280,6 +280,26 @@ def test_compiled_modules_are_found_where_they_call(tmp_path: Path) -> None:
     assert all(torch.equal(a, b) for a, b in zip(run(False), run(True)))
 
 
+class AroundFlex(Attention):
+    """Calls what torch.compile made of the function alone."""
+
+    function = staticmethod(torch.compile(flex.flex_attention, backend="aot_eager"))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, gqa: bool) -> Tensor:
+        return self.function(q, k, v)
+
+
+def test_each_watch_sees_a_function_compiled_before(tmp_path: Path) -> None:
+    shape = Shape(layers=1, causal=False)
+    Model(shape, kind=AroundFlex)(batch(shape, 0)).square().mean().backward()
+    for watch in range(4):
+        model = Model(shape, kind=AroundFlex)
+        path = str(tmp_path / f"{watch}.bwrun")
+        with bellwether.attach(model, record=path, run="again", every=1) as monitor:
+            model(batch(shape, 0)).square().mean().backward()
+            assert [layer.fired for layer in monitor.layers] == [1], watch
+
+
 def test_recipes_have_a_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(recipes, "RECIPES_MAX", 0)
     monkeypatch.setattr(recipes, "_numbers", {})

@@ -15,6 +15,7 @@ from .._util import log
 from .._util.guard import in_words
 from . import (
     flash_attention,
+    imported,
     megatron,
     own_attention,
     torch_flex,
@@ -33,8 +34,11 @@ ADAPTERS = (
 _told: set[str] = set()
 
 
-def functions() -> Iterator[tuple[Callable[..., Any], Reader]]:
-    """All that are imported by now; one may come several times, by several names."""
+def functions(first_look: bool = False) -> Iterator[tuple[Callable[..., Any], Reader]]:
+    """All that are imported by now; one may come several times, by several names.
+    `first_look`: of a watch; those of an earlier one do not count against it."""
+    if first_look:
+        imported.forget_searches()
     for adapter in ADAPTERS:
         try:
             yield from list(adapter.functions())

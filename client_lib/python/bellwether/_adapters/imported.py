@@ -9,7 +9,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 _SEARCHES_MAX = 2  # Of some 0.1 s each: in the first forward, and after the next import.
-_searches: dict[int, int] = {}  # id(function) -> how often
+_searches: dict[int, int] = {}  # id(function) -> how often in this watch
+
+
+def forget_searches() -> None:
+    _searches.clear()
 
 
 def imported(place: str, *names: str) -> Any:

@@ -27,7 +27,7 @@ Begin = Callable[
     [Callable[[], Union[AttentionCall, str, None]]],
     Optional[tuple[tuple[Tensor, Tensor, Tensor], Callable[[Tensor], Tensor]]],
 ]
-Source = Callable[[], Iterable[tuple[Callable[..., Any], Reader]]]
+Source = Callable[[bool], Iterable[tuple[Callable[..., Any], Reader]]]
 
 _lock = threading.RLock()
 _source: Optional[Source] = None
@@ -42,7 +42,8 @@ _told: set[str] = set()
 
 
 def use(source: Source) -> None:
-    """source  the functions of packages that are imported, each with its reader"""
+    """source  the functions of packages that are imported, each with its reader; it is told
+    whether this watch looks for the first time"""
     global _source
     _source = source
 
@@ -84,8 +85,8 @@ def _look() -> None:
     global _modules
     if _source is None or _seen is None or _modules == len(sys.modules):
         return
-    _modules = len(sys.modules)
-    for function, reader in _source():
+    first_look, _modules = _modules == 0, len(sys.modules)
+    for function, reader in _source(first_look):
         if id(function) not in _readers:
             _readers[id(function)] = reader
             _new.append(function)
