@@ -41,9 +41,6 @@ Status CenterKeys(const CenterKeysParams& params, const Device& device) {
   }
   const bool packed = p.cu_seqlens != nullptr;
   if (packed) BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckPacked(p));
-  if (p.visible.data != nullptr && device.backend == Backend::kCuda) {
-    return Fail(Status::kUnsupported, "visible is given, which only the CPU's kernel takes");
-  }
   if (device.backend == Backend::kCuda) return cuda::CenterKeys(p, device.stream);
   if (packed) {
     BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckCuSeqlens("cu_seqlens", p.cu_seqlens, p.sequences, p.k_len));

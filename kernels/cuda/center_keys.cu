@@ -6,7 +6,8 @@
 //           Hopper a cluster is one block.
 // Memory    reads K once and writes it once while a cluster holds its sequence in
 //           registers: 2,048 tokens.  Of longer sequences the rest is read again, last
-//           tile first, and up to about 8,000 tokens comes from the caches.
+//           tile first, and up to about 8,000 tokens comes from the caches.  Every block
+//           counts the visible tokens of its sequence.
 // Numerics  fp32: a thread's rows of a tile, then tiles, lanes, warps and blocks, always in
 //           one order, so the result repeats bit for bit.  |mean - exact| <=
 //           (24 + tiles of a block) 2^-24 mean|k|; k - mean is rounded to fp32 and then
@@ -49,6 +50,7 @@ struct KernelParams {
   int k_len, kv_heads, head_dim;
   int slabs;    // of a head
   int cluster;  // blocks
+  ProbeVisible visible;
 };
 
 // One thread's part of a row.
@@ -114,12 +116,14 @@ __device__ __forceinline__ void LeaveCluster(int blocks) {
 #endif
 }
 
-// Grid: [sequences * kv_heads * slabs * cluster].  Block: kThreads.
-template <class Element, int kWidth>
-__global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
+// Grid: [sequences * kv_heads * slabs * cluster].  Block: kThreads.  kVisible: some tokens
+// may be no part of the mean.
+template <class Element, int kWidth, bool kVisible>
+__global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor - kVisible)
     CenterKeysKernel(const __grid_constant__ KernelParams p) {
   using S = Slab<kWidth>;
   __shared__ float warp_sums[kWarps][S::kChannels], block_sums[S::kChannels], means[S::kChannels];
+  __shared__ int visible_tokens;
   const int rank = blockIdx.x % p.cluster, unit = blockIdx.x / p.cluster;
   const int head = unit / p.slabs % p.kv_heads, sequence = unit / p.slabs / p.kv_heads;
   const bool packed = p.cu_seqlens != nullptr;
@@ -132,23 +136,43 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   const int64_t batch = packed ? 0 : sequence;
   const auto* const k = static_cast<const Element*>(p.k) + batch * p.k_stride.batch + head * p.k_stride.head + channel;
   auto* const out = static_cast<Element*>(p.out) + batch * p.out_stride.batch + head * p.out_stride.head + channel;
+  const auto is_visible = [&](int64_t token) {
+    const ProbeVisible& v = p.visible;
+    return v.data[batch * v.batch_stride + head * v.head_stride + token * v.key_stride] != 0;
+  };
   const int64_t my_end = channel < p.head_dim ? end : begin;  // Lanes beyond the head only take part.
 
   // 1. Sums over this thread's tokens; the last tile stays.
   const int64_t first = begin + rank * S::kTile + row, stride = int64_t{p.cluster} * S::kTile;
   Vector<Element, kWidth> tile[kHeldRows];
   float sum[kWidth] = {};
+  bool counts[kHeldRows];  // of the tile's tokens, whether they are visible
+  const auto find_visible = [&](int64_t from) {
+#pragma unroll
+    for (int i = 0; i < kHeldRows; ++i) {
+      const int64_t token = from + i * S::kRows;
+      counts[i] = !kVisible || (token < my_end && is_visible(token));
+    }
+  };
   int64_t at = first;
   for (;; at += stride) {
     LoadTile<Element, kWidth>(k, p.k_stride.token, at, my_end, tile);
+    find_visible(at);
 #pragma unroll
     for (int c = 0; c < kWidth; ++c) {
       float of_tile = 0.f;
 #pragma unroll
-      for (int i = 0; i < kHeldRows; ++i) of_tile += static_cast<float>(tile[i].at[c]);
+      for (int i = 0; i < kHeldRows; ++i) of_tile += counts[i] ? static_cast<float>(tile[i].at[c]) : 0.f;
       sum[c] += of_tile;
     }
     if (at + stride >= my_end) break;
+  }
+  if constexpr (kVisible) {
+    if (threadIdx.x == 0) visible_tokens = 0;
+    __syncthreads();
+    int mine = 0;
+    for (int64_t token = begin + threadIdx.x; token < end; token += kThreads) mine += is_visible(token);
+    if (mine > 0) atomicAdd(&visible_tokens, mine);
   }
 
   Forget(tile);
@@ -169,7 +193,9 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     block_sums[mine] = of_block;
   }
   const float total = SumOverCluster(&block_sums[mine], p.cluster);
-  if (threadIdx.x < S::kChannels) means[mine] = total / static_cast<float>(end - begin);
+  if (threadIdx.x < S::kChannels) {
+    means[mine] = total / static_cast<float>(kVisible ? max(visible_tokens, 1) : end - begin);
+  }
   __syncthreads();
   float mean[kWidth];
 #pragma unroll
@@ -183,11 +209,12 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
       Vector<Element, kWidth> centred;
 #pragma unroll
       for (int c = 0; c < kWidth; ++c)
-        centred.at[c] = static_cast<Element>(static_cast<float>(tile[i].at[c]) - mean[c]);
+        centred.at[c] = counts[i] ? static_cast<Element>(static_cast<float>(tile[i].at[c]) - mean[c]) : tile[i].at[c];
       if (token < my_end) *reinterpret_cast<Vector<Element, kWidth>*>(out + token * p.out_stride.token) = centred;
     }
     if (at == first) break;
     LoadTile<Element, kWidth>(k, p.k_stride.token, at - stride, my_end, tile);
+    find_visible(at - stride);
   }
   LeaveCluster(p.cluster);
 }
@@ -249,7 +276,9 @@ Status Launch(const CenterKeysParams& p, const Gpu& gpu, KernelParams kernel, vo
   config.stream = static_cast<cudaStream_t>(stream);
   config.attrs = &cluster;
   config.numAttrs = kernel.cluster > 1 ? 1 : 0;
-  const cudaError_t error = cudaLaunchKernelEx(&config, CenterKeysKernel<Element, kWidth>, kernel);
+  const auto run = kernel.visible.data != nullptr ? CenterKeysKernel<Element, kWidth, true>
+                                                  : CenterKeysKernel<Element, kWidth, false>;
+  const cudaError_t error = cudaLaunchKernelEx(&config, run, kernel);
   if (error == cudaSuccess) return Status::kOk;
   (void)cudaGetLastError();
   return Fail(Status::kDeviceError, "the centring kernel did not launch: %s", cudaGetErrorString(error));
@@ -279,6 +308,7 @@ Status CenterKeys(const CenterKeysParams& p, void* stream) {
   kernel.k_stride = {p.k.batch_stride, p.k.head_stride, p.k.token_stride};
   kernel.out_stride = {p.out_batch_stride, p.out_head_stride, p.out_token_stride};
   kernel.cu_seqlens = p.cu_seqlens;
+  kernel.visible = p.visible;
   kernel.k_len = static_cast<int>(p.k_len);
   kernel.kv_heads = static_cast<int>(p.kv_heads);
   kernel.head_dim = static_cast<int>(p.head_dim);

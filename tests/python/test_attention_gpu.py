@@ -230,6 +230,23 @@ def test_packed_keys_are_centred(lengths: list[int]) -> None:
         assert not torch.isnan(got[:, :, :a]).any() and not torch.isnan(got[:, :, b:]).any()
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(
+    "shape", [(2, 3, 31, 64), (1, 2, 2049, 96), (2, 1, 9001, 64), (2, 2, 77, 5)]
+)
+def test_the_mean_is_of_visible_keys(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    torch.manual_seed(6)
+    k = keys(dtype, *shape)
+    visible = torch.rand(shape[0], 1, shape[2], device="cuda") > 0.3
+    visible[-1, :, : shape[2] // 2] = False
+    k.masked_fill_(~visible[..., None], math.nan)
+    got = bellwether.center_keys(k, visible=visible)
+    for entry in range(shape[0]):
+        shown = visible[entry, 0]
+        assert is_centred(got[entry : entry + 1, :, shown], k[entry : entry + 1, :, shown])
+        assert torch.isnan(got[entry, :, ~shown]).all()
+
+
 def test_centring_repeats_bit_for_bit() -> None:
     k = keys(torch.float32, 2, 4, 5000, 64)
     first = bellwether.center_keys(k)

@@ -85,13 +85,11 @@ def _say_composed(reason: str) -> None:
     _warn_once(f"keys are centred by PyTorch's operations, not by one kernel: {reason}")
 
 
-def _unsupported(k: Tensor, visible: Optional[Tensor]) -> Optional[str]:
+def _unsupported(k: Tensor) -> Optional[str]:
     if k.dtype not in DTYPES:
         return f"{k.dtype}"
     if k.shape[3] > HEAD_DIM_MAX:
         return f"heads have {k.shape[3]} elements, and {HEAD_DIM_MAX} is the most"
-    if visible is not None and k.device.type != "cpu":
-        return f"visible is given on {k.device.type}"
     return machine_lacks(k.device)
 
 
@@ -124,10 +122,9 @@ def center_keys(
     learned sinks, which are not shift invariant.  Differentiable; the gradient passes through the
     mean.
 
-    One kernel does it on the CPU and, without `visible`, on GPUs of compute capability 8.0 and
-    later, also under torch.compile(fullgraph=True) and in CUDA graphs.  Elsewhere PyTorch's
-    operations do, and the log has the reason, once.  Raises ValueError if the arguments do not
-    fit each other.
+    One kernel does it on the CPU and on GPUs of compute capability 8.0 and later, also under
+    torch.compile(fullgraph=True) and in CUDA graphs.  Elsewhere PyTorch's operations do, and the
+    log has the reason, once.  Raises ValueError if the arguments do not fit each other.
     """
     if k.dim() != 4:
         raise ValueError(f"k has {k.dim()} dimensions, but must have 4")
@@ -143,7 +140,7 @@ def center_keys(
         if visible.dtype != torch.bool:
             raise ValueError(f"visible is {visible.dtype}, but must be torch.bool")
         visible = expanded("visible", visible, k, tuple(k.shape[:3]))
-    reason = _unsupported(k, visible)
+    reason = _unsupported(k)
     if reason is not None:
         _say_composed(reason)
         return _composed(k, cu_seqlens, visible)

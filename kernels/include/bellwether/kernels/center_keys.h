@@ -48,7 +48,7 @@ struct CenterKeysParams {
 //
 // A NaN or infinity makes its channel useless in its own sequence and head only.
 // kInvalidArgument, kUnsupported (head_dim above 1024; kCuda: compute capability
-// below 8.0, 2^31 blocks, `visible`), kUnavailable, kDeviceError: nothing was written.  Any
+// below 8.0, 2^31 blocks), kUnavailable, kDeviceError: nothing was written.  Any
 // thread; calls that write the same memory must not overlap.
 [[nodiscard]] Status CenterKeys(const CenterKeysParams& params, const Device& device);
 
