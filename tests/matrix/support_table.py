@@ -3,6 +3,7 @@
 
     support_table.py CELLS.jsonl PACKAGES.jsonl   takes what matrix.py and packages/test_packages.py
                                                   found into support.json, then writes the tables
+    support_table.py GPU.jsonl                    takes what ran on a GPU (packages/gpu_results.py)
     support_table.py                              only writes the tables of support.json anew
 
 Exit code: 0, or 2 for wrong arguments.
@@ -11,6 +12,7 @@ Exit code: 0, or 2 for wrong arguments.
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -58,6 +60,13 @@ def gather(cells: Path, packages: Path) -> dict[str, Any]:
     return found
 
 
+def gather_gpu(path: Path) -> dict[str, dict[str, Any]]:
+    """What ran on GPUs by its name; the last result of each counts."""
+    wanted = ("package", "version", "machine", "outcome", "missing", "passed")
+    lines = map(json.loads, path.read_text().splitlines())
+    return {line["cell"]: {name: line[name] for name in wanted} for line in lines}
+
+
 def _without(groups: list[str]) -> str:
     if len(groups) > 2:
         return "not seen"
@@ -85,7 +94,8 @@ def architectures_table(data: dict[str, Any]) -> str:
         for name, entry in data["architectures"].items()
     ]  # fmt: skip
     columns = ["architecture", "its attention", *(f"`{way}`" for way in WAYS)]
-    return head + _rows(columns, ["---"] * len(columns), *rows) + "\n" + packages_table(data)
+    table = head + _rows(columns, ["---"] * len(columns), *rows)
+    return "\n".join((table, packages_table(data), gpu_table(data)))
 
 
 def packages_table(data: dict[str, Any]) -> str:
@@ -96,6 +106,21 @@ def packages_table(data: dict[str, Any]) -> str:
         for name, entry in data["packages"].items()
     ]  # fmt: skip
     return _rows(["training", "package", "state"], ["---"] * 3, *rows)
+
+
+def gpu_table(data: dict[str, Any]) -> str:
+    """One row for each package and state of what ran on GPUs."""
+    groups: dict[tuple[str, str, str], list[str]] = {}
+    for name, entry in sorted(data.get("gpu", {}).items()):
+        first, *case = re.split("[-_ ]", name)
+        state = _without(sorted(entry["missing"])) if entry["passed"] else "not as it should be"
+        what = f"{first} ({entry['package']} {entry['version']})"
+        groups.setdefault((what, entry["machine"], state), []).append(" ".join(case) or "plain")
+    rows = [
+        [what, ", ".join(cases), machine, state] for (what, machine, state), cases in groups.items()
+    ]
+    columns = ["package", "ways", "machine", "state"]
+    return "### Packages on GPUs\n\n" + _rows(columns, ["---"] * len(columns), *rows)
 
 
 def summary_table(data: dict[str, Any]) -> str:
@@ -127,13 +152,15 @@ def main(arguments: list[str]) -> int:
     if arguments in (["--help"], ["-h"]):
         print(__doc__)
         return 0
-    if len(arguments) not in (0, 2) or not all(Path(path).is_file() for path in arguments):
-        print(f"support_table.py: no or two files are legal, not {arguments}", file=sys.stderr)
+    if len(arguments) > 2 or not all(Path(path).is_file() for path in arguments):
+        print(f"support_table.py: up to two files are legal, not {arguments}", file=sys.stderr)
         return 2
-    if arguments:
-        found = gather(*map(Path, arguments))
-        DATA.write_text(json.dumps(found, indent=1) + "\n")
     data = json.loads(DATA.read_text())
+    if len(arguments) == 2:
+        data |= gather(*map(Path, arguments))
+    elif arguments:
+        data["gpu"] = data.get("gpu", {}) | gather_gpu(Path(arguments[0]))
+    DATA.write_text(json.dumps(data, indent=1) + "\n")
     for path, write in TABLES.items():
         text = path.read_text()
         path.write_text(text.replace(_BEGIN + within(text) + _END, _BEGIN + write(data) + _END))

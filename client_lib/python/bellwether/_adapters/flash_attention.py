@@ -21,7 +21,7 @@ from .imported import imported
 
 NAME = "flash_attn"
 # flash_attn 2; flash_attn_interface, 3; flash_attn.cute, 4; what transformers takes from a hub.
-TRIED = ("flash-attn 2.8.3 (its signatures)", "flash-attn-4 4.0.0b36 (its signatures)")
+TRIED = ("flash-attn 2.8.3 (its signatures)", "flash-attn-4 4.0.0b36")
 
 _MODULES = (
     "flash_attn", "flash_attn.flash_attn_interface", "flash_attn_interface",

@@ -20,7 +20,7 @@ from .arguments import Arguments, are_tensors, first_of, reader, scale_of, with_
 from .imported import compiled, imported
 
 NAME = "flex_attention"
-TRIED = ("torch 2.13.0", "transformers 5.23.0")
+TRIED = ("torch 2.11.0", "torch 2.13.0", "transformers 5.17.0", "transformers 5.23.0")
 
 _READ = (
     "query", "key", "value", "score_mod", "block_mask", "scale", "enable_gqa", "return_lse",

@@ -12,7 +12,7 @@ from .flash_attention import window_of
 from .imported import compiled, imported
 
 NAME = "torch.nn.attention.varlen"
-TRIED = ("torch 2.13.0 (its signature)",)
+TRIED = ("torch 2.11.0", "torch 2.13.0 (its signature)")
 
 _READ = ("query", "key", "value", "cu_seq_q", "cu_seq_k", "max_q", "max_k", "is_causal",
          "return_aux", "scale", "window_size", "enable_gqa", "num_splits")  # fmt: skip

@@ -24,7 +24,7 @@ from .arguments import Arguments, are_tensors, first_of, reader, scale_of, with_
 from .terms import mask_of
 
 NAME = "transformers"
-TRIED = ("transformers 5.23.0",)
+TRIED = ("transformers 5.17.0", "transformers 5.23.0")
 
 _NAMES = ("eager_attention_forward", "simple_eager_attention_forward",
           "text_eager_attention_forward", "vision_eager_attention_forward")  # fmt: skip
