@@ -47,19 +47,11 @@ class Cell(NamedTuple):
         return " ".join(self)
 
 
-@contextlib.contextmanager
-def _as_traced(cell: Cell) -> Iterator[None]:
-    """Masks as torch.compile gets them: transformers makes each one while it is traced."""
+def _as_traced(cell: Cell) -> contextlib.AbstractContextManager[Any]:
+    """Masks as torch.compile gets them: none is left out for what is in it."""
     if cell.mode != "compile":
-        yield
-        return
-    names = ("_ignore_causal_mask_sdpa", "_ignore_bidirectional_mask_sdpa")
-    with contextlib.ExitStack() as stack:
-        for name in names:
-            stack.enter_context(
-                mock.patch(f"transformers.masking_utils.{name}", lambda *_, **__: False)
-            )
-        yield
+        return contextlib.nullcontext()
+    return mock.patch("transformers.masking_utils.is_tracing", lambda *_: True)
 
 
 def _build(cell: Cell, device: str) -> nn.Module:

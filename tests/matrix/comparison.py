@@ -152,8 +152,11 @@ def _compare(known: Run, exact: bool, status: Any, steps: Steps, result: Result)
 
 
 def _loose(signal: str, want: Tensor, slack: Tensor, calls: list[Call]) -> Tensor:
-    """For another graph, with other roundings; those of bfloat16 turn whole rows over, too."""
-    share = 1e-4 if all(call.o.dtype == torch.float32 for call in calls) else 0.05
+    """For another graph, with other roundings; those of bfloat16 turn whole rows over, too, and
+    where a softmax is sharp they are a large part of its gradients."""
+    share = 1e-4
+    if any(call.o.dtype != torch.float32 for call in calls):
+        share = 0.25 if signal in ("delta_abs_sum", "key_gradient_sum") else 0.05
     rows = sum(call.q.shape[0] * call.q.shape[2] for call in calls)
     few = 1 + share * rows if signal.endswith(("_rows", "_bf16", "_eps", "_paper")) else 0.0
     return slack * 20 + share * want.abs() + few
