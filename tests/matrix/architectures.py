@@ -266,8 +266,8 @@ ALL = (
     _vision("vit", "ViT"),
     _vision("deit", "DeiT"),
     _vision("dinov2", "Dinov2", mlp_ratio=2),
-    _vision("beit", "Beit", use_relative_position_bias=True, implementations=_NO_FLEX,
-            kind="bias"),
+    _vision("beit", "Beit", use_relative_position_bias=True, drop_path_rate=0.0,
+            implementations=_NO_FLEX, kind="bias"),
     Architecture(
         "swin", "vision", "SwinConfig", "SwinForImageClassification",
         dict(image_size=16, patch_size=2, embed_dim=64, depths=[2], num_heads=[4], window_size=4,

@@ -146,17 +146,19 @@ def _compare(known: Run, exact: bool, status: Any, steps: Steps, result: Result)
                 for signal in _ROUNDING:
                     values.pop(signal, None)
             for signal, want in values.items():
-                limit = slack[signal] if exact else _loose(signal, want, slack[signal], calls)
+                limit = slack[signal] if exact else _loose(signal, want, slack[signal], calls, step)
                 where = f"{module} step {step}"
                 _compare_one(signal, want, limit, steps[step], index, where, result)
 
 
-def _loose(signal: str, want: Tensor, slack: Tensor, calls: list[Call]) -> Tensor:
-    """For another graph, with other roundings; those of bfloat16 turn whole rows over, too, and
-    where a softmax is sharp they are a large part of its gradients."""
+def _loose(signal: str, want: Tensor, slack: Tensor, calls: list[Call], step: int) -> Tensor:
+    """For another graph, with other roundings; those of bfloat16 turn whole rows over, too.  Where
+    a softmax is sharp they are a large part of its gradients, and from the second step on of the
+    weights: then it is only told whether a number can be that of this call."""
     share = 1e-4
     if any(call.o.dtype != torch.float32 for call in calls):
-        share = 0.25 if signal in ("delta_abs_sum", "key_gradient_sum") else 0.05
+        of_backward = signal in ("delta_abs_sum", "key_gradient_sum")
+        share = (0.25 if of_backward else 0.05) if step == 0 else (0.5 if of_backward else 0.25)
     rows = sum(call.q.shape[0] * call.q.shape[2] for call in calls)
     few = 1 + share * rows if signal.endswith(("_rows", "_bf16", "_eps", "_paper")) else 0.0
     return slack * 20 + share * want.abs() + few
