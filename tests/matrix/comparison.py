@@ -153,8 +153,8 @@ def _compare(known: Run, exact: bool, status: Any, steps: Steps, result: Result)
 
 def _loose(signal: str, want: Tensor, slack: Tensor, calls: list[Call], step: int) -> Tensor:
     """For another graph, with other roundings; those of bfloat16 turn whole rows over, too.  Where
-    a softmax is sharp they are a large part of its gradients, and from the second step on of the
-    weights: then it is only told whether a number can be that of this call."""
+    a softmax is sharp they are a large part of its gradients.  From the second step on the weights
+    differ, too: then it is only told whether a number can be that of this call."""
     share = 1e-4
     if any(call.o.dtype != torch.float32 for call in calls):
         of_backward = signal in ("delta_abs_sum", "key_gradient_sum")
