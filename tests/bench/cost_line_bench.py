@@ -122,7 +122,9 @@ JOBS = {"transformers": TransformersJob, "packed": PackedJob, "blocks": Job}
 def block(job: Job, steps: int, step_ends: Callable[[Tensor], None]) -> list[float]:
     """Milliseconds of each step."""
     if job.device == "cuda":
-        return job.block(steps, step_ends)
+        took = job.block(steps, step_ends)
+        torch.cuda.empty_cache()  # What a job needs for a step is the other's now.
+        return took
     marks = [time.perf_counter()]
     for _ in range(steps):
         step_ends(job.step())
@@ -137,7 +139,6 @@ class Plain:
         self.job = JOBS[args.job](args.size, args.device)
         if args.compile:
             self.job.compile()
-        self.block(WARM_STEPS)
 
     def block(self, steps: int) -> list[tuple[float, int]]:
         """Of each step its milliseconds, and how many steps ago the last sample was (-1)."""
@@ -164,7 +165,6 @@ class Watched(Plain):
         self._of_block: list[int] = []
         if args.compile:
             self.job.compile()
-        self.block(WARM_STEPS)
 
     def _step_ends(self, loss: Tensor) -> None:
         known = self._distance >= 0
@@ -309,7 +309,12 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     args = parser.parse_args(argv)
 
     plain, watched = Twin(Plain, args), Twin(Watched, args)
-    plain.ask("block", 1)  # Both are there, and have compiled beside each other.
+    plain.begin("block", WARM_STEPS)
+    if not args.compile:  # Else they compile beside each other.
+        plain.answer()
+    watched.ask("block", WARM_STEPS)
+    if args.compile:
+        plain.answer()
     settled = watched.ask("block", args.settle)
     told, period = watched.ask("told")
     costs, began = Costs(), time.monotonic()

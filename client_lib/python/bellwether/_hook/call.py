@@ -61,6 +61,10 @@ def output_view(layout: str, q: Tensor) -> View:
     return of
 
 
+# Of a Mask, those that may be tensors.
+MASK_TENSORS = ("begins", "ends", "q_offsets", "k_offsets", "documents", "tensor", "visible")
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Mask:
     """Which keys a row may see: those that every part which is given allows.
@@ -95,8 +99,12 @@ class Mask:
 
     def tensors(self) -> dict[str, Tensor]:
         """Those that are given, by their names here."""
-        given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return {name: value for name, value in given.items() if isinstance(value, Tensor)}
+        given: dict[str, Tensor] = {}
+        for name in MASK_TENSORS:
+            value = getattr(self, name)
+            if value is not None:
+                given[name] = value
+        return given
 
     def simple(self) -> bool:
         """Whether it is none, or causal with as many queries as keys."""
