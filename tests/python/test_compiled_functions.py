@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import torch._dynamo
+import torch.nn.functional as F
 import transformers
 import transformers.models.llama.modeling_llama as llama
 from flash_stand_in import four, two
@@ -142,7 +143,39 @@ class Wrapped(Attention):
         return self.core(q, k, v)
 
 
-CASES: dict[str, tuple[Shape, type[Attention]]] = {
+class WrittenKeys(Attention):
+    """Keys that are put together in place, as latent attention does it."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, gqa: bool) -> Tensor:
+        keys = k.new_empty(k.shape)
+        keys[..., :4].copy_(k[..., :4])
+        keys[..., 4:].copy_(k[..., 4:])
+        return F.scaled_dot_product_attention(q, keys, v, is_causal=True)
+
+
+class Fused(nn.Module):
+    """Models differ in the order of these rows: here each head has its q, k and v side by side."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.Wqkv = nn.Linear(shape.width, 3 * shape.heads * shape.dim)
+        self.out = nn.Linear(shape.heads * shape.dim, shape.width)
+
+    def turned(self, x: Tensor) -> Tensor:
+        angle = torch.arange(x.shape[2])[:, None] * torch.linspace(0.1, 1, x.shape[3] // 2)
+        a, b = x.chunk(2, -1)
+        cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+        return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = self.Wqkv(x).unflatten(-1, (self.shape.heads, 3, self.shape.dim))
+        q, k, v = (t.transpose(1, 2) for t in parts.unbind(-2))
+        o = F.scaled_dot_product_attention(self.turned(q), self.turned(k), v)
+        return self.out(o.transpose(1, 2).flatten(2))
+
+
+CASES: dict[str, tuple[Shape, type[nn.Module]]] = {
     "eager": (GQA, Eager),
     "eager bf16": (Shape(kv_heads=2, dtype=torch.bfloat16), Eager),
     "dropout": (GQA, Dropped),
@@ -154,6 +187,8 @@ CASES: dict[str, tuple[Shape, type[Attention]]] = {
     "flex plain": (Shape(), FlexPlain),
     "flex scaled": (Shape(), FlexScaled),
     "wrapped": (Shape(), Wrapped),
+    "keys in place": (Shape(), WrittenKeys),
+    "order of rows": (Shape(), Fused),
 }
 
 
@@ -168,7 +203,7 @@ class Found:
 
 
 def train(
-    path: Optional[Path], shape: Shape, kind: type[Attention], compiled: bool = True
+    path: Optional[Path], shape: Shape, kind: type[nn.Module], compiled: bool = True
 ) -> Found:
     torch.manual_seed(5)
     torch._dynamo.reset()
@@ -219,7 +254,7 @@ def test_a_compiled_call_tells_what_the_eager_one_tells(name: str, tmp_path: Pat
             if signal not in ("step_seconds", "hook_seconds"):
                 same = np.allclose(got.recorded[step][signal], values, 1e-3, 1e-5, equal_nan=True)
                 assert same, (step, signal)
-    assert "common_mode_sum" in got.recorded[0]
+    assert {"common_mode_sum", "wq_sigma"} <= got.recorded[0].keys()
 
 
 class AsksForWeights(Attention):

@@ -152,7 +152,7 @@ def read(given: Arguments) -> Union[AttentionCall, str, None]:
 
     return AttentionCall(
         q, k, v, view, view, view, view, given.run("query", "key", "value"), scale, mask,
-        cancels=change is None or _is_added(change, change),
+        cancels=change is None or _is_added(change, change, q.device),
         kernel=functools.partial(str, NAME),
         unread=unread or wrong,
         output=first_of,

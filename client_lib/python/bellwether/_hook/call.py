@@ -13,6 +13,8 @@ from typing import Any, Optional, Union
 import torch
 from torch import Tensor, nn
 
+from .._weights.split_check import Evidence
+
 View = Callable[[Tensor], Tensor]
 
 
@@ -148,6 +150,8 @@ class AttentionCall:
     cancels: bool = True
     # Whether a gradient reaches the keys, of a call that was traced; elsewhere k itself tells it.
     keys_train: bool = True
+    # Of such a call: how q and k are made of what the projections return.
+    shown: Optional[Evidence] = None
     kernel: Callable[[], str] = str  # Which implementation runs, for people; asked once a layer.
     module: Optional[nn.Module] = None  # That the function was given, if it was.
     unread: Optional[str] = None  # What of the call is not understood: no statistics.

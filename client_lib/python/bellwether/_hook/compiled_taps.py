@@ -79,11 +79,13 @@ def take(module: Optional[nn.Module], layer: PatchedLayer) -> None:
 # ---- the operators ----
 
 _library: Any = torch.library.Library("bellwether", "FRAGMENT")  # type: ignore[no-untyped-call]
-# The mark counts as changed: an operator without an effect would be left out of the graph.
-_library.define(
-    "observe(Tensor[] tensors, Tensor o, Tensor d_o, Tensor(a!) mark, int recipe, int site) -> ()"
-)
-_library.define("observe_keys(Tensor d_k, Tensor(a!) mark, int site) -> ()")
+# The mark counts as changed: an operator without an effect would be left out of the graph.  Tensors
+# are taken as they lie, so none is copied for us.
+for _schema in (
+    "observe(Tensor[] tensors, Tensor o, Tensor d_o, Tensor(a!) mark, int recipe, int site) -> ()",
+    "observe_keys(Tensor d_k, Tensor(a!) mark, int site) -> ()",
+):
+    _library.define(_schema, tags=(torch.Tag.flexible_layout,))
 
 
 def _layer_of(mark: Tensor) -> Optional[PatchedLayer]:
@@ -173,6 +175,11 @@ def next_site(earlier: list[None]) -> int:
 def cast_to(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Traced: what autocast would do inside the call.  The taps then see what the kernel sees."""
     return x.to(dtype)
+
+
+def alias(x: Tensor) -> Tensor:
+    """Traced."""
+    return x.view_as(x)
 
 
 def tap_keys(k: Tensor, mark: Mark, site: int) -> Tensor:

@@ -133,6 +133,9 @@ class PatchedLayer(Protocol):
     ) -> Optional[tuple[tuple[Tensor, Tensor, Tensor], Callable[[Tensor], Tensor]]]:
         """The same in two parts: q, k and v for the call, and what its output passes through."""
 
+    def unsure_projections(self, heads: int, kv_heads: int, dim: int) -> dict[str, nn.Module]:
+        """By their paths, those whose rows only a call can show; none where that is known."""
+
     def compiled_backward(
         self, read: Callable[[], Union[AttentionCall, str, None]], o: Tensor, d_o: Tensor, site: int
     ) -> None:

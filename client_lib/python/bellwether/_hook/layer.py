@@ -327,6 +327,7 @@ class Layer(LayerBackward):
         if not isinstance(call, AttentionCall) or group is None:
             self._heard(False)
             return
+        self.check_by(call.shown)
         self._note_call(call)
         if not call.keys_train:
             self.note(NO_KEY_GRADIENT)

@@ -159,10 +159,23 @@ class LayerWeights:
         module, holder = self.module(), self._look_around()
         if module is None or holder is None:
             return
+        self._listening = split_check.listen(module, holder, self._projection_paths(holder))
+
+    def _projection_paths(self, holder: nn.Module) -> list[str]:
+        """Of all that q and k may come from."""
         paths = locate.projection_paths(holder, self._prefix, self.paths)
         others = locate.matrices_in(holder) if self.paths is None else []
-        paths += [path for path in others if path not in paths]
-        self._listening = split_check.listen(module, holder, paths)
+        return paths + [path for path in others if path not in paths]
+
+    def unsure_projections(self, heads: int, kv_heads: int, dim: int) -> dict[str, nn.Module]:
+        """By their paths, those whose rows only a call can show; none where that is known."""
+        holder = self._look_around()
+        if holder is None or self._checked or self.paths == NO_WEIGHTS:
+            return {}
+        places = locate.candidates(holder, self._prefix, heads, kv_heads, dim, self.paths)
+        if places and places[0].sure:
+            return {}
+        return split_check.modules_of(holder, self._projection_paths(holder))
 
     def listen_with(self, other: LayerWeights) -> None:
         """To the same forward."""
@@ -183,24 +196,32 @@ class LayerWeights:
         place, heard, holder = self.location, self._listening, self.holder()
         if holder is None or self._checked:
             return
-        if place is None:
-            if heard is not None and heard.active:
-                self._search(heard, holder, q, k)
-            return
-        if q.shape[1] != place.heads or k.shape[1] % place.kv_heads:
-            return
-        lenders = self._lenders(place, holder)
+        lenders = self._lenders(place, holder) if place is not None else []
         if lenders and heard is None:  # In its first forward the module is not known yet.
             heard = split_check.Listening({}, {})
         if heard is None or not heard.active:
             return
         for other in lenders:
-            for path in (place.query.path, place.key.path):
+            for rows in (place.query, place.key) if place is not None else ():
                 if other._listening is not None:
-                    heard.take(holder, path, other._listening)
+                    heard.take(holder, rows.path, other._listening)
         with torch.no_grad():
-            keys = k[:, :: k.shape[1] // place.kv_heads]
-            verdict = split_check.check(self._places, heard, q, keys)
+            self._check_by(split_check.evidence(heard, q, k), holder)
+
+    def check_by(self, shown: Optional[split_check.Evidence]) -> None:
+        """The same by what was found while the call was traced."""
+        holder = self.holder()
+        if shown is not None and holder is not None and not self._checked:
+            self._check_by(shown, holder)
+
+    def _check_by(self, shown: split_check.Evidence, holder: nn.Module) -> None:
+        place = self.location
+        if place is None:
+            self._search(shown, holder)
+            return
+        if shown.heads != place.heads or shown.key_heads % place.kv_heads:
+            return
+        verdict = split_check.check(self._places, shown, place.kv_heads)
         if verdict.checked:
             self._checks = _CHECKED
         if verdict.location is None:
@@ -212,12 +233,9 @@ class LayerWeights:
         elif self.wq is not None and self.wq.samples == 0:
             self.location = verdict.location
 
-    def _search(
-        self, heard: split_check.Listening, holder: nn.Module, q: Tensor, k: Tensor
-    ) -> None:
+    def _search(self, shown: split_check.Evidence, holder: nn.Module) -> None:
         """Without a name that is known: by what the module's matrices return."""
-        with torch.no_grad():
-            place = split_check.search(heard, q, k[:, :: k.shape[1] // self.kv_heads])
+        place = split_check.search(shown, self.kv_heads)
         if place is None:
             self._not_found()
             return

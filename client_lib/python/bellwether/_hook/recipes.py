@@ -16,6 +16,7 @@ from typing import Any, Optional, Union
 import torch
 from torch import Tensor, nn
 
+from .._weights.split_check import Evidence
 from .call import AttentionCall, Reader
 
 RECIPES_MAX = 4096  # Of a process: each graph of torch.compile has some.
@@ -93,6 +94,7 @@ class Recipe:
     cast: Optional[torch.dtype] = None
     dropout: float = 0.0
     keys_train: bool = True
+    shown: Optional[Evidence] = None
     reason: str = ""
 
     def read(self, tensors: Sequence[Tensor], module: nn.Module) -> Union[AttentionCall, str, None]:
@@ -103,7 +105,11 @@ class Recipe:
         call = self.reader(self.function, args, kwargs)
         if isinstance(call, AttentionCall):
             call = dataclasses.replace(
-                call, cast=self.cast, dropout=self.dropout, keys_train=self.keys_train
+                call,
+                cast=self.cast,
+                dropout=self.dropout,
+                keys_train=self.keys_train,
+                shown=self.shown,
             )
         return call
 
@@ -123,7 +129,7 @@ def number_of(recipe: Recipe) -> int:
         recipe.keys_train,
         recipe.reason,
     )
-    key = (id(recipe.function), id(recipe.reader), repr(told))
+    key = (*map(id, (recipe.function, recipe.reader, recipe.shown)), repr(told))
     with _lock:
         found = _numbers.get(key)
         if found is None:

@@ -17,9 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from .._util.guard import harmless, in_words
-from . import compiled_taps, function_calls
-from .call import AttentionCall, Reader
+from .._weights import split_check
+from . import compiled_taps, function_calls, traced_rows
+from .call import AttentionCall, Reader, View
 from .contract import Contract
+from .hosts import PatchedLayer
 from .recipes import UNKNOWN, Recipe, Slot, Submodule, number_of
 
 T = TypeVar("T")
@@ -166,8 +168,8 @@ def _names(function: Any) -> Optional[frozenset[str]]:
 
 
 def _plan(
-    tx: Any, owner: nn.Module, function: Any, reader: Reader, names: Optional[frozenset[str]],
-    args: list[Any], kwargs: dict[str, Any],
+    tx: Any, layer: PatchedLayer, owner: nn.Module, function: Any, reader: Reader,
+    names: Optional[frozenset[str]], args: list[Any], kwargs: dict[str, Any],
 ) -> Plan:  # fmt: skip
     """names  of the parameters that may be looked at; None = all.  What goes into **kwargs a
     function ignores, and a guard on what differs between layers would compile each of them."""
@@ -195,6 +197,10 @@ def _plan(
         function, reader, tuple(spec for _, spec in given),
         tuple((name, spec) for name, (_, spec) in named.items()), call.cast, call.dropout,
         call.k.requires_grad,
+        shown_by(
+            layer, reading.tensors.trackers[places[0]], reading.tensors.trackers[places[1]],
+            (call.q_view, call.k_view),
+        ),
     )  # fmt: skip
     keys = call.k.requires_grad and not call.softcap and call.sinks is None and call.cancels
     return Plan(
@@ -238,6 +244,8 @@ class Taps:
             self._site = _inline(tx, compiled_taps.next_site, place.earlier)
 
     def keys(self, tracker: Any) -> Any:
+        if not tracker.requires_grad:  # As it was made: it has been written to since.
+            tracker = _inline(self._tx, compiled_taps.alias, tracker)
         return _inline(self._tx, compiled_taps.tap_keys, tracker, self._mark, self._site)
 
     def arguments(
@@ -284,11 +292,25 @@ def applies(function: Any, reader: Reader, args: list[Any], kwargs: dict[str, An
     return bool(asks(function, values, {name: untraced(value) for name, value in kwargs.items()}))
 
 
-def owner_of(mark: Any) -> Optional[nn.Module]:
+def layer_of(mark: Any) -> Optional[PatchedLayer]:
     """mark  the tracker of a Mark"""
     found = untraced(mark)
-    layer = found.layer() if isinstance(found, compiled_taps.Mark) else None
-    return layer.module() if layer is not None else None
+    return found.layer() if isinstance(found, compiled_taps.Mark) else None
+
+
+def shown_by(
+    layer: PatchedLayer, q: Any, k: Any, views: tuple[View, View]
+) -> Optional[split_check.Evidence]:
+    """q, k  trackers, of tensors that these views give as [batch, heads, tokens, dim]"""
+    fakes = fake_of(q), fake_of(k)
+    if fakes[0] is None or fakes[1] is None:
+        return None
+    with torch.no_grad():
+        queries, keys = views[0](fakes[0]), views[1](fakes[1])
+    modules = layer.unsure_projections(queries.shape[1], keys.shape[1], queries.shape[3])
+    if not modules:
+        return None
+    return traced_rows.evidence(modules, views, q.as_proxy().node, k.as_proxy().node)
 
 
 _calls_of: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # Frames -> calls.
@@ -332,11 +354,12 @@ def between(
             found, names = function_calls.traced_reader(function), _names(function)
         elif isinstance(found, Contract):
             found = found.read
-        owner = owner_of(place.mark)
-        if owner is None or found is None or not torch.is_grad_enabled():
+        layer = layer_of(place.mark)
+        owner = layer.module() if layer is not None else None
+        if layer is None or owner is None or found is None or not torch.is_grad_enabled():
             return untapped("")
         name = getattr(function, "__name__", "attention")
-        return planned(lambda: _plan(tx, owner, function, found, names, args, kwargs), name)
+        return planned(lambda: _plan(tx, layer, owner, function, found, names, args, kwargs), name)
 
     made = guarded(plan, untapped(""))
     taps = guarded(lambda: Taps(tx, place), None) if made.number >= 0 else None

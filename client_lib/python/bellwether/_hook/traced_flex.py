@@ -12,7 +12,8 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, fx, nn
 
-from .call import Reader
+from .call import Reader, same
+from .hosts import PatchedLayer
 from .recipes import UNKNOWN, Bound, Recipe, Slot, number_of
 from .traced_calls import (
     NOT_APART,
@@ -23,8 +24,9 @@ from .traced_calls import (
     apart,
     fake_of,
     guarded,
-    owner_of,
+    layer_of,
     planned,
+    shown_by,
     untapped,
 )
 
@@ -48,8 +50,12 @@ def _graph(tx: Any, node: fx.Node) -> nn.Module:
     return found
 
 
-def _plan(tx: Any, operator: Any, reader: Reader, trackers: list[Any], made: fx.Node) -> Plan:
-    """made  the operator's node: (q, k, v, graph, mask, scale, options, what the graph has from
+def _plan(
+    tx: Any, layer: PatchedLayer, operator: Any, reader: Reader, keys: Any, trackers: list[Any],
+    made: fx.Node,
+) -> Plan:  # fmt: skip
+    """keys  as they were before their tap
+    made  the operator's node: (q, k, v, graph, mask, scale, options, what the graph has from
     around it, what the mask's has)"""
     tensors = Tensors()
     for tracker in trackers[:3]:
@@ -80,6 +86,7 @@ def _plan(tx: Any, operator: Any, reader: Reader, trackers: list[Any], made: fx.
         (Slot(0), Slot(1), Slot(2), changes,
          (*(word(item) for item in mask[:-1]), hides), word(scale)),  # type: ignore[index, union-attr]
         keys_train=tensors.fakes[1].requires_grad,
+        shown=shown_by(layer, trackers[0], keys, (same, same)),
     )  # fmt: skip
     return Plan(number_of(recipe), tensors.trackers)
 
@@ -92,31 +99,24 @@ def call(
     with_tap: list[Any] = list(args)
 
     def begin() -> Optional[Taps]:
-        owner = owner_of(place.mark)
         fakes = [fake for tracker in args[:3] if (fake := fake_of(tracker)) is not None]
-        if owner is None or not torch.is_grad_enabled() or len(fakes) < 3:
+        if not torch.is_grad_enabled() or len(fakes) < 3:
             return None
         taps = Taps(tx, place)
         if apart(fakes) and fakes[1].requires_grad:
             with_tap[1] = taps.keys(args[1])
         return taps
 
+    def plan() -> Plan:
+        layer = layer_of(place.mark)
+        if layer is None:
+            return untapped("")
+        node: fx.Node = result.items[0].as_proxy().node.args[0]  # It returns (output, ...).
+        return _plan(tx, layer, operator, reader, args[1], with_tap, node)
+
     # The graphs are made with the call, so what is read of it comes behind the tap of the keys.
     taps = guarded(begin, None)
     result = plain(with_tap)
     if taps is None:
         return result
-    name = getattr(operator, "__name__", "flex_attention")
-    return guarded(
-        lambda: taps.output(
-            result,
-            planned(lambda: _plan(tx, operator, reader, with_tap, _node_of(result)), name),
-        ),
-        result,
-    )
-
-
-def _node_of(result: Any) -> fx.Node:
-    """Of the operator, that returned (output, ...)."""
-    node: fx.Node = result.items[0].as_proxy().node.args[0]
-    return node
+    return guarded(lambda: taps.output(result, planned(plan, "flex_attention")), result)

@@ -48,7 +48,10 @@ class Listening:
 
     @harmless("forward of a projection")
     def _returned(self, path: str, module: nn.Module, args: Any, output: Any) -> None:
-        item = output[0] if isinstance(output, tuple) and output else output
+        self.hear(path, output[0] if isinstance(output, tuple) and output else output)
+
+    def hear(self, path: str, item: Any) -> None:
+        """What the projection with this path returns."""
         if type(item) is Tensor and item.dim() > 1 and item.is_floating_point():
             flat = item.detach().reshape(-1, item.shape[-1])
             self.outputs[path] = len(flat), flat[_chosen(len(flat), flat.device)]
@@ -83,10 +86,14 @@ def _module_of(holder: nn.Module, path: str) -> Optional[nn.Module]:
     return item if plain else None  # type: ignore[return-value]
 
 
+def modules_of(holder: nn.Module, paths: Sequence[str]) -> dict[str, nn.Module]:
+    found = {path: _module_of(holder, path) for path in paths}
+    return {path: m for path, m in found.items() if m is not None}
+
+
 def listen(module: nn.Module, holder: nn.Module, paths: Sequence[str]) -> Optional[Listening]:
     """paths  of the projections that may be those of the attention `module`"""
-    found = {path: _module_of(holder, path) for path in paths}
-    modules = {path: m for path, m in found.items() if m is not None}
+    modules = modules_of(holder, paths)
     if not modules:
         return None
     norms: dict[str, nn.Module] = {}
@@ -131,6 +138,10 @@ class _Side:
     # sequences side by side; as given, and as their norm was given them.
     vectors: list[Tensor]
     tolerance: float
+
+    def every(self, copies: int) -> _Side:
+        """One of so many copies of each head."""
+        return dataclasses.replace(self, vectors=[v[:, ::copies] for v in self.vectors])
 
     def _chosen(self, heard: Listening, path: str) -> Optional[Tensor]:
         count, flat = heard.outputs.get(path, (0, None))
@@ -197,8 +208,21 @@ def _side(x: Tensor, before_norm: Optional[Tensor]) -> _Side:
     return _Side(count, vectors, _TOLERANCE.get(x.dtype, _TOLERANCE_16_BITS))
 
 
-def _sides(heard: Listening, q: Tensor, k: Tensor) -> tuple[_Side, _Side]:
-    return _side(q, heard.normalised.get("q")), _side(k, heard.normalised.get("k"))
+@dataclasses.dataclass(frozen=True)
+class Evidence:
+    """What projections have returned, and the queries and keys that were made of it."""
+
+    heard: Listening
+    heads: int  # Of the queries; and of the keys, as attention is given them.
+    key_heads: int
+    query: _Side
+    key: _Side
+
+
+def evidence(heard: Listening, q: Tensor, k: Tensor) -> Evidence:
+    """q, k  [batch, heads, tokens, dim]; k may have copies of key heads"""
+    sides = _side(q, heard.normalised.get("q")), _side(k, heard.normalised.get("k"))
+    return Evidence(heard, q.shape[1], k.shape[1], *sides)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,9 +231,8 @@ class Verdict:
     checked: bool
 
 
-def check(candidates: list[Location], heard: Listening, q: Tensor, k: Tensor) -> Verdict:
-    """q [batch, heads, tokens, dim] and k [batch, kv_heads, tokens, dim] of the call."""
-    sides = _sides(heard, q, k)
+def check(candidates: list[Location], shown: Evidence, kv_heads: int) -> Verdict:
+    heard, sides = shown.heard, (shown.query, shown.key.every(shown.key_heads // kv_heads))
     contradicted = False
     for place in candidates:
         rows = place.query, place.key
@@ -230,11 +253,11 @@ def check(candidates: list[Location], heard: Listening, q: Tensor, k: Tensor) ->
     return Verdict(first if unlike and first.sure else None, False)
 
 
-def search(heard: Listening, q: Tensor, k: Tensor) -> Optional[Location]:
+def search(shown: Evidence, kv_heads: int) -> Optional[Location]:
     """Without a name: where just one projection returns what the queries are made of, and one what
     the keys are."""
-    found = []
-    for side in _sides(heard, q, k):
+    found, heard = [], shown.heard
+    for side in (shown.query, shown.key.every(shown.key_heads // kv_heads)):
         rows = [r for path in heard.outputs if (r := side.by_search(heard, path)) is not None]
         if len(rows) != 1:
             return None

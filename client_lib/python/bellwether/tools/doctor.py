@@ -139,7 +139,7 @@ def layer_findings(status: dict[str, Any]) -> list[Finding]:
         elif layer["heads"] and layer["fired"] == 0:
             cause = notes or "its output does not reach the loss, or no gradient reaches it"
             found.append(Finding(False, f"{name}: called, but its backward never ran: {cause}"))
-        elif layer["fired"] == 0:
+        elif layer["fired"] == 0 or not layer["heads"]:
             found.append(Finding(False, f"{name}: called, but not measured: {notes}"))
         elif layer["index"] < 0:
             late = [note for note in layer["notes"] if "not reported" in note]
