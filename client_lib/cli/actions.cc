@@ -90,12 +90,12 @@ ExitCode PrintAction(Cli* cli, const v1::Action& action) {
   return kOk;
 }
 
-struct ListOptions {
+struct ListActionsOptions {
   std::string run;
   bool waiting = false;
 };
 
-ExitCode List(Cli* cli, const ListOptions& options) {
+ExitCode ListActions(Cli* cli, const ListActionsOptions& options) {
   v1::ListActionsRequest request;
   request.set_run(options.run);
   return CallAndPrint<v1::ListActionsRequest, v1::ListActionsResponse>(
@@ -126,11 +126,11 @@ ExitCode List(Cli* cli, const ListOptions& options) {
       });
 }
 
-struct GetOptions {
+struct GetActionOptions {
   std::string run, id;
 };
 
-ExitCode Get(Cli* cli, const GetOptions& options) {
+ExitCode GetAction(Cli* cli, const GetActionOptions& options) {
   v1::ListActionsRequest request;
   request.set_run(options.run);
   return CallAndPrint<v1::ListActionsRequest, v1::ListActionsResponse>(
@@ -267,14 +267,14 @@ void AddActions(Cli* cli) {
   CLI::App* command = nullptr;
 
   auto* const list =
-      AddCommand<ListOptions>(cli, noun, "list", "A run's actions, refused requests and changes of policy",
-                              "bellwether action list my-run -o json", &List, &command);
+      AddCommand<ListActionsOptions>(cli, noun, "list", "A run's actions, refused requests and changes of policy",
+                                     "bellwether action list my-run -o json", &ListActions, &command);
   command->add_option("run", list->run, "the run's name or uuid")->required()->type_name("RUN");
   command->add_flag("--waiting", list->waiting, "only what waits for approval");
   AddWatch(cli, command);
 
-  auto* const get = AddCommand<GetOptions>(cli, noun, "get", "One action with its history",
-                                           "bellwether action get my-run 6f1b0a2c-3", &Get, &command);
+  auto* const get = AddCommand<GetActionOptions>(cli, noun, "get", "One action with its history",
+                                                 "bellwether action get my-run 6f1b0a2c-3", &GetAction, &command);
   command->add_option("run", get->run, "the run's name or uuid")->required()->type_name("RUN");
   command->add_option("id", get->id, "the action's id, as `action list` shows it")->required()->type_name("ID");
 

@@ -56,14 +56,14 @@ ExitCode PrintAlert(Cli* cli, const v1::Alert& alert) {
   return kOk;
 }
 
-struct ListOptions {
+struct ListAlertsOptions {
   std::string run;
   bool firing = false, exit_code = false;
   v1::Severity severity = v1::SEVERITY_UNSPECIFIED;
   uint32_t limit = 100;
 };
 
-ExitCode List(Cli* cli, const ListOptions& options) {
+ExitCode ListAlerts(Cli* cli, const ListAlertsOptions& options) {
   v1::ListAlertsRequest request;
   request.set_run(options.run);
   request.set_firing_only(options.firing);
@@ -83,11 +83,11 @@ ExitCode List(Cli* cli, const ListOptions& options) {
       });
 }
 
-struct GetOptions {
+struct GetAlertOptions {
   std::string run, key;
 };
 
-ExitCode Get(Cli* cli, const GetOptions& options) {
+ExitCode GetAlert(Cli* cli, const GetAlertOptions& options) {
   v1::GetAlertRequest request;
   request.set_run(options.run);
   request.set_key(options.key);
@@ -145,7 +145,7 @@ ExitCode Get(Cli* cli, const GetOptions& options) {
       });
 }
 
-struct WatchOptions {
+struct WatchAlertsOptions {
   std::string run;
   v1::Severity severity = v1::SEVERITY_UNSPECIFIED;
   uint64_t after = 0;
@@ -165,7 +165,7 @@ class Unstored {
   std::set<std::string> told_;
 };
 
-ExitCode Watch(Cli* cli, const WatchOptions& options) {
+ExitCode WatchAlerts(Cli* cli, const WatchAlertsOptions& options) {
   v1::WatchAlertsRequest request;
   request.set_after_id(options.only_new ? UINT64_MAX : options.after);
   request.set_run(options.run);
@@ -253,9 +253,9 @@ void AddAlerts(Cli* cli) {
   CLI::App* const noun = AddNoun(cli, "alert", "Alerts: what was concluded, on what evidence, and its notes");
   CLI::App* command = nullptr;
 
-  auto* const list =
-      AddCommand<ListOptions>(cli, noun, "list", "Lists alerts, firing ones first",
-                              "bellwether alert list --firing --severity critical --exit-code", &List, &command);
+  auto* const list = AddCommand<ListAlertsOptions>(cli, noun, "list", "Lists alerts, firing ones first",
+                                                   "bellwether alert list --firing --severity critical --exit-code",
+                                                   &ListAlerts, &command);
   command->add_option("--run", list->run, "only this run's")->type_name("RUN");
   command->add_flag("--firing", list->firing, "only those that fire");
   AddSeverity(command, &list->severity);
@@ -263,14 +263,14 @@ void AddAlerts(Cli* cli) {
   command->add_flag("--exit-code", list->exit_code, "exit with 3 if a listed alert fires");
   AddWatch(cli, command);
 
-  auto* const get = AddCommand<GetOptions>(cli, noun, "get", "Shows an alert with its evidence and history",
-                                           "bellwether alert get my-run a1", &Get, &command);
+  auto* const get = AddCommand<GetAlertOptions>(cli, noun, "get", "Shows an alert with its evidence and history",
+                                                "bellwether alert get my-run a1", &GetAlert, &command);
   command->add_option("run", get->run, "the run's name or uuid")->required()->type_name("RUN");
   command->add_option("key", get->key, "the alert's key, as `alert list` shows it")->required()->type_name("KEY");
 
   auto* const watch =
-      AddCommand<WatchOptions>(cli, noun, "watch", "Shows every transition, the stored ones first, until Ctrl-C",
-                               "bellwether alert watch --new -o json", &Watch, &command);
+      AddCommand<WatchAlertsOptions>(cli, noun, "watch", "Shows every transition, the stored ones first, until Ctrl-C",
+                                     "bellwether alert watch --new -o json", &WatchAlerts, &command);
   command->add_option("--run", watch->run, "only this run's")->type_name("RUN");
   AddSeverity(command, &watch->severity);
   auto* const after = command->add_option("--after", watch->after, "only transitions with a higher id: resumes");

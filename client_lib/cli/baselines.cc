@@ -8,9 +8,7 @@
 namespace bellwether::cli {
 namespace {
 
-struct ListOptions {};
-
-ExitCode List(Cli* cli, const ListOptions&) {
+ExitCode ListKinds(Cli* cli, const NoOptions&) {
   return CallAndPrint<v1::ListBaselinesRequest, v1::ListBaselinesResponse>(
       cli, &v1::Query::Stub::ListBaselines, {}, [cli](const v1::ListBaselinesResponse& response) {
         Table table{.columns = {"RUNS", "STEPS", "NEWEST", "KIND"}};
@@ -27,11 +25,11 @@ ExitCode List(Cli* cli, const ListOptions&) {
       });
 }
 
-struct GetOptions {
+struct GetBaselineOptions {
   std::string run, signal;
 };
 
-ExitCode Get(Cli* cli, const GetOptions& options) {
+ExitCode GetBaseline(Cli* cli, const GetBaselineOptions& options) {
   v1::GetBaselineRequest request;
   request.set_run(options.run);
   request.set_signal(options.signal);
@@ -64,11 +62,11 @@ ExitCode Get(Cli* cli, const GetOptions& options) {
 void AddBaselines(Cli* cli) {
   CLI::App* const noun = AddNoun(cli, "baseline", "What healthy runs looked like, for those that come after");
   CLI::App* command = nullptr;
-  AddCommand<ListOptions>(cli, noun, "list", "Lists the kinds of runs of which healthy ones are known",
-                          "bellwether baseline list", &List, &command);
+  AddCommand<NoOptions>(cli, noun, "list", "Lists the kinds of runs of which healthy ones are known",
+                        "bellwether baseline list", &ListKinds, &command);
   auto* const get =
-      AddCommand<GetOptions>(cli, noun, "get", "Shows what a run's siblings looked like, by stage of training",
-                             "bellwether baseline get my-run --signal drift_ratio", &Get, &command);
+      AddCommand<GetBaselineOptions>(cli, noun, "get", "Shows what a run's siblings looked like, by stage of training",
+                                     "bellwether baseline get my-run --signal drift_ratio", &GetBaseline, &command);
   command->add_option("run", get->run, "the run's name, or its uuid in hexadecimal")->required()->type_name("RUN");
   command->add_option("--signal", get->signal, "a signal of the catalogue; else all of them")->type_name("SIGNAL");
 }

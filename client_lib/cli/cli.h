@@ -60,6 +60,8 @@ T* AddCommand(Cli* cli, CLI::App* parent, const std::string& name, const std::st
   return options.get();
 }
 
+struct NoOptions {};  // Of a command that has none.
+
 // The flags that every command takes, less those that `command` has its own of.
 std::vector<const CLI::Option*> GlobalsOf(const CLI::App* command);
 

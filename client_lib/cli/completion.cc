@@ -60,8 +60,6 @@ end
 complete -c bellwether -f -a '(__bellwether_candidates)'
 )";
 
-struct NoOptions {};
-
 template <const char* script>
 ExitCode Run(Cli*, const NoOptions&) {
   std::cout << script;

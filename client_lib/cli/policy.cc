@@ -33,11 +33,11 @@ ExitCode PrintPolicy(Cli* cli, const v1::Policy& policy) {
   return kOk;
 }
 
-struct GetOptions {
+struct GetPolicyOptions {
   std::string run;
 };
 
-ExitCode Get(Cli* cli, const GetOptions& options) {
+ExitCode GetPolicy(Cli* cli, const GetPolicyOptions& options) {
   v1::GetPolicyRequest request;
   request.set_run(options.run);
   return CallAndPrint<v1::GetPolicyRequest, v1::Policy>(
@@ -93,17 +93,17 @@ ExitCode Offline(Cli*, const OfflineOptions& options) {
   Execute(arguments);
   return kFailed;
 }
-constexpr char kCheck[] = "check";
-constexpr char kExplain[] = "explain";
+constexpr char kCheckPolicy[] = "check";
+constexpr char kExplainPolicy[] = "explain";
 constexpr char kDryRun[] = "dry-run";
 
 void AddOffline(Cli* cli, CLI::App* noun) {
   CLI::App* command = nullptr;
-  auto* options = AddCommand<OfflineOptions>(cli, noun, kCheck, "Checks a policy file; exits with 3 on findings",
-                                             "bellwether policy check policy.yml", &Offline<kCheck>, &command);
+  auto* options = AddCommand<OfflineOptions>(cli, noun, kCheckPolicy, "Checks a policy file; exits with 3 on findings",
+                                             "bellwether policy check policy.yml", &Offline<kCheckPolicy>, &command);
   command->add_option("file", options->file, "the policy")->required()->check(CLI::ExistingFile);
-  options = AddCommand<OfflineOptions>(cli, noun, kExplain, "Says in sentences what is done about which alert",
-                                       "bellwether policy explain policy.yml", &Offline<kExplain>, &command);
+  options = AddCommand<OfflineOptions>(cli, noun, kExplainPolicy, "Says in sentences what is done about which alert",
+                                       "bellwether policy explain policy.yml", &Offline<kExplainPolicy>, &command);
   command->add_option("file", options->file, "the policy; what is built in without one")->check(CLI::ExistingFile);
   options = AddCommand<OfflineOptions>(
       cli, noun, kDryRun, "Says what a policy would have done in recorded runs (.bwrun), when and why",
@@ -123,8 +123,8 @@ void AddPolicies(Cli* cli) {
   CLI::App* const noun = AddNoun(cli, "policy", "What may be done about a run's alerts, and its approvers");
   CLI::App* command = nullptr;
 
-  auto* const get =
-      AddCommand<GetOptions>(cli, noun, "get", "The policy in force", "bellwether policy get my-run", &Get, &command);
+  auto* const get = AddCommand<GetPolicyOptions>(cli, noun, "get", "The policy in force",
+                                                 "bellwether policy get my-run", &GetPolicy, &command);
   command->add_option("run", get->run, "the run's name or uuid")->required()->type_name("RUN");
 
   auto* const set = AddCommand<SetOptions>(cli, noun, "set", "Another policy for one run",

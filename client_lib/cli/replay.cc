@@ -102,22 +102,23 @@ ExitCode Rules(Cli*, const RulesOptions& options) {
   Execute(arguments);
   return kFailed;
 }
-constexpr char kCheck[] = "check";
+constexpr char kCheckRules[] = "check";
 constexpr char kTest[] = "test";
-constexpr char kExplain[] = "explain";
+constexpr char kExplainRules[] = "explain";
 
 void AddRules(Cli* cli) {
   CLI::App* const noun = AddNoun(cli, "rules", "Thresholds and own rules, as files");
   CLI::App* command = nullptr;
   auto* options = AddCommand<RulesOptions>(cli, noun, "check", "Checks a rules file; exits with 3 on findings",
-                                           "bellwether rules check rules.yml", &Rules<kCheck>, &command);
+                                           "bellwether rules check rules.yml", &Rules<kCheckRules>, &command);
   command->add_option("file", options->file, "the rules")->required()->check(CLI::ExistingFile);
   options = AddCommand<RulesOptions>(cli, noun, "test",
                                      "Runs tests of rules on made-up series; exits with 1 if some fail, 3 on findings",
                                      "bellwether rules test rules_test.yml", &Rules<kTest>, &command);
   command->add_option("files", options->tests, "the tests")->required()->check(CLI::ExistingFile);
-  options = AddCommand<RulesOptions>(cli, noun, "explain", "Says in sentences when each rule fires, with its numbers",
-                                     "bellwether rules explain rules.yml drift.growth", &Rules<kExplain>, &command);
+  options =
+      AddCommand<RulesOptions>(cli, noun, "explain", "Says in sentences when each rule fires, with its numbers",
+                               "bellwether rules explain rules.yml drift.growth", &Rules<kExplainRules>, &command);
   command->add_option("file", options->file, "the rules")->required()->check(CLI::ExistingFile);
   command->add_option("rule", options->rule, "this one only");
 }

@@ -22,13 +22,13 @@ namespace {
 
 constexpr size_t kChunkBytes = 256 << 10;
 
-struct ListOptions {
+struct ListRunsOptions {
   bool live = false;
   uint32_t limit = 100;
   std::string name;
 };
 
-ExitCode List(Cli* cli, const ListOptions& options) {
+ExitCode ListRuns(Cli* cli, const ListRunsOptions& options) {
   v1::ListRunsRequest request;
   request.set_live_only(options.live);
   request.set_limit(options.limit);
@@ -56,7 +56,7 @@ struct NameOptions {
   std::string run;
 };
 
-ExitCode Get(Cli* cli, const NameOptions& options) {
+ExitCode GetRun(Cli* cli, const NameOptions& options) {
   v1::GetRunRequest request;
   request.set_run(options.run);
   return CallAndPrint<v1::GetRunRequest, v1::Run>(cli, &v1::Query::Stub::GetRun, request, [cli](const v1::Run& run) {
@@ -330,8 +330,8 @@ void AddRuns(Cli* cli) {
   CLI::App* const noun = AddNoun(cli, "run", "Training runs: what is known of them, and their recordings");
   CLI::App* command = nullptr;
 
-  auto* const list = AddCommand<ListOptions>(cli, noun, "list", "Lists runs, the worst first",
-                                             "bellwether run list --live -o json", &List, &command);
+  auto* const list = AddCommand<ListRunsOptions>(cli, noun, "list", "Lists runs, the worst first",
+                                                 "bellwether run list --live -o json", &ListRuns, &command);
   command->add_flag("--live", list->live, "only runs that have not ended");
   command->add_option("--limit", list->limit, "at most so many, 1..1000")->capture_default_str();
   command->add_option("--name", list->name, "only runs whose name holds this");
@@ -339,7 +339,7 @@ void AddRuns(Cli* cli) {
 
   const char* const which = "the run's name, or its uuid in hexadecimal";
   auto* const get =
-      AddCommand<NameOptions>(cli, noun, "get", "Shows one run", "bellwether run get my-run", &Get, &command);
+      AddCommand<NameOptions>(cli, noun, "get", "Shows one run", "bellwether run get my-run", &GetRun, &command);
   command->add_option("run", get->run, which)->required()->type_name("RUN");
 
   AddRunWatch(cli, noun);

@@ -8,7 +8,7 @@
 namespace bellwether::cli {
 namespace {
 
-struct GetOptions {
+struct GetSeriesOptions {
   std::string run;
   std::vector<std::string> series;
   int64_t from = 0, to = 0;
@@ -36,7 +36,7 @@ bool ParseSeries(const std::string& text, v1::SeriesId* id) {
   return first > 0;
 }
 
-ExitCode Get(Cli* cli, const GetOptions& options) {
+ExitCode GetSeries(Cli* cli, const GetSeriesOptions& options) {
   v1::GetSeriesRequest request;
   request.set_run(options.run);
   for (const std::string& text : options.series) {
@@ -71,9 +71,9 @@ ExitCode Get(Cli* cli, const GetOptions& options) {
 void AddSeries(Cli* cli) {
   CLI::App* const noun = AddNoun(cli, "series", "Time series of runs and heads");
   CLI::App* command = nullptr;
-  auto* const get =
-      AddCommand<GetOptions>(cli, noun, "get", "Shows series over steps",
-                             "bellwether series get my-run drift_ratio:3:5 loss --from 1000 -o csv", &Get, &command);
+  auto* const get = AddCommand<GetSeriesOptions>(cli, noun, "get", "Shows series over steps",
+                                                 "bellwether series get my-run drift_ratio:3:5 loss --from 1000 -o csv",
+                                                 &GetSeries, &command);
   command->add_option("run", get->run, "the run's name or uuid")->required()->type_name("RUN");
   command->add_option("series", get->series, "SIGNAL:LAYER:HEAD, or SIGNAL for a run's own; up to 64")
       ->required()

@@ -11,8 +11,6 @@
 namespace bellwether::cli {
 namespace {
 
-struct NoOptions {};
-
 ExitCode Info(Cli* cli, const NoOptions&) {
   return CallAndPrint<v1::GetServerInfoRequest, v1::ServerInfo>(
       cli, &v1::Query::Stub::GetServerInfo, v1::GetServerInfoRequest(), [cli](const v1::ServerInfo& info) {

@@ -27,7 +27,7 @@ using namespace std::chrono_literals;
 
 constexpr uint32_t kAlertsAsked = 100;
 
-struct WatchOptions {
+struct WatchRunOptions {
   std::string run;
   std::string signal = "drift_ratio";
   std::chrono::milliseconds interval = 1s;
@@ -63,7 +63,7 @@ std::string Fingerprint(const v1::WatchRunResponse& response) {
 }
 
 // A line per sample until the run ends.
-ExitCode FollowSamples(Cli* cli, const WatchOptions& options) {
+ExitCode FollowSamples(Cli* cli, const WatchRunOptions& options) {
   v1::WatchRunRequest request;
   request.set_run(options.run);
   request.add_signals(options.signal);
@@ -96,7 +96,7 @@ ExitCode FollowSamples(Cli* cli, const WatchOptions& options) {
 // The calls of one moment, which another thread may cancel.
 class Questions {
  public:
-  grpc::Status Ask(Connection* connection, const WatchOptions& options, RunState* state) {
+  grpc::Status Ask(Connection* connection, const WatchRunOptions& options, RunState* state) {
     v1::GetRunRequest run;
     run.set_run(options.run);
     grpc::Status status = Call(connection, &v1::Query::Stub::GetRun, run, &state->run);
@@ -161,7 +161,7 @@ class Poller {
     std::string trouble;
   };
 
-  Poller(const ConnectOptions& connect, const WatchOptions& options, std::unique_ptr<Connection> connection,
+  Poller(const ConnectOptions& connect, const WatchRunOptions& options, std::unique_ptr<Connection> connection,
          RunState first)
       : connect_(connect),
         options_(options),
@@ -223,7 +223,7 @@ class Poller {
   }
 
   const ConnectOptions connect_;
-  const WatchOptions options_;
+  const WatchRunOptions options_;
   const int wake_fd_;
   Questions questions_;
   std::mutex mutex_;
@@ -233,7 +233,7 @@ class Poller {
   std::thread thread_;
 };
 
-ExitCode Page(Cli* cli, const WatchOptions& options) {
+ExitCode Page(Cli* cli, const WatchRunOptions& options) {
   const HeldSignals signals;
   ExitCode code = kOk;
   std::unique_ptr<Connection> connection = Connect(cli->connect, &code);
@@ -256,7 +256,7 @@ ExitCode Page(Cli* cli, const WatchOptions& options) {
   }
 }
 
-ExitCode OneFrame(Cli* cli, const WatchOptions& options) {
+ExitCode OneFrame(Cli* cli, const WatchRunOptions& options) {
   ExitCode code = kOk;
   const std::unique_ptr<Connection> connection = Connect(cli->connect, &code);
   if (connection == nullptr) return code;
@@ -272,7 +272,7 @@ ExitCode OneFrame(Cli* cli, const WatchOptions& options) {
   return kOk;
 }
 
-ExitCode Watch(Cli* cli, const WatchOptions& options) {
+ExitCode WatchRun(Cli* cli, const WatchRunOptions& options) {
   if (cli->output.format != Format::kTable) return FollowSamples(cli, options);
   return options.once || !CanShowPage() ? OneFrame(cli, options) : Page(cli, options);
 }
@@ -281,10 +281,10 @@ ExitCode Watch(Cli* cli, const WatchOptions& options) {
 
 void AddRunWatch(Cli* cli, CLI::App* noun) {
   CLI::App* command = nullptr;
-  auto* const watch = AddCommand<WatchOptions>(
+  auto* const watch = AddCommand<WatchRunOptions>(
       cli, noun, "watch",
       "Follows a run: a live page on a terminal, one frame of it into a pipe, a line per sample as csv, json or yaml",
-      "bellwether run watch my-run --signal key_leak --interval 5s", &Watch, &command);
+      "bellwether run watch my-run --signal key_leak --interval 5s", &WatchRun, &command);
   command->add_option("run", watch->run, "the run's name, or its uuid in hexadecimal")->required()->type_name("RUN");
   command->add_option("--signal", watch->signal, "the signal of the heat strip and the top heads")
       ->capture_default_str()

@@ -20,8 +20,8 @@ namespace bellwether::client {
 namespace {
 
 constexpr std::string_view kMagic("BWspl\r\n\1", 8);  // The last byte is the version.
-constexpr uint64_t kLastPart = 1;
-constexpr uint64_t kPacked = 2;
+constexpr uint64_t kSpoolLastPart = 1;
+constexpr uint64_t kSpoolPacked = 2;
 constexpr uint32_t kBodyBytesMax = 2 << 20;  // Our own messages with room.
 constexpr uint64_t kCheckFloorEvery = uint64_t{1} << 20;
 constexpr size_t kFirstOrdinalDigits = 16;
@@ -189,17 +189,17 @@ bool Spool::ReadRecord(Segment* segment, uint64_t offset, std::string* body, Hel
     return false;
   }
   *record_bytes = sizeof(header) + header.body_bytes;
-  if (header.body_bytes > kBodyBytesMax || header.flags > (kLastPart | kPacked) ||
+  if (header.body_bytes > kBodyBytesMax || header.flags > (kSpoolLastPart | kSpoolPacked) ||
       offset + *record_bytes > segment->bytes)
     return false;
-  *message = {header.ordinal, (header.flags & kLastPart) != 0, header.frames_admitted, header.ring_position, {}};
+  *message = {header.ordinal, (header.flags & kSpoolLastPart) != 0, header.frames_admitted, header.ring_position, {}};
   if (body == nullptr) return true;
   stored_.resize(header.body_bytes);
   if (!ReadAll(segment->fd, offset + sizeof(header), stored_.data(), stored_.size()) ||
       header.crc != Checksum(header, stored_)) {
     return false;
   }
-  if ((header.flags & kPacked) == 0) {
+  if ((header.flags & kSpoolPacked) == 0) {
     body->swap(stored_);
   } else if (!codec_.Unpack(stored_, kBodyBytesMax, body)) {
     return false;
@@ -275,7 +275,7 @@ bool Spool::Append(const std::vector<HeldMessage>& messages) {
     const std::string_view packed = codec_.Pack(message.body);
     const std::string_view body = packed.empty() ? message.body : packed;
     header.body_bytes = static_cast<uint32_t>(body.size());
-    header.flags = (message.last_part ? kLastPart : 0) | (packed.empty() ? 0 : kPacked);
+    header.flags = (message.last_part ? kSpoolLastPart : 0) | (packed.empty() ? 0 : kSpoolPacked);
     header.ordinal = message.ordinal;
     header.ring_position = message.ring_position;
     header.frames_admitted = message.frames_admitted;

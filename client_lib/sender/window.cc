@@ -5,8 +5,8 @@
 namespace bellwether::client {
 namespace {
 
-constexpr uint32_t kPad = 1;  // Nothing up to the end of the room.
-constexpr uint32_t kLastPart = 2;
+constexpr uint32_t kWindowPad = 1;  // Nothing up to the end of the room.
+constexpr uint32_t kWindowLastPart = 2;
 // Pages are given back after an outage, not after every busy second.
 constexpr uint64_t kReleasePagesAbove = uint64_t{8} << 20;
 
@@ -46,14 +46,14 @@ Window::Record* Window::At(uint64_t position) const {
 
 uint64_t Window::SkipPad(uint64_t position) const {
   const uint64_t left = kWindowRoomBytes - position % kWindowRoomBytes;
-  if (left < sizeof(Record) || (At(position)->flags & kPad) != 0) return position + left;
+  if (left < sizeof(Record) || (At(position)->flags & kWindowPad) != 0) return position + left;
   return position;
 }
 
 char* Window::Prepare(uint64_t body_bytes) {
   const uint64_t left = kWindowRoomBytes - next_.window_head % kWindowRoomBytes;
   if (left < BytesFor(body_bytes)) {
-    if (left >= sizeof(Record)) At(next_.window_head)->flags = kPad;
+    if (left >= sizeof(Record)) At(next_.window_head)->flags = kWindowPad;
     next_.window_head += left;
   }
   return reinterpret_cast<char*>(At(next_.window_head) + 1);
@@ -62,7 +62,7 @@ char* Window::Prepare(uint64_t body_bytes) {
 void Window::Append(uint64_t body_bytes, bool last_part, uint64_t ring_position) {
   Record* record = At(next_.window_head);
   record->body_bytes = static_cast<uint32_t>(body_bytes);
-  record->flags = last_part ? kLastPart : 0;
+  record->flags = last_part ? kWindowLastPart : 0;
   record->ordinal = ++next_.appended_ordinal;
   record->ring_position = ring_position;
   if (last_part) ++next_.frames_admitted;
@@ -101,7 +101,7 @@ const Window::Record* Window::RecordAt(Cursor* cursor) const {
 
 Window::Message Window::MessageOf(const Record& record) {
   return {record.ordinal,
-          (record.flags & kLastPart) != 0,
+          (record.flags & kWindowLastPart) != 0,
           record.frames_admitted,
           record.ring_position,
           {reinterpret_cast<const char*>(&record + 1), record.body_bytes}};

@@ -16,8 +16,6 @@ namespace {
 constexpr uint8_t kAllRoles = 15;
 constexpr size_t kToldMax = kIdentitiesMax;  // Lines about streams that end, until the files change again.
 
-absl::string_view View(std::string_view text) { return {text.data(), text.size()}; }
-
 IdentityPtr WithEverything(const std::string& name) {
   return std::make_shared<const Identity>(Identity{.name = name, .roles = kAllRoles, .runs = {"*"}});
 }
@@ -69,9 +67,10 @@ absl::Status Grant::Refuse(Role role, std::string_view run) const {
   access_->refused(has_role ? "run" : "role")->Add();
   if (!has_role)
     return absl::PermissionDeniedError(absl::StrCat(NameOfNobody(identity), " lacks the role ", NameOf(role)));
-  return absl::PermissionDeniedError(
-      absl::StrCat(NameOfNobody(identity), " has the role ", NameOf(role), " but not for ",
-                   run.empty() ? std::string("every run") : absl::StrCat("run \"", View(run.substr(0, 128)), "\"")));
+  return absl::PermissionDeniedError(absl::StrCat(
+      NameOfNobody(identity), " has the role ", NameOf(role), " but not for ",
+      run.empty() ? std::string("every run")
+                  : absl::StrCat("run \"", absl::string_view(run.data(), std::min<size_t>(run.size(), 128)), "\"")));
 }
 
 absl::Status Grant::Check(Role role) const {

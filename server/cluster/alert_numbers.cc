@@ -8,19 +8,15 @@
 #include "server/util/status_macros.h"
 
 namespace bellwether::server {
-namespace {
-
-int64_t NowNanos() { return Clock::System()->MonotonicNanos(); }
-
-}  // namespace
+namespace {}  // namespace
 
 absl::Status AlertNumbers::answers() const {
-  return NowNanos() < quiet_until_ns_ ? absl::UnavailableError("the database that numbers alerts does not answer")
-                                      : absl::OkStatus();
+  return MonotonicNow() < quiet_until_ns_ ? absl::UnavailableError("the database that numbers alerts does not answer")
+                                          : absl::OkStatus();
 }
 
 void AlertNumbers::Note(const absl::Status& status) {
-  if (absl::IsUnavailable(status)) quiet_until_ns_ = NowNanos() + kQuietNanos;
+  if (absl::IsUnavailable(status)) quiet_until_ns_ = MonotonicNow() + kQuietNanos;
 }
 
 absl::StatusOr<bool> AlertNumbers::Put(uint64_t epoch, const std::string& owner, AlertTransition* transition) {

@@ -19,8 +19,6 @@ constexpr absl::Duration kRetry = absl::Milliseconds(100);
 constexpr absl::Duration kProbe = absl::Milliseconds(250);
 constexpr absl::Duration kCloseWait = absl::Seconds(5);
 
-int64_t NowNanos() { return Clock::System()->MonotonicNanos(); }
-
 }  // namespace
 
 CommitQueue::CommitQueue(const PostgresLogOptions& options, FrameTables* tables, LogBackend::DurableCallback on_durable)
@@ -152,7 +150,7 @@ void CommitQueue::TakeSyncSeconds(std::vector<double>* seconds) {
 absl::Status CommitQueue::HealthLocked() const {
   if (!held_.ok()) return held_;
   if (failing_since_ns_ == 0) return absl::OkStatus();
-  return NowNanos() - failing_since_ns_ < options_.patience_ms * 1'000'000 ? absl::OkStatus() : failing_;
+  return MonotonicNow() - failing_since_ns_ < options_.patience_ms * 1'000'000 ? absl::OkStatus() : failing_;
 }
 
 Lsn CommitQueue::Watermark() const {
@@ -223,7 +221,7 @@ void CommitQueue::Write(uint32_t writer) {
       Probe(&link);
       continue;
     }
-    const int64_t began_ns = NowNanos();
+    const int64_t began_ns = MonotonicNow();
     const absl::Status committed = Commit(&group, &link);
     if (absl::IsAborted(committed)) Lose(group);
     {
@@ -236,7 +234,7 @@ void CommitQueue::Write(uint32_t writer) {
         return;
       }
       if (committed.ok() && commit_seconds_.size() < 4096) {
-        commit_seconds_.push_back(static_cast<double>(NowNanos() - began_ns) * 1e-9);
+        commit_seconds_.push_back(static_cast<double>(MonotonicNow() - began_ns) * 1e-9);
       }
     }
     NotifyDurable();
@@ -256,7 +254,7 @@ void CommitQueue::RecordAnswer() {
 
 void CommitQueue::RecordSilence(const char* what, const absl::Status& why) {
   if (failing_since_ns_ == 0) {
-    failing_since_ns_ = NowNanos();
+    failing_since_ns_ = MonotonicNow();
     LogWarning("{} for the database: {}", what, std::string(why.message()));
   }
   failing_ = absl::UnavailableError(why.message());

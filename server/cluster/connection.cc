@@ -29,8 +29,6 @@ constexpr const char* kSession[] = {
     "SET default_transaction_isolation = 'read committed'",
 };
 
-int64_t NowNanos() { return Clock::System()->MonotonicNanos(); }
-
 // libpq's texts end with a newline and may have several lines.
 std::string OneLine(const char* text) {
   std::string line(text == nullptr ? "" : text);
@@ -61,7 +59,7 @@ int64_t PgResult::Number(int row, int column) const {
 
 absl::StatusOr<std::unique_ptr<PgConnection>> PgConnection::Connect(const std::string& dsn, int64_t timeout_ms) {
   BW_ASSIGN_OR_RETURN(const Libpq* const pq, LoadLibpq());
-  const int64_t deadline_ns = NowNanos() + timeout_ms * 1'000'000;
+  const int64_t deadline_ns = MonotonicNow() + timeout_ms * 1'000'000;
   PGconn* const raw = pq->PQconnectStart(dsn.c_str());
   if (raw == nullptr) return absl::ResourceExhaustedError("PostgreSQL: no memory for a connection");
   std::unique_ptr<PgConnection> connection(new PgConnection(pq, raw));
@@ -98,7 +96,7 @@ bool PgConnection::Wait(bool to_write, int64_t deadline_ns) const {
   pollfd waits{pq_->PQsocket(connection_), static_cast<int16_t>(to_write ? POLLIN | POLLOUT : POLLIN), 0};
   for (;;) {
     // Once at least: after a pause of this process the answer may lie there.
-    const int64_t left_ms = std::clamp<int64_t>((deadline_ns - NowNanos()) / 1'000'000, 0, 60'000);
+    const int64_t left_ms = std::clamp<int64_t>((deadline_ns - MonotonicNow()) / 1'000'000, 0, 60'000);
     const int ready = poll(&waits, 1, static_cast<int>(left_ms));
     if (ready > 0) return true;
     if (left_ms == 0 || (ready < 0 && errno != EINTR)) return false;
@@ -179,12 +177,12 @@ absl::StatusOr<std::vector<PgResult>> PgConnection::Fly(const std::vector<PgStat
 
 absl::StatusOr<std::vector<PgResult>> PgConnection::Run(const std::vector<PgStatement>& statements,
                                                         int64_t timeout_ms) {
-  return Fly(statements, NowNanos() + timeout_ms * 1'000'000);
+  return Fly(statements, MonotonicNow() + timeout_ms * 1'000'000);
 }
 
 absl::StatusOr<std::vector<PgResult>> PgConnection::Transact(const std::vector<PgStatement>& statements,
                                                              int64_t timeout_ms) {
-  const int64_t deadline_ns = NowNanos() + timeout_ms * 1'000'000;
+  const int64_t deadline_ns = MonotonicNow() + timeout_ms * 1'000'000;
   std::vector<PgStatement> all;
   all.reserve(statements.size() + 2);
   all.push_back({"BEGIN", {}});

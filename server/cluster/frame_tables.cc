@@ -24,8 +24,6 @@ std::string NeededIn(const std::string& table) {
                       " f WHERE f.p = l.p ORDER BY f.first_lsn DESC LIMIT 1) >= l.keep)");
 }
 
-int64_t NowNanos() { return Clock::System()->MonotonicNanos(); }
-
 }  // namespace
 
 std::string PackRecords(const std::vector<WalRecord>& records) {
@@ -55,8 +53,8 @@ absl::Status UnpackRecords(std::string_view packed, const std::function<absl::St
   return absl::OkStatus();
 }
 
-void FrameTables::SetDay(int64_t unix_seconds) { day_offset_ns_ = unix_seconds * 1'000'000'000 - NowNanos(); }
-int64_t FrameTables::Day() const { return (day_offset_ns_ + NowNanos()) / kDayNanos; }
+void FrameTables::SetDay(int64_t unix_seconds) { day_offset_ns_ = unix_seconds * 1'000'000'000 - MonotonicNow(); }
+int64_t FrameTables::Day() const { return (day_offset_ns_ + MonotonicNow()) / kDayNanos; }
 
 absl::Status FrameTables::LearnDay(PgConnection* connection, int64_t answer_ms) {
   BW_ASSIGN_OR_RETURN(const auto now, connection->Run({{kNow, {}}}, answer_ms));
@@ -109,10 +107,10 @@ absl::Status FrameTables::Read(uint32_t partition, SharedPgLink* link,
 
 absl::Status FrameTables::EmptyOld(SharedPgLink* link) {
   absl::MutexLock lock(&emptying_);
-  if (emptied_ns_ != 0 && NowNanos() - emptied_ns_ < kEmptyOldNanos) return absl::OkStatus();
+  if (emptied_ns_ != 0 && MonotonicNow() - emptied_ns_ < kEmptyOldNanos) return absl::OkStatus();
   BW_ASSIGN_OR_RETURN(const auto now, link->Ask({kNow, {}}));
   SetDay(now.Number(0, 0));
-  emptied_ns_ = NowNanos();
+  emptied_ns_ = MonotonicNow();
   const int64_t today = Day();
   for (const int64_t day : {today + 1, today + 2}) {
     const std::string table = absl::StrCat("bellwether.frames_", day % kTables);

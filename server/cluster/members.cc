@@ -11,17 +11,17 @@
 namespace bellwether::server {
 namespace {
 
-constexpr int64_t kAnswerMs = 3000;
+constexpr int64_t kReadAnswerMs = 3000;
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Members>> Members::Open(const ClusterOptions& options, const std::string& owner,
                                                        PartitionHost* host, Counters* counters, Clock* clock,
                                                        const AskHoldings& ask) {
-  BW_ASSIGN_OR_RETURN(const std::vector<std::string> names, CheckIdentity(options.dsns, kAnswerMs));
+  BW_ASSIGN_OR_RETURN(const std::vector<std::string> names, CheckIdentity(options.dsns, kReadAnswerMs));
   std::unique_ptr<Members> members(new Members());
   for (uint32_t i = 0; i < options.dsns.size(); ++i) {
-    const auto greet = [names, i](PgConnection* connection) { return CheckPlace(names, i, kAnswerMs, connection); };
+    const auto greet = [names, i](PgConnection* connection) { return CheckPlace(names, i, kReadAnswerMs, connection); };
     BW_ASSIGN_OR_RETURN(std::unique_ptr<Member> member,
                         Member::Open(options, i, owner, host, counters, clock, ask, greet));
     members->members_.push_back(std::move(member));

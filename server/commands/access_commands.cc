@@ -172,7 +172,7 @@ absl::StatusOr<int64_t> ParseExpiry(const std::string& text) {
   return NowSeconds() + count * unit;
 }
 
-int Ended(const absl::Status& status) { return status.ok() ? kCommandOk : Report(status); }
+int ExitCodeOf(const absl::Status& status) { return status.ok() ? kCommandOk : Report(status); }
 
 }  // namespace
 
@@ -236,10 +236,12 @@ std::optional<int> AccessCommands::Run() const {
   return std::nullopt;
 }
 
-int AccessCommands::CertInit() const { return Ended(MakeAuthority(folder_, Hosts(hosts_), days_, authority_days_)); }
+int AccessCommands::CertInit() const {
+  return ExitCodeOf(MakeAuthority(folder_, Hosts(hosts_), days_, authority_days_));
+}
 
 int AccessCommands::CertServer() const {
-  return Ended([this]() -> absl::Status {
+  return ExitCodeOf([this]() -> absl::Status {
     BW_ASSIGN_OR_RETURN(const Authority authority, LoadAuthority(folder_));
     BW_ASSIGN_OR_RETURN(const IssuedCertificate issued, authority.IssueServer(Hosts(hosts_), From(days_)));
     return Write(folder_, "server", issued, /*replace=*/true);
@@ -247,7 +249,7 @@ int AccessCommands::CertServer() const {
 }
 
 int AccessCommands::CertClient() const {
-  return Ended([this]() -> absl::Status {
+  return ExitCodeOf([this]() -> absl::Status {
     if (name_.empty() || name_ == "ca" || name_ == "server" || name_[0] == '.' || absl::StrContains(name_, '/')) {
       return absl::InvalidArgumentError(
           absl::StrCat("name \"", name_, "\": must be a file's name, and not ca or server"));
@@ -259,12 +261,12 @@ int AccessCommands::CertClient() const {
   }());
 }
 
-int AccessCommands::CertRevoke() const { return Ended(Revoke(folder_, file_)); }
+int AccessCommands::CertRevoke() const { return ExitCodeOf(Revoke(folder_, file_)); }
 
-int AccessCommands::CertShow() const { return Ended(Show(file_)); }
+int AccessCommands::CertShow() const { return ExitCodeOf(Show(file_)); }
 
 int AccessCommands::TokenCreate() const {
-  return Ended([this]() -> absl::Status {
+  return ExitCodeOf([this]() -> absl::Status {
     // Checked as access_file checks it, so that no other word can enter the file.
     BW_RETURN_IF_ERROR(
         ParseAccess(absl::StrCat("identities: [{name: \"", name_, "\", roles: [read], runs: []}]"), "identity")
@@ -296,7 +298,7 @@ int AccessCommands::TokenList() const {
 }
 
 int AccessCommands::TokenRevoke() const {
-  return Ended(ChangeTokens(file_, [this](std::vector<StoredToken>* tokens) -> absl::Status {
+  return ExitCodeOf(ChangeTokens(file_, [this](std::vector<StoredToken>* tokens) -> absl::Status {
     const size_t removed =
         std::erase_if(*tokens, [this](const StoredToken& token) { return TokenId(token.hash) == id_; });
     if (removed == 0) return absl::NotFoundError(absl::StrCat(file_, ": has no token ", id_, "; see token list"));

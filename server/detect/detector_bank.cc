@@ -3,7 +3,7 @@
 namespace bellwether::server {
 namespace {
 
-class CpuBank final : public DetectorBank {
+class CpuDetectors final : public DetectorBank {
  public:
   void Evaluate(kernels::BankRun* run) override { kernels::cpu::EvaluateDetectors(run); }
   void Forget(uint64_t) override {}
@@ -13,7 +13,7 @@ class CpuBank final : public DetectorBank {
 }  // namespace
 
 DetectorBank* CpuDetectorBank() {
-  static CpuBank bank;
+  static CpuDetectors bank;
   return &bank;
 }
 

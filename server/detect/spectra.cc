@@ -9,8 +9,6 @@
 namespace bellwether::server {
 namespace {
 
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-
 void SetValues(const kernels::GramSpectrum& spectrum, GramAnswer* answer) {
   if (answer->increment) {
     answer->count = 1;
@@ -62,7 +60,8 @@ std::vector<GramAnswer> SolveGrams(std::span<const GramTask> tasks, SpectraBank*
     if (answers.back().outcome == GramAnswer::Outcome::kComputed) {
       by_size[task.gram.n].push_back(answers.size() - 1);
     } else if (answers.back().outcome == GramAnswer::Outcome::kNonfinite) {
-      SetValues({kNan, kNan, kNan, kNan}, &answers.back());
+      constexpr float nan = std::numeric_limits<float>::quiet_NaN();
+      SetValues({nan, nan, nan, nan}, &answers.back());
     }
   }
   for (const auto& [n, members] : by_size) {

@@ -12,7 +12,7 @@
 namespace bellwether::server {
 namespace {
 
-class CpuBank final : public SpectraBank {
+class CpuSpectra final : public SpectraBank {
  public:
   void Eigenvalues(int64_t n, int64_t count, double* matrices, double* values) override {
     // Finite matrices always do.
@@ -72,7 +72,7 @@ class GpuBankOfSpectra final : public SpectraBank {
 }  // namespace
 
 SpectraBank* CpuSpectraBank() {
-  static CpuBank bank;
+  static CpuSpectra bank;
   return &bank;
 }
 

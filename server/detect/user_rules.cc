@@ -13,14 +13,14 @@
 namespace bellwether::server {
 namespace {
 
-constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+constexpr double kNoReading = std::numeric_limits<double>::quiet_NaN();
 
 // Rounding needs low-precision scores; centred keys carry no common mode.
 bool RoundingPossible(const AttentionTraits& traits) { return traits.score_dtype != "fp32" && !traits.centred; }
 
 double ToScale(const UserRule& rule, double value) {
   if (rule.scale == RuleScale::kLinear) return value;
-  return value > 0 ? std::log(value) : kNan;
+  return value > 0 ? std::log(value) : kNoReading;
 }
 double FromScale(const UserRule& rule, double value) {
   return rule.scale == RuleScale::kLinear ? value : std::exp(value);
@@ -250,7 +250,7 @@ void UserRules::ReadLevel(const UserRule& r, const Track& track) {
     Reading& reading = readings_[cell];
     reading.value = track.series.newest(cell);
     reading.known = std::isfinite(reading.value);
-    reading.baseline = track.cells > 1 ? track.series.median() : kNan;
+    reading.baseline = track.cells > 1 ? track.series.median() : kNoReading;
     reading.threshold = r.above ? *r.above : *r.below;
     reading.fires = r.above ? reading.value > *r.above : reading.value < *r.below;
     reading.score = r.above ? reading.value : -reading.value;
@@ -285,7 +285,7 @@ void UserRules::ReadGrowth(const UserRule& r, const Track& track) {
     Reading& reading = readings_[cell];
     reading.value = track.series.newest(cell);
     reading.known = std::isfinite(reading.value);
-    reading.baseline = track.cells > 1 ? track.series.median() : kNan;
+    reading.baseline = track.cells > 1 ? track.series.median() : kNoReading;
     reading.threshold = r.above.value_or(0);
     if (!reading.known || (r.above && !(reading.value > *r.above))) continue;
     Trend trend;

@@ -34,8 +34,6 @@ constexpr size_t kAddressesMax = 8;
 constexpr std::string_view kVersion = "HTTP/1.";
 constexpr size_t kStatusLineBytes = 12;  // "HTTP/1.1 200".
 
-int64_t Now() { return Clock::System()->MonotonicNanos(); }
-
 // The value of a header's line, "" if there is none; names are those of HTTP, whatever their case.
 std::string_view HeaderOf(std::string_view head, std::string_view name) {
   while (!head.empty()) {
@@ -135,11 +133,11 @@ struct NameLookup {
   }
 };
 
-bool Patience::stopped() const { return Now() >= end_ns_->load(); }
+bool Patience::stopped() const { return MonotonicNow() >= end_ns_->load(); }
 
 bool Patience::Wait(int fd, short events) {
   for (;;) {
-    const int64_t left_ns = std::min(deadline_ns_, end_ns_->load()) - Now();
+    const int64_t left_ns = std::min(deadline_ns_, end_ns_->load()) - MonotonicNow();
     if (left_ns <= 0) return false;
     std::array<pollfd, 2> polled{pollfd{fd, events, 0}, pollfd{wake_fd_, POLLIN, 0}};
     const auto left_ms = static_cast<int>(std::min<int64_t>(left_ns / 1'000'000 + 1, 60'000));
@@ -212,7 +210,7 @@ absl::Status HttpExchange::Connect(const std::vector<Address>& addresses) {
   absl::Status connected = Fail("name", "its name has no address");
   for (size_t i = 0; i < addresses.size() && !patience_->stopped(); ++i) {
     const auto left = static_cast<int64_t>(addresses.size() - i);
-    patience_->set_deadline_ns(Now() + (deadline_ns - Now()) / left);
+    patience_->set_deadline_ns(MonotonicNow() + (deadline_ns - MonotonicNow()) / left);
     connected = ConnectTo(addresses[i]);
     if (connected.ok()) break;
   }
@@ -309,7 +307,7 @@ HttpExchange::Io HttpExchange::Receive(std::string* to, size_t bytes_max) {
     if (got > 0) {
       // Whoever always has something to send must not outlast its time either.
       to->append(part.data(), static_cast<size_t>(got));
-      return Now() < patience_->deadline_ns() && !patience_->stopped() ? Io::kDone : Io::kOutOfTime;
+      return MonotonicNow() < patience_->deadline_ns() && !patience_->stopped() ? Io::kDone : Io::kOutOfTime;
     }
     if (waited != Io::kDone) return waited;
   }
@@ -347,7 +345,7 @@ absl::StatusOr<HttpAnswer> HttpExchange::ReadHead() {
 }
 
 void HttpExchange::ReadBody(std::string_view head, HttpAnswer* answer) {
-  patience_->Shorten(Now() + limits_.body_ns_max);
+  patience_->Shorten(MonotonicNow() + limits_.body_ns_max);
   const std::string_view coding = HeaderOf(head, "transfer-encoding"), packed = HeaderOf(head, "content-encoding");
   const std::string_view length = HeaderOf(head, "content-length");
   const bool chunked = absl::EndsWithIgnoreCase(absl::string_view(coding.data(), coding.size()), "chunked");

@@ -29,7 +29,6 @@ namespace {
 constexpr int kRecountMs = 1000;
 constexpr int64_t kRecountNsMin = 10'000'000;  // Between two, however much comes.
 constexpr unsigned kUnconfirmedMs = 8'000;     // As the keepalive's timeout.
-constexpr useconds_t kShortOfDescriptorsUs = 10'000;
 
 }  // namespace
 
@@ -178,7 +177,7 @@ void ConnectionAcceptor::Run() {
   for (const int fd : listeners_) polled.push_back({fd, POLLIN, 0});
   while ((polled[0].revents & POLLIN) == 0) {
     const int ready = poll(polled.data(), polled.size(), kRecountMs);
-    const int64_t now_ns = Clock::System()->MonotonicNanos();
+    const int64_t now_ns = MonotonicNow();
     if (now_ns - recounted_ns_ >= int64_t{kRecountMs} * 1'000'000) Recount();
     for (size_t i = 1; ready > 0 && i < polled.size(); ++i) {
       if (polled[i].revents != 0) AcceptAll(polled[i].fd);
@@ -195,7 +194,7 @@ void ConnectionAcceptor::AcceptAll(int listener) {
     if (fd < 0) {
       if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
         refused_descriptors_->Add();
-        usleep(kShortOfDescriptorsUs);  // The connection waits in the kernel's queue.
+        usleep(kShortOfDescriptorsUs);
       }
       if (errno == ECONNABORTED || errno == EINTR) continue;
       return;
@@ -222,7 +221,7 @@ void ConnectionAcceptor::AcceptAll(int listener) {
 }
 
 bool ConnectionAcceptor::Admit(int fd, const std::string& source) {
-  if (IsFull(source) && Clock::System()->MonotonicNanos() - recounted_ns_ >= kRecountNsMin) Recount();
+  if (IsFull(source) && MonotonicNow() - recounted_ns_ >= kRecountNsMin) Recount();
   if (IsFull(source)) {
     (static_cast<int64_t>(open_.size()) >= limits_.all_max ? refused_all_ : refused_address_)->Add();
     close(fd);
@@ -246,7 +245,7 @@ bool ConnectionAcceptor::IsFull(const std::string& source) const {
 }
 
 void ConnectionAcceptor::Recount() {
-  recounted_ns_ = Clock::System()->MonotonicNanos();
+  recounted_ns_ = MonotonicNow();
   for (auto it = open_.begin(); it != open_.end();) {
     struct stat info {};
     if (fstat(it->first, &info) == 0 && S_ISSOCK(info.st_mode) && info.st_ino == it->second.inode) {

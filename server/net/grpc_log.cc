@@ -18,7 +18,7 @@ std::atomic<uint64_t> left_out{0};
 
 void Say(gpr_log_func_args* said) {
   if (said->severity == GPR_LOG_SEVERITY_DEBUG) return;
-  const int64_t now_ns = Clock::System()->MonotonicNanos();
+  const int64_t now_ns = MonotonicNow();
   int64_t next_ns = next_line_ns.load(std::memory_order_relaxed);
   if (now_ns < next_ns || !next_line_ns.compare_exchange_strong(next_ns, now_ns + kBetweenLinesNanos)) {
     left_out.fetch_add(1, std::memory_order_relaxed);

@@ -23,8 +23,6 @@ constexpr size_t kReadBytes = 4096;
 constexpr int64_t kLingerNs = 1'000'000'000;
 constexpr size_t kDrainBytesMax = 4 << 20;
 
-int64_t Now() { return Clock::System()->MonotonicNanos(); }
-
 void AddressOf(const sockaddr_storage& address, std::string* ip, int* port) {
   std::array<char, INET6_ADDRSTRLEN> text{};
   const auto& v4 = reinterpret_cast<const sockaddr_in&>(address);
@@ -57,7 +55,7 @@ HttpConnection::HttpConnection(int fd, SSL_CTX* tls, const Limits& limits, std::
       ssl_(MakeSsl(tls, fd)),
       shook_hands_(tls == nullptr),
       write_ns_max_(limits.write_ns_max),
-      waits_since_ns_(Now()),
+      waits_since_ns_(MonotonicNow()),
       deadline_ns_(waits_since_ns_ + limits.request_ns_max) {
   const int yes = 1;
   setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof(yes));
@@ -86,7 +84,7 @@ HttpConnection::Head HttpConnection::ReadHead() {
     if (got == -2) return Head::kPartial;
     if (got <= 0) return Head::kEnded;
     if (std::exchange(idle_, false)) {
-      waits_since_ns_ = Now();
+      waits_since_ns_ = MonotonicNow();
       deadline_ns_ = waits_since_ns_ + limits_.request_ns_max;
     }
     buffer_.append(part.data(), static_cast<size_t>(got));
@@ -124,7 +122,7 @@ bool HttpConnection::NextRequest(int64_t idle_ns_max) {
   framed_ = false;
   ++requests_;
   idle_ = buffer_.empty();
-  waits_since_ns_ = Now();
+  waits_since_ns_ = MonotonicNow();
   deadline_ns_ = waits_since_ns_ + (idle_ ? idle_ns_max : limits_.request_ns_max);
   return true;
 }
@@ -133,7 +131,7 @@ void HttpConnection::Linger() {
   if (ssl_ != nullptr && shook_hands_) SSL_shutdown(ssl_.get());
   lingers_ = true;
   shutdown(fd_, SHUT_WR);
-  waits_since_ns_ = Now();
+  waits_since_ns_ = MonotonicNow();
   deadline_ns_ = waits_since_ns_ + kLingerNs;
 }
 
@@ -194,7 +192,7 @@ ssize_t HttpConnection::write(const char* from, size_t size) {
     const ssize_t sent = Send(from + written, size - written);
     if (sent > 0) {
       written += static_cast<size_t>(sent);
-    } else if (sent != -2 || write_ns_max_ == 0 || !WaitUntil(Now() + write_ns_max_)) {
+    } else if (sent != -2 || write_ns_max_ == 0 || !WaitUntil(MonotonicNow() + write_ns_max_)) {
       return -1;
     }
   }
@@ -230,7 +228,7 @@ ssize_t HttpConnection::TlsResult(int result) {
 }
 
 bool HttpConnection::WaitUntil(int64_t until_ns) const {
-  const int64_t left_ns = until_ns - Now();
+  const int64_t left_ns = until_ns - MonotonicNow();
   if (left_ns <= 0) return false;
   pollfd polled{fd_, static_cast<short>(wants_to_write_ ? POLLOUT : POLLIN), 0};
   return poll(&polled, 1, static_cast<int>(left_ns / 1'000'000 + 1)) > 0;

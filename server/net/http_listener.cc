@@ -19,7 +19,6 @@
 namespace bellwether::server {
 namespace {
 
-constexpr useconds_t kShortOfDescriptorsUs = 10'000;
 constexpr int64_t kLookNs = 200'000'000;  // So often for connections that are late.
 constexpr int64_t kSecondNs = 1'000'000'000;
 constexpr size_t kProbeThreads = 2;
@@ -31,8 +30,6 @@ constexpr char kBusy[] =
 Counter* Refused(Counters* counters, const char* limit) {
   return counters->counter("bellwether_http_connections_refused_total", {{"limit", limit}});
 }
-
-int64_t Now() { return Clock::System()->MonotonicNanos(); }
 
 bool IsProbe(std::string_view path) { return path == "/-/healthy" || path == "/-/ready"; }
 
@@ -279,7 +276,7 @@ void HttpListener::TakeBack() {
 }
 
 void HttpListener::EndLate() {
-  const int64_t now_ns = Now();
+  const int64_t now_ns = MonotonicNow();
   if (now_ns - looked_ns_ < kLookNs) return;
   looked_ns_ = now_ns;
   std::vector<ConnectionPtr> late;

@@ -17,9 +17,9 @@
 namespace bellwether::server {
 namespace {
 
-class Reader {
+class RunReader {
  public:
-  explicit Reader(RunListener* listener)
+  explicit RunReader(RunListener* listener)
       : listener_(listener), sink_([this](const StepSample& sample) {
           grams_.Close(sample.attempt, sample.step);
           listener_->OnSample(sample);
@@ -82,7 +82,7 @@ absl::Status WalkRecordedRun(const std::string& path, RunListener* listener) {
   std::ifstream file(path, std::ios::binary);
   if (!file) return absl::NotFoundError(absl::StrCat(path, ": cannot be read"));
   RecordingReader recording;
-  Reader reader(listener);
+  RunReader reader(listener);
   v1::RecordedMessage recorded;
   std::vector<char> piece(256 << 10);
   for (;;) {

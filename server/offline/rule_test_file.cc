@@ -33,9 +33,9 @@ struct Key {
   std::function<void(const YAML::Node& value, const std::string& path)> read;
 };
 
-class Reader {
+class RuleTestReader {
  public:
-  explicit Reader(StrictYaml* yaml) : yaml_(*yaml) {}
+  explicit RuleTestReader(StrictYaml* yaml) : yaml_(*yaml) {}
 
   void ReadFile(const YAML::Node& root, RuleTestFile* file) {
     Read(root, "",
@@ -313,7 +313,7 @@ class Reader {
 absl::StatusOr<RuleTestFile> ParseRuleTests(std::string_view text, const std::string& name) {
   StrictYaml yaml(name);
   RuleTestFile file;
-  if (const std::optional<YAML::Node> root = yaml.Load(text, kBytesMax)) Reader(&yaml).ReadFile(*root, &file);
+  if (const std::optional<YAML::Node> root = yaml.Load(text, kBytesMax)) RuleTestReader(&yaml).ReadFile(*root, &file);
   if (!yaml.clean()) return yaml.status();
   return file;
 }

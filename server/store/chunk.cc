@@ -14,7 +14,7 @@
 namespace bellwether::server {
 namespace {
 
-constexpr uint8_t kVersion = 2;
+constexpr uint8_t kChunkVersion = 2;
 constexpr size_t kPlanes = 4;
 // The byte after the shape: how words were made, and which planes are as they are.
 constexpr uint8_t kWalked = 1;
@@ -32,7 +32,7 @@ struct FreeContext {
   void operator()(ZSTD_DCtx* context) const { ZSTD_freeDCtx(context); }
 };
 
-absl::Status Damaged() { return absl::DataLossError("stored chunk: damaged"); }
+absl::Status DamagedChunk() { return absl::DataLossError("stored chunk: damaged"); }
 
 // Runs of equal distances: a regular chunk is one run.
 void PutSteps(std::span<const int64_t> steps, ByteWriter* out) {
@@ -71,7 +71,7 @@ bool GetSteps(ByteReader* in, std::vector<int64_t>* steps) {
 }
 
 bool GetShape(ByteReader* in, std::vector<int64_t>* steps, size_t* cells) {
-  if (in->Get<uint8_t>() != kVersion || !GetSteps(in, steps)) return false;
+  if (in->Get<uint8_t>() != kChunkVersion || !GetSteps(in, steps)) return false;
   const uint64_t n = in->GetVarint();
   if (!in->ok() || n < 1 || n > kChunkCellsMax || n * steps->size() > kChunkValuesMax) return false;
   *cells = n;
@@ -269,7 +269,7 @@ std::string EncodeChunk(const ChunkInput& input) {
 
   std::string bytes;
   ByteWriter out(&bytes);
-  out.Put(kVersion);
+  out.Put(kChunkVersion);
   PutSteps(input.steps, &out);
   out.PutVarint(input.cells);
   out.Put(flags);
@@ -282,7 +282,7 @@ std::string EncodeChunk(const ChunkInput& input) {
 
 absl::Status DecodeChunk(std::string_view bytes, Chunk* chunk) {
   ByteReader in(bytes);
-  if (!GetShape(&in, &chunk->steps, &chunk->cells)) return Damaged();
+  if (!GetShape(&in, &chunk->steps, &chunk->cells)) return DamagedChunk();
   const size_t n = chunk->steps.size() * chunk->cells;
   const auto flags = in.Get<uint8_t>();
   thread_local std::unique_ptr<ZSTD_DCtx, FreeContext> context(ZSTD_createDCtx());
@@ -297,12 +297,12 @@ absl::Status DecodeChunk(std::string_view bytes, Chunk* chunk) {
       plane[p] = unpacked.data() + n * packed++;
     }
   }
-  if (!in.ok() || (flags & kNoFlags) != 0) return Damaged();
+  if (!in.ok() || (flags & kNoFlags) != 0) return DamagedChunk();
   const std::string_view frame = in.GetRaw(in.remaining());
-  if (packed == 0 && !frame.empty()) return Damaged();
+  if (packed == 0 && !frame.empty()) return DamagedChunk();
   if (packed > 0) {
     const size_t size = ZSTD_decompressDCtx(context.get(), unpacked.data(), packed * n, frame.data(), frame.size());
-    if (ZSTD_isError(size) || size != packed * n) return Damaged();
+    if (ZSTD_isError(size) || size != packed * n) return DamagedChunk();
   }
   thread_local std::vector<uint32_t> words;
   words.resize(n);
@@ -322,7 +322,7 @@ absl::Status DecodeChunk(std::string_view bytes, Chunk* chunk) {
 
 absl::Status DecodeChunkShape(std::string_view bytes, std::vector<int64_t>* steps, size_t* cells) {
   ByteReader in(bytes);
-  return GetShape(&in, steps, cells) ? absl::OkStatus() : Damaged();
+  return GetShape(&in, steps, cells) ? absl::OkStatus() : DamagedChunk();
 }
 
 }  // namespace bellwether::server

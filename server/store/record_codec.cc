@@ -11,14 +11,14 @@ namespace {
 // Of a record's bytes.  An older version is read as far as it goes; what it did
 // not have yet stays as it is made.
 template <typename Record>
-constexpr uint8_t kVersion = 1;
+constexpr uint8_t kRecordVersion = 1;
 template <>
-constexpr uint8_t kVersion<AlertTransition> = 2;  // 1 had no siblings.
+constexpr uint8_t kRecordVersion<AlertTransition> = 2;  // 1 had no siblings.
 template <>
-constexpr uint8_t kVersion<RunRecord> = 7;  // 1 did not say whether its kind changed, 2 what it is imported from,
-                                            // 3 how many frames were stripped, 4 when it was launched,
-                                            // 5 whether people are told of an import, 6 what it is judged by.
-constexpr uint8_t kStateVersion = 1;
+constexpr uint8_t kRecordVersion<RunRecord> = 7;  // 1 did not say whether its kind changed, 2 what it is imported from,
+                                                  // 3 how many frames were stripped, 4 when it was launched,
+                                                  // 5 whether people are told of an import, 6 what it is judged by.
+constexpr uint8_t kJudgeStateVersion = 1;
 constexpr uint64_t kStateBytesMax = uint64_t{1} << 30;
 
 // One list of fields per record serves both directions: an Archive either puts
@@ -292,12 +292,12 @@ void Describe(Archive& ar, Database::AlertNote& n) {
 
 template <typename Record>
 uint8_t VersionOf(const Record&) {
-  return kVersion<Record>;
+  return kRecordVersion<Record>;
 }
 // What servers of before read as long as there is nothing in it that they would lose:
 // those of a cluster are replaced one after the other, and then the clients.
 uint8_t VersionOf(const RunRecord& run) {
-  if (!run.coverage.Follows(run.signals, run.description.layout.layers)) return kVersion<RunRecord>;
+  if (!run.coverage.Follows(run.signals, run.description.layout.layers)) return kRecordVersion<RunRecord>;
   if (run.import_notifies) return 6;
   if (run.description.launch_unix_ms > 0) return 5;
   if (run.frames_stripped > 0) return 4;
@@ -319,7 +319,7 @@ absl::StatusOr<Record> Decode(std::string_view bytes, const char* what) {
   ByteReader in(bytes);
   Record record;
   const uint8_t version = in.Get<uint8_t>();
-  if (version < 1 || version > kVersion<Record>) {
+  if (version < 1 || version > kRecordVersion<Record>) {
     return absl::DataLossError(absl::StrCat("stored ", what, ": unknown version"));
   }
   Getter getter(&in, version);
@@ -359,7 +359,7 @@ absl::StatusOr<BaselinePercentiles> DecodeBaselinePercentiles(std::string_view b
 
 std::string PackState(std::string_view state) {
   std::string bytes(1 + ZSTD_compressBound(state.size()), '\0');
-  bytes[0] = static_cast<char>(kStateVersion);
+  bytes[0] = static_cast<char>(kJudgeStateVersion);
   const size_t size = ZSTD_compress(bytes.data() + 1, bytes.size() - 1, state.data(), state.size(), /*level=*/1);
   bytes.resize(ZSTD_isError(size) ? 1 : 1 + size);
   return bytes;
@@ -367,7 +367,7 @@ std::string PackState(std::string_view state) {
 
 absl::StatusOr<std::string> UnpackState(std::string_view bytes) {
   const absl::Status damaged = absl::DataLossError("stored state: damaged, or of another version");
-  if (bytes.empty() || bytes[0] != static_cast<char>(kStateVersion)) return damaged;
+  if (bytes.empty() || bytes[0] != static_cast<char>(kJudgeStateVersion)) return damaged;
   bytes.remove_prefix(1);
   const unsigned long long size = ZSTD_getFrameContentSize(bytes.data(), bytes.size());
   if (size > kStateBytesMax) return damaged;  // Also what is no frame at all.

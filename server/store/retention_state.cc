@@ -6,7 +6,7 @@
 namespace bellwether::server {
 namespace {
 
-constexpr uint8_t kVersion = 2;  // 1 did not say whether it was whole.
+constexpr uint8_t kRetentionVersion = 2;  // 1 did not say whether it was whole.
 constexpr size_t kMarkBytesMin = 3;
 
 void PutPoint(const HistoryPoint& point, ByteWriter* out) {
@@ -25,7 +25,7 @@ std::string RetentionKey(RunId run) { return KeyBuilder('x').U64(run).key(); }
 std::string EncodeRetentionState(const RetentionState& state) {
   std::string bytes;
   ByteWriter out(&bytes);
-  out.Put(kVersion);
+  out.Put(kRetentionVersion);
   for (const HistoryPoint& point : {state.rounded, state.summarized, state.dropped}) PutPoint(point, &out);
   out.PutVarint(state.marks.size());
   for (const RetentionState::Mark& mark : state.marks) {
@@ -47,7 +47,7 @@ absl::StatusOr<RetentionState> DecodeRetentionState(std::string_view bytes) {
     mark.newest = GetPoint(&in);
   }
   if (version >= 2) state.whole = in.Get<bool>();
-  if (!in.done() || version < 1 || version > kVersion) return absl::DataLossError("stored retention: damaged");
+  if (!in.done() || version < 1 || version > kRetentionVersion) return absl::DataLossError("stored retention: damaged");
   return state;
 }
 

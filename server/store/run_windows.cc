@@ -12,7 +12,7 @@
 namespace bellwether::server {
 namespace {
 
-constexpr uint8_t kStateVersion = 2;
+constexpr uint8_t kWindowsVersion = 2;
 constexpr uint32_t kComplete = 1;
 // Nanoseconds of a time would be more bytes than many a value.
 constexpr int64_t kTimeUnitNanos = 1000;
@@ -231,7 +231,7 @@ std::string RunWindows::Save() const {
   std::string state;
   ByteWriter out(&state);
   absl::MutexLock lock(&mutex_);
-  out.Put(kStateVersion);
+  out.Put(kWindowsVersion);
   out.Put(layout_.layers);
   out.Put(layout_.heads);
   out.Put(layout_.kv_heads);
@@ -245,7 +245,7 @@ std::string RunWindows::Save() const {
 absl::Status RunWindows::Restore(std::string_view state) {
   ByteReader in(state);
   const absl::Status damaged = absl::DataLossError("saved windows: damaged, or of another version");
-  if (in.Get<uint8_t>() != kStateVersion) return damaged;
+  if (in.Get<uint8_t>() != kWindowsVersion) return damaged;
   const auto layers = in.Get<int32_t>();
   const auto heads = in.Get<int32_t>();
   const auto kv_heads = in.Get<int32_t>();

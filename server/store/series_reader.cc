@@ -74,7 +74,7 @@ std::string AttemptPrefix(char kind, const SeriesAddress& address, uint32_t atte
   return SeriesRowKey(kind, address, attempt, 0).substr(0, kSeriesPrefixBytes + 4);
 }
 
-absl::Status Damaged() { return absl::DataLossError("stored series: damaged key"); }
+absl::Status DamagedKey() { return absl::DataLossError("stored series: damaged key"); }
 
 }  // namespace
 
@@ -94,7 +94,7 @@ absl::Status SeriesReader::VisitWindows(uint8_t signal, uint32_t part, Visit vis
   const SeriesAddress address{.run = run_, .signal = signal, .index = part};
   BW_RETURN_IF_ERROR(snapshot_.Scan(SeriesPrefix('w', address), {}, [&](std::string_view key, std::string_view value) {
     status =
-        key.size() == kSeriesKeyBytes ? visit(Block{KeyAttempt(key), part * kPartCells, value, nullptr}) : Damaged();
+        key.size() == kSeriesKeyBytes ? visit(Block{KeyAttempt(key), part * kPartCells, value, nullptr}) : DamagedKey();
     return status.ok();
   }));
   return status;

@@ -9,13 +9,13 @@
 namespace bellwether::server {
 namespace {
 
-constexpr uint8_t kVersion = 1;
+constexpr uint8_t kSummaryVersion = 1;
 // Every cell of the span was measured at every step, and as a number: counts
 // are left out.
 constexpr uint8_t kAllNumbers = 1;
 constexpr size_t kShortBytes = 3 * sizeof(float), kLongBytes = kShortBytes + 2 * sizeof(uint16_t);
 
-absl::Status Damaged() { return absl::DataLossError("stored summary: damaged"); }
+absl::Status DamagedSummary() { return absl::DataLossError("stored summary: damaged"); }
 
 template <typename T>
 void PutAll(const std::vector<T>& values, ByteWriter* out) {
@@ -125,7 +125,7 @@ std::vector<SpanSummary> Summarize(const ChunkInput& input) {
 std::string EncodeSpans(std::span<const SpanSummary> spans, size_t cell_begin, size_t cell_end) {
   std::string bytes;
   ByteWriter out(&bytes);
-  out.Put(kVersion);
+  out.Put(kSummaryVersion);
   out.PutVarint(spans.size());
   out.PutVarint(cell_end - cell_begin);
   for (const SpanSummary& span : spans) {
@@ -150,7 +150,7 @@ std::string EncodeSpans(std::span<const SpanSummary> spans, size_t cell_begin, s
 
 absl::Status DecodeSpans(std::string_view bytes, size_t cell, std::vector<SummarizedSpan>* spans) {
   ByteReader in(bytes);
-  if (in.Get<uint8_t>() != kVersion) return Damaged();
+  if (in.Get<uint8_t>() != kSummaryVersion) return DamagedSummary();
   const size_t count = in.GetCount(4);
   const size_t cells = in.GetCount(kShortBytes);
   for (size_t i = 0; i < count; ++i) {
@@ -162,7 +162,8 @@ absl::Status DecodeSpans(std::string_view bytes, size_t cell, std::vector<Summar
     span.steps = static_cast<uint32_t>(in.GetVarint());
     const bool all = (in.Get<uint8_t>() & kAllNumbers) != 0;
     const std::string_view records = in.GetRaw(cells * (all ? kShortBytes : kLongBytes));
-    if (!in.ok() || span.last_step < span.first_step || span.steps < 1 || span.steps > kSpanSteps) return Damaged();
+    if (!in.ok() || span.last_step < span.first_step || span.steps < 1 || span.steps > kSpanSteps)
+      return DamagedSummary();
     if (cell >= cells) continue;
     ByteReader record(records.substr(cell * (all ? kShortBytes : kLongBytes)));
     span.summary.min = record.Get<float>();
@@ -172,7 +173,7 @@ absl::Status DecodeSpans(std::string_view bytes, size_t cell, std::vector<Summar
     span.summary.nans = all ? uint16_t{0} : record.Get<uint16_t>();
     spans->push_back(span);
   }
-  return in.done() ? absl::OkStatus() : Damaged();
+  return in.done() ? absl::OkStatus() : DamagedSummary();
 }
 
 }  // namespace bellwether::server

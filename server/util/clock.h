@@ -20,6 +20,9 @@ class Clock {
   static Clock* System();
 };
 
+// Of the machine, where no test holds time still.
+inline int64_t MonotonicNow() { return Clock::System()->MonotonicNanos(); }
+
 class FakeClock final : public Clock {
  public:
   int64_t UnixNanos() const override { return now_.load(); }

@@ -10,7 +10,7 @@ namespace bellwether::server {
 namespace {
 
 constexpr int kPortMax = 65535;
-constexpr size_t kShownBytesMax = 300;
+constexpr size_t kAddressBytesShown = 300;
 
 // -1: it is none.
 int PortOf(std::string_view text) {
@@ -28,7 +28,7 @@ absl::StatusOr<HostPort> SplitHostPort(std::string_view key, std::string_view ad
   const int port = colon == std::string_view::npos ? -1 : PortOf(address.substr(colon + 1));
   if (port < 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat(absl::string_view(key.data(), key.size()), " = ", CleanText(address, kShownBytesMax),
+        absl::StrCat(absl::string_view(key.data(), key.size()), " = ", CleanText(address, kAddressBytesShown),
                      ": must be host:port, the port a decimal number of 0 to ", kPortMax));
   }
   return HostPort{std::string(address.substr(0, colon)), port};

@@ -18,7 +18,7 @@ namespace bellwether::server {
 namespace {
 
 constexpr size_t kFindingsMax = 100;
-constexpr size_t kShownBytesMax = 60;
+constexpr size_t kScalarBytesShown = 60;
 constexpr size_t kFindingBytesMax = 1000;
 
 // A value as a finding quotes it.
@@ -26,8 +26,8 @@ std::string Shown(const YAML::Node& node) {
   if (node.IsMap()) return "a map";
   if (node.IsSequence()) return "a list";
   if (!node.IsScalar()) return "nothing";
-  std::string text = CleanText(node.Scalar(), kShownBytesMax);
-  if (node.Scalar().size() > kShownBytesMax) text += "...";
+  std::string text = CleanText(node.Scalar(), kScalarBytesShown);
+  if (node.Scalar().size() > kScalarBytesShown) text += "...";
   // The parser tells a quoted scalar by this tag.
   return node.Tag() == "!" ? absl::StrCat("\"", text, "\"") : text;
 }

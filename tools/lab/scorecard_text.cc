@@ -73,7 +73,6 @@ bool Contains(const std::vector<Head>& heads, Head head) {
   return std::find(heads.begin(), heads.end(), head) != heads.end();
 }
 
-std::string StepText(int64_t step) { return step < 0 ? "-" : absl::StrCat(step); }
 std::string HeadText(Head head) { return absl::StrCat("L", head.layer, " H", head.head); }
 
 Json StepJson(int64_t step) { return step < 0 ? Json(nullptr) : Json(step); }
@@ -136,6 +135,8 @@ Json ToJson(const ScorecardTotals& totals, const Scorecard& card) {
 }
 
 }  // namespace
+
+std::string StepText(int64_t step) { return step < 0 ? "-" : absl::StrCat(step); }
 
 std::string RateText(const Rate& rate) {
   return absl::StrFormat("%.3f (%.3f to %.3f)", rate.value, rate.lower, rate.upper);

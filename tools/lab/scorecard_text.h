@@ -51,6 +51,8 @@ std::string ToTable(const Scorecard& card, const ScorecardTotals& totals);
 // One object a line: every run, then one with "run": null for the set.
 std::string ToJsonLines(const Scorecard& card, const ScorecardTotals& totals);
 
+std::string StepText(int64_t step);  // "-" where a step is unknown, which is negative.
+
 }  // namespace bellwether::server
 
 #endif  // BELLWETHER_TOOLS_LAB_SCORECARD_TEXT_H_

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "tools/lab/scorecard_text.h"
 
 namespace bellwether::server {
 namespace {
@@ -87,8 +88,6 @@ std::string Differences(const std::vector<double>& values, const std::vector<dou
   }
   return text.empty() ? "-" : text;
 }
-
-std::string StepText(int64_t step) { return step < 0 ? "-" : absl::StrCat(step); }
 
 }  // namespace
 

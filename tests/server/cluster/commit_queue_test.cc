@@ -18,8 +18,8 @@
 namespace bellwether::server {
 namespace {
 
-constexpr uint32_t kPartition = 5;
-constexpr RunId kRun = FirstRunOf(kPartition) + 1;
+constexpr uint32_t kQueuePartition = 5;
+constexpr RunId kQueueRun = FirstRunOf(kQueuePartition) + 1;
 // Commits that wait for a standby.
 constexpr char kWaitsForStandby[] = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
 
@@ -48,7 +48,7 @@ class CommitQueueTest : public ::testing::Test {
             .Number(0, 0));
   }
 
-  static WalRecord Record(uint64_t seq, RunId run = kRun) {
+  static WalRecord Record(uint64_t seq, RunId run = kQueueRun) {
     WalRecord record;
     record.kind = WalKind::kMessage;
     record.run = run;
@@ -69,7 +69,7 @@ class CommitQueueTest : public ::testing::Test {
 
 TEST_F(CommitQueueTest, CommitUnderOldEpochIsVoidAndUnacknowledged) {
   Open();
-  ASSERT_TRUE(log_->AcquirePartition(kPartition, TakeLease()).ok());
+  ASSERT_TRUE(log_->AcquirePartition(kQueuePartition, TakeLease()).ok());
   const Lsn first = *log_->Append(Record(1));
   ASSERT_TRUE(log_->Sync(first).ok());
   ASSERT_EQ(Rows(), 1);
@@ -78,27 +78,27 @@ TEST_F(CommitQueueTest, CommitUnderOldEpochIsVoidAndUnacknowledged) {
   absl::Notification lost;
   Lsn durable_when_lost = 0;
   log_->SetLost([&](uint32_t partition) {
-    EXPECT_EQ(partition, kPartition);
+    EXPECT_EQ(partition, kQueuePartition);
     durable_when_lost = log_->durable_lsn();
     lost.Notify();
   });
   const Lsn second = *log_->Append(Record(2));
   lost.WaitForNotification();
   EXPECT_LT(durable_when_lost, second) << "called durable before whoever waits for it was let go";
-  log_->ReleasePartition(kPartition);
+  log_->ReleasePartition(kQueuePartition);
   EXPECT_EQ(Rows(), 1);
   EXPECT_TRUE(absl::IsUnavailable(log_->Append(Record(3)).status()));
-  EXPECT_TRUE(absl::IsAborted(log_->PutRows(kRun, {{"key", "value"}})));
+  EXPECT_TRUE(absl::IsAborted(log_->PutRows(kQueueRun, {{"key", "value"}})));
 }
 
 TEST_F(CommitQueueTest, RowsAndAlertsUnderAnOldEpochAreVoid) {
   Open();
-  ASSERT_TRUE(log_->AcquirePartition(kPartition, TakeLease()).ok());
-  ASSERT_TRUE(log_->PutRows(kRun, {{"key", "before"}}).ok());
+  ASSERT_TRUE(log_->AcquirePartition(kQueuePartition, TakeLease()).ok());
+  ASSERT_TRUE(log_->PutRows(kQueueRun, {{"key", "before"}}).ok());
   TakeLease();
-  EXPECT_TRUE(absl::IsAborted(log_->PutRows(kRun, {{"key", "after"}})));
+  EXPECT_TRUE(absl::IsAborted(log_->PutRows(kQueueRun, {{"key", "after"}})));
   AlertTransition transition;
-  transition.run = kRun;
+  transition.run = kQueueRun;
   transition.key = "rule/0/0/1";
   EXPECT_TRUE(absl::IsAborted(log_->PutTransition(&transition).status()));
   EXPECT_EQ(postgres_->Number("SELECT count(*) FROM bellwether.run_rows WHERE value = 'before'"), 1);
@@ -110,7 +110,7 @@ TEST_F(CommitQueueTest, RowsAndAlertsUnderAnOldEpochAreVoid) {
 // warning: the primary alone has it.
 TEST_F(CommitQueueTest, ACommitWithAWarningIsNoAck) {
   Open();
-  ASSERT_TRUE(log_->AcquirePartition(kPartition, TakeLease()).ok());
+  ASSERT_TRUE(log_->AcquirePartition(kQueuePartition, TakeLease()).ok());
   postgres_->Set("synchronous_standby_names", "s1");
   const Lsn lsn = *log_->Append(Record(1));
   ASSERT_TRUE(postgres_->Await(kWaitsForStandby));
@@ -131,7 +131,7 @@ TEST_F(CommitQueueTest, ACommitWithAWarningIsNoAck) {
 // commit.
 TEST_F(CommitQueueTest, CommitWithLostAnswerIsNotRepeated) {
   Open();
-  ASSERT_TRUE(log_->AcquirePartition(kPartition, TakeLease()).ok());
+  ASSERT_TRUE(log_->AcquirePartition(kQueuePartition, TakeLease()).ok());
   postgres_->Set("synchronous_standby_names", "s1");
   const Lsn lsn = *log_->Append(Record(1));
   ASSERT_TRUE(postgres_->Await(kWaitsForStandby));
@@ -146,7 +146,7 @@ TEST_F(CommitQueueTest, CommitWithLostAnswerIsNotRepeated) {
 
 TEST_F(CommitQueueTest, ALostConnectionIsMadeAgain) {
   Open();
-  ASSERT_TRUE(log_->AcquirePartition(kPartition, TakeLease()).ok());
+  ASSERT_TRUE(log_->AcquirePartition(kQueuePartition, TakeLease()).ok());
   for (uint64_t seq = 1; seq <= 3; ++seq) {
     const Lsn lsn = *log_->Append(Record(seq));
     ASSERT_TRUE(log_->Sync(lsn).ok());
@@ -159,12 +159,12 @@ TEST_F(CommitQueueTest, ALostConnectionIsMadeAgain) {
 // answer to a commit.
 TEST_F(CommitQueueTest, RecoveredDatabaseIsNoticedWithNothingToCommit) {
   Open(/*patience_ms=*/100);
-  ASSERT_TRUE(log_->AcquirePartition(kPartition, TakeLease()).ok());
+  ASSERT_TRUE(log_->AcquirePartition(kQueuePartition, TakeLease()).ok());
   ASSERT_TRUE(log_->Sync(*log_->Append(Record(1))).ok());
   postgres_->Sql("ALTER ROLE bellwether NOLOGIN");
   postgres_->Sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'bellwether'");
   EXPECT_FALSE(log_->Sync(*log_->Append(Record(2))).ok());
-  log_->ReleasePartition(kPartition);
+  log_->ReleasePartition(kQueuePartition);
   EXPECT_FALSE(log_->health().ok()) << "it is away still";
   postgres_->Sql("ALTER ROLE bellwether LOGIN");
   const absl::Time deadline = absl::Now() + absl::Seconds(60);
@@ -185,7 +185,7 @@ TEST_F(CommitQueueTest, ASerializationFailureIsTriedAgainFromTheTop) {
                                 " FOR EACH ROW EXECUTE FUNCTION bellwether.fail()"));
   }
   Open();
-  ASSERT_TRUE(log_->AcquirePartition(kPartition, TakeLease()).ok());
+  ASSERT_TRUE(log_->AcquirePartition(kQueuePartition, TakeLease()).ok());
   const Lsn lsn = *log_->Append(Record(1));
   EXPECT_TRUE(log_->Sync(lsn).ok());
   EXPECT_EQ(Rows(), 1);
@@ -194,19 +194,19 @@ TEST_F(CommitQueueTest, ASerializationFailureIsTriedAgainFromTheTop) {
 
 TEST_F(CommitQueueTest, LsnsGoOnAboveThoseOfThePartitionsLastOwner) {
   Open();
-  ASSERT_TRUE(log_->AcquirePartition(kPartition, TakeLease()).ok());
+  ASSERT_TRUE(log_->AcquirePartition(kQueuePartition, TakeLease()).ok());
   const Lsn last = *log_->Append(Record(1));
   ASSERT_TRUE(log_->Sync(last).ok());
   ASSERT_TRUE(log_->Close().ok());
   Open();
-  ASSERT_TRUE(log_->AcquirePartition(kPartition, TakeLease()).ok());
+  ASSERT_TRUE(log_->AcquirePartition(kQueuePartition, TakeLease()).ok());
   EXPECT_GT(*log_->Append(Record(2)), last);
-  EXPECT_TRUE(absl::IsUnavailable(log_->Append(Record(1, FirstRunOf(kPartition + 1) + 1)).status())) << "not ours";
+  EXPECT_TRUE(absl::IsUnavailable(log_->Append(Record(1, FirstRunOf(kQueuePartition + 1) + 1)).status())) << "not ours";
 }
 
 TEST_F(CommitQueueTest, AnAppendBeyondItsLimitsIsRefused) {
   Open();
-  ASSERT_TRUE(log_->AcquirePartition(kPartition, TakeLease()).ok());
+  ASSERT_TRUE(log_->AcquirePartition(kQueuePartition, TakeLease()).ok());
   WalRecord record = Record(1);
   record.payload.assign(PostgresLogOptions().record_bytes_max + 1, 'x');
   EXPECT_TRUE(absl::IsInvalidArgument(log_->Append(WalRecord(record)).status()));

@@ -18,9 +18,9 @@
 namespace bellwether::server {
 namespace {
 
-constexpr uint32_t kPartition = 5;
+constexpr uint32_t kRowsPartition = 5;
 constexpr int64_t kShortMs = 1000;  // Where an answer is to be given up.
-constexpr RunId kRun = FirstRunOf(kPartition) + 1;
+constexpr RunId kRowsRun = FirstRunOf(kRowsPartition) + 1;
 
 class RowWritesTest : public ::testing::Test {
  protected:
@@ -50,12 +50,12 @@ class RowWritesTest : public ::testing::Test {
     const auto epoch =
         postgres_->Sql("UPDATE bellwether.lease SET epoch = epoch + 1, owner = 'x' WHERE p = 5 RETURNING epoch");
     absl::Status owns;
-    do owns = log_->AcquirePartition(kPartition, static_cast<uint64_t>(epoch[0].Number(0, 0)));
+    do owns = log_->AcquirePartition(kRowsPartition, static_cast<uint64_t>(epoch[0].Number(0, 0)));
     while (absl::IsUnavailable(owns));
     ASSERT_TRUE(owns.ok()) << owns;
   }
 
-  absl::Status Put(const std::string& key, const std::string& value) { return log_->PutRows(kRun, {{key, value}}); }
+  absl::Status Put(const std::string& key, const std::string& value) { return log_->PutRows(kRowsRun, {{key, value}}); }
   void PutUntilAnswered(const std::string& key, const std::string& value) {
     absl::Status put;
     do put = Put(key, value);

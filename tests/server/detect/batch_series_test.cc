@@ -16,12 +16,12 @@ namespace bellwether::server {
 namespace {
 
 using ::testing::ElementsAre;
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr float kNoValue = std::numeric_limits<float>::quiet_NaN();
 
 TEST(BatchSeriesTest, MeansIgnoreWhatIsNoNumber) {
   BatchSeries series(3, 4);
   EXPECT_FALSE(series.present());
-  series.Add(std::vector<float>{1, kNan, NotMeasured()});
+  series.Add(std::vector<float>{1, kNoValue, NotMeasured()});
   series.Add(std::vector<float>{3, 5, NotMeasured()});
   ASSERT_TRUE(series.Close(20));
   EXPECT_EQ(series.newest(0), 2);
@@ -31,7 +31,7 @@ TEST(BatchSeriesTest, MeansIgnoreWhatIsNoNumber) {
   // Nothing new: no row, and what was newest stays.
   EXPECT_FALSE(series.Close(40));
   EXPECT_EQ(series.rows(), 1);
-  series.Add(std::vector<float>{kNan, 7, kNan});
+  series.Add(std::vector<float>{kNoValue, 7, kNoValue});
   ASSERT_TRUE(series.Close(60));
   EXPECT_EQ(series.newest(0), 2);
   EXPECT_EQ(series.newest(1), 7);

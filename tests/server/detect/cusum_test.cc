@@ -20,7 +20,7 @@
 namespace bellwether::server {
 namespace {
 
-constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+constexpr double kNoReading = std::numeric_limits<double>::quiet_NaN();
 
 // Values around 10 that are not alike: +1, -1, ...
 double Wave(int i) { return i % 2 == 0 ? 11 : 9; }
@@ -38,7 +38,7 @@ TEST(BaselineBankTest, IsTheNewestValuesOfItsCell) {
   BaselineBank bank(2, 4);
   BaselineBank::Baseline baseline;
   for (const double value : {100.0, 1.0, 2.0, 3.0}) bank.Push(1, value);
-  bank.Push(1, kNan);
+  bank.Push(1, kNoReading);
   bank.Push(1, 4);
   ASSERT_TRUE(bank.Read(1, &baseline));
   EXPECT_DOUBLE_EQ(baseline.mean, 2.5);
@@ -70,7 +70,7 @@ TEST(CusumTest, AddsWhatExceedsK) {
   EXPECT_NEAR(once.deviation, deviation, 1e-12) << "phi below 0 does not make it narrower";
   EXPECT_NEAR(once.p, std::exp(-2 * (3 + 0.583)), 1e-6);
   EXPECT_FALSE(once.alarm);
-  EXPECT_NEAR(bank.Update(0, kNan).score, 0, 0) << "says nothing";
+  EXPECT_NEAR(bank.Update(0, kNoReading).score, 0, 0) << "says nothing";
   EXPECT_TRUE(bank.Update(0, 1000).alarm);
 }
 
@@ -92,7 +92,7 @@ TEST(CusumTest, NanNeverEntersABaseline) {
   CusumBank bank(1, {.window = 50});
   for (int i = 0; i < 49; ++i) bank.Update(0, Wave(i));
   for (int i = 0; i < 100; ++i)
-    EXPECT_FALSE(bank.Update(0, i % 2 == 0 ? kNan : std::numeric_limits<double>::infinity()).scored);
+    EXPECT_FALSE(bank.Update(0, i % 2 == 0 ? kNoReading : std::numeric_limits<double>::infinity()).scored);
   EXPECT_FALSE(bank.Update(0, Wave(49)).scored) << "only now it is full";
   const BankReading reading = bank.Update(0, 10);
   EXPECT_TRUE(reading.scored);
@@ -172,7 +172,7 @@ TEST(ImpulseTest, ImpulseScoreIsInPastDeviations) {
   EXPECT_TRUE(reading.alarm);
   EXPECT_NEAR(reading.score, 6.1, 1e-9);
   EXPECT_NEAR(reading.p, NormalTail(6.1), 1e-15);
-  EXPECT_FALSE(bank.Update(0, kNan).scored);
+  EXPECT_FALSE(bank.Update(0, kNoReading).scored);
   EXPECT_DOUBLE_EQ(bank.Update(0, 10).mean, 10) << "the impulse has not entered";
   EXPECT_FALSE(Taught<ImpulseBank>({}).Update(0, -100).alarm);
   EXPECT_TRUE(Taught<ImpulseBank>({.direction = RuleDirection::kDown}).Update(0, -100).alarm);

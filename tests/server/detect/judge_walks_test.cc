@@ -21,13 +21,13 @@
 namespace bellwether::server {
 namespace {
 
-const std::string kFolder = BELLWETHER_TESTDATA "/runs";
+const std::string kWalkedRuns = BELLWETHER_TESTDATA "/runs";
 
 // Every recorded run, one at a time: they fill half a GiB together.
 template <typename Body>
 void ForEachRun(const Body& body) {
   int runs = 0;
-  for (const auto& entry : std::filesystem::directory_iterator(kFolder)) {
+  for (const auto& entry : std::filesystem::directory_iterator(kWalkedRuns)) {
     if (entry.path().extension() != ".bwrun") continue;
     SCOPED_TRACE(entry.path().filename());
     const auto run = ReadRecordedRun(entry.path());

@@ -14,7 +14,7 @@
 namespace bellwether::server {
 namespace {
 
-const std::string kFolder = BELLWETHER_TESTDATA "/runs";
+const std::string kRunsFolder = BELLWETHER_TESTDATA "/runs";
 
 struct Case {
   RunLabel label;
@@ -24,8 +24,8 @@ struct Case {
 const std::vector<Case>& Cases() {
   static const std::vector<Case> cases = [] {
     std::vector<Case> all;
-    for (const RunLabel& label : ReadLabels(kFolder + "/labels.json")) {
-      const auto run = ReadRecordedRun(kFolder + "/" + label.name + ".bwrun");
+    for (const RunLabel& label : ReadLabels(kRunsFolder + "/labels.json")) {
+      const auto run = ReadRecordedRun(kRunsFolder + "/" + label.name + ".bwrun");
       if (run) all.push_back({label, Judge(*run)});
     }
     return all;
@@ -69,7 +69,7 @@ TEST(RecordedRunsTest, ACriticalRemembersThatItsLayerLeaked) {
     EXPECT_GE(c.label.t_sigma - c.verdict.first_critical, 600);
     JudgeOptions forgets;
     forgets.leak.memory_steps = 0;
-    const auto run = ReadRecordedRun(kFolder + "/" + c.label.name + ".bwrun");
+    const auto run = ReadRecordedRun(kRunsFolder + "/" + c.label.name + ".bwrun");
     ASSERT_TRUE(run);
     EXPECT_GT(Judge(*run, forgets).first_critical, c.verdict.first_critical);
   }

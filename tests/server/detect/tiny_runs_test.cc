@@ -11,7 +11,7 @@
 namespace bellwether::server {
 namespace {
 
-const std::string kFolder = BELLWETHER_TESTDATA "/tiny/";
+const std::string kTinyFolder = BELLWETHER_TESTDATA "/tiny/";
 
 int64_t SigmaPassesThreeTimesItsTwin(const RecordedRun& low, const RecordedRun& twin) {
   for (size_t i = 0; i < std::min(low.items.size(), twin.items.size()); ++i) {
@@ -26,8 +26,8 @@ TEST(TinyRunsTest, FailingKernelIsWarnedAndItsTwinIsNotCritical) {
   int in_time = 0;
   for (const char* seed : {"1", "2", "3", "4"}) {
     SCOPED_TRACE(seed);
-    const auto low = ReadRecordedRun(kFolder + "bf16-" + seed + ".bwrun");
-    const auto twin = ReadRecordedRun(kFolder + "fp32-" + seed + ".bwrun");
+    const auto low = ReadRecordedRun(kTinyFolder + "bf16-" + seed + ".bwrun");
+    const auto twin = ReadRecordedRun(kTinyFolder + "fp32-" + seed + ".bwrun");
     ASSERT_TRUE(low && twin);
     const int64_t passes = SigmaPassesThreeTimesItsTwin(*low, *twin);
     ASSERT_GT(passes, 0);
@@ -42,7 +42,7 @@ TEST(TinyRunsTest, FailingKernelIsWarnedAndItsTwinIsNotCritical) {
 }
 
 TEST(TinyRunsTest, TheLeakIsAmongTheEvidence) {
-  const auto low = ReadRecordedRun(kFolder + "bf16-1.bwrun");
+  const auto low = ReadRecordedRun(kTinyFolder + "bf16-1.bwrun");
   ASSERT_TRUE(low);
   const Verdict verdict = Judge(*low);
   bool found = false;

@@ -36,9 +36,10 @@ struct Job {
   bool ranks_agree = false;
 };
 
-class Trainer final : public IngestTrainer {
+class ActionsTrainer final : public IngestTrainer {
  public:
-  Trainer(Engine* engine, const Job& job, uint32_t rank = 0, uint64_t first_seq = 0) : engine_(engine), job_(job) {
+  ActionsTrainer(Engine* engine, const Job& job, uint32_t rank = 0, uint64_t first_seq = 0)
+      : engine_(engine), job_(job) {
     v1::ClientMessage message;
     v1::Hello* hello = message.mutable_hello();
     hello->set_rank(rank);
@@ -49,7 +50,7 @@ class Trainer final : public IngestTrainer {
     hello->mutable_run()->set_attempt(job.attempt);
     Greet(engine->ingest(), std::move(message), job.world, /*layers=*/2, first_seq);
   }
-  ~Trainer() override { session_->Detach(); }
+  ~ActionsTrainer() override { session_->Detach(); }
 
   void OnAction(const Action& action) override {
     absl::MutexLock lock(&mutex_);
@@ -122,7 +123,7 @@ class EngineActionsTest : public testing::Test {
 
   // A trainer makes a step and is gone; the seq that it came to.
   uint64_t ComeAndGo() {
-    Trainer trainer(engine_.get(), Job{});
+    ActionsTrainer trainer(engine_.get(), Job{});
     trainer.Step(1);
     trainer.got();
     return trainer.seq();
@@ -170,7 +171,7 @@ class EngineActionsTest : public testing::Test {
 };
 
 TEST_F(EngineActionsTest, ProposedApprovedSentApplied) {
-  Trainer trainer(engine_.get(), Job{});
+  ActionsTrainer trainer(engine_.get(), Job{});
   trainer.Step(1);
   const auto proposed = Ask(Centring(false));
   ASSERT_TRUE(proposed.ok()) << proposed.status();
@@ -194,7 +195,7 @@ TEST_F(EngineActionsTest, ProposedApprovedSentApplied) {
 }
 
 TEST_F(EngineActionsTest, WrongAnswersAreCountedAndHarmless) {
-  Trainer trainer(engine_.get(), Job{});
+  ActionsTrainer trainer(engine_.get(), Job{});
   trainer.Step(1);
   const auto action = Ask(Centring(true));
   ASSERT_TRUE(action.ok()) << action.status();
@@ -221,21 +222,21 @@ TEST_F(EngineActionsTest, RestartAtAnyPointReportsEachChangeOnce) {
   ASSERT_TRUE(approved.ok()) << approved.status();
   Open();
   for (int i = 0; i < 2; ++i) {  // Handed again after each Hello, until it is answered.
-    Trainer trainer(engine_.get(), Job{}, 0, seq);
+    ActionsTrainer trainer(engine_.get(), Job{}, 0, seq);
     const std::vector<Action> got = trainer.got();
     ASSERT_THAT(got, SizeIs(1)) << i;
     EXPECT_EQ(got[0].id, proposed->id);
     if (i == 0) Open();
   }
   EXPECT_THAT(States(Actions()[0]), ElementsAre(ActionState::kProposed, ActionState::kApproved, ActionState::kSent));
-  Trainer trainer(engine_.get(), Job{}, 0, seq);
+  ActionsTrainer trainer(engine_.get(), Job{}, 0, seq);
   EXPECT_THAT(trainer.got(), SizeIs(1));
   trainer.Answer(proposed->id, true, 2);
   EXPECT_EQ(Actions()[0].state, ActionState::kApplied);
   Open();
   EXPECT_THAT(States(Actions()[0]),
               ElementsAre(ActionState::kProposed, ActionState::kApproved, ActionState::kSent, ActionState::kApplied));
-  Trainer after(engine_.get(), Job{}, 0, trainer.seq());
+  ActionsTrainer after(engine_.get(), Job{}, 0, trainer.seq());
   EXPECT_THAT(after.got(), IsEmpty());
 }
 
@@ -245,7 +246,7 @@ TEST_F(EngineActionsTest, TrainerDuringReplayIsHandedDueActions) {
   ASSERT_TRUE(Ask(Centring(true)).ok());
   for (int i = 0; i < 20; ++i) {
     Open(false);
-    Trainer trainer(engine_.get(), Job{}, 0, seq);
+    ActionsTrainer trainer(engine_.get(), Job{}, 0, seq);
     ASSERT_TRUE(trainer.AwaitHanded()) << i;
   }
 }
@@ -253,14 +254,14 @@ TEST_F(EngineActionsTest, TrainerDuringReplayIsHandedDueActions) {
 TEST_F(EngineActionsTest, NewAttemptIsHandedActionsInForce) {
   std::string id;
   {
-    Trainer trainer(engine_.get(), Job{});
+    ActionsTrainer trainer(engine_.get(), Job{});
     trainer.Step(1);
     id = Ask(Centring(true))->id;
     trainer.got();
     trainer.Answer(id, true, 2);
     ASSERT_EQ(Actions()[0].state, ActionState::kApplied);
   }
-  Trainer again(engine_.get(), Job{.attempt = 1}, 0, 10);
+  ActionsTrainer again(engine_.get(), Job{.attempt = 1}, 0, 10);
   const std::vector<Action> got = again.got();
   ASSERT_THAT(got, SizeIs(1));
   EXPECT_EQ(got[0].id, id);
@@ -271,7 +272,7 @@ TEST_F(EngineActionsTest, NewAttemptIsHandedActionsInForce) {
 
 // Whichever of the two finds a restarted server first.
 TEST_F(EngineActionsTest, OldAttemptDoesNotFenceNextOne) {
-  Trainer now(engine_.get(), Job{.attempt = 1});
+  ActionsTrainer now(engine_.get(), Job{.attempt = 1});
   now.Step(1);
   now.got();
   const auto old = [&] {
@@ -287,7 +288,7 @@ TEST_F(EngineActionsTest, OldAttemptDoesNotFenceNextOne) {
 
 TEST_F(EngineActionsTest, RanksThatDisagreeApplyAllOrNone) {
   const Job job{.world = 2};
-  Trainer first(engine_.get(), job, 0), second(engine_.get(), job, 1);
+  ActionsTrainer first(engine_.get(), job, 0), second(engine_.get(), job, 1);
   for (int64_t step = 1; step <= 3; ++step) {
     first.Step(step);
     second.Step(step);
@@ -319,7 +320,7 @@ TEST_F(EngineActionsTest, RanksThatDisagreeApplyAllOrNone) {
 
 TEST_F(EngineActionsTest, AgreeingRanksAreAskedThroughFirstRank) {
   const Job job{.world = 2, .ranks_agree = true};
-  Trainer first(engine_.get(), job, 0), second(engine_.get(), job, 1);
+  ActionsTrainer first(engine_.get(), job, 0), second(engine_.get(), job, 1);
   first.Step(1);
   second.Step(1);
   first.got();
@@ -332,7 +333,7 @@ TEST_F(EngineActionsTest, AgreeingRanksAreAskedThroughFirstRank) {
 }
 
 TEST_F(EngineActionsTest, TrainersRefusalKeepsItsReason) {
-  Trainer trainer(engine_.get(), Job{.kinds_mask = 0});
+  ActionsTrainer trainer(engine_.get(), Job{.kinds_mask = 0});
   trainer.Step(1);
   trainer.got();
   const auto action = Ask(Centring(true));
@@ -346,7 +347,7 @@ TEST_F(EngineActionsTest, TrainersRefusalKeepsItsReason) {
 TEST_F(EngineActionsTest, AuditKeepsRefusedRequestsOverRestart) {
   uint64_t seq = 0;
   {
-    Trainer trainer(engine_.get(), Job{});
+    ActionsTrainer trainer(engine_.get(), Job{});
     trainer.Step(7);
     trainer.got();
     seq = trainer.seq();
@@ -396,7 +397,7 @@ TEST_F(EngineActionsTest, AuditKeepsRefusedRequestsOverRestart) {
   EXPECT_EQ(described(), expected);
   EXPECT_EQ(engine_->control()->GetPolicy(run())->mode, 2);
   EXPECT_TRUE(engine_->control()->GetPolicy(run())->own);
-  Trainer trainer(engine_.get(), Job{}, 0, seq);
+  ActionsTrainer trainer(engine_.get(), Job{}, 0, seq);
   ASSERT_THAT(trainer.got(), SizeIs(1));
   EXPECT_EQ(trainer.got()[0].id, id);
 }
@@ -404,7 +405,7 @@ TEST_F(EngineActionsTest, AuditKeepsRefusedRequestsOverRestart) {
 TEST_F(EngineActionsTest, ServerPolicyReachesRunsWithoutOwnPolicy) {
   policy_ = *ParsePolicy("mode: propose\n", "test");
   Open();
-  Trainer trainer(engine_.get(), Job{});
+  ActionsTrainer trainer(engine_.get(), Job{});
   trainer.Step(1);
   trainer.got();
   EXPECT_EQ(engine_->control()->GetPolicy(run())->mode, 2);
@@ -422,7 +423,7 @@ TEST_F(EngineActionsTest, ServerPolicyReachesRunsWithoutOwnPolicy) {
 }
 
 TEST_F(EngineActionsTest, UnapprovedProposalsExpire) {
-  Trainer trainer(engine_.get(), Job{});
+  ActionsTrainer trainer(engine_.get(), Job{});
   trainer.Step(1);
   trainer.got();
   ActionRequest request = Centring(false);
@@ -444,7 +445,7 @@ TEST_F(EngineActionsTest, EndOfRunEndsProposalsOverRestarts) {
   for (const bool again : {false, true}) {
     const Job job{.attempt = again ? 1u : 0u};
     {
-      Trainer trainer(engine_.get(), job, 0, seq);
+      ActionsTrainer trainer(engine_.get(), job, 0, seq);
       trainer.Step(again ? 2 : 1);
       trainer.got();
       ASSERT_TRUE(Ask(Centring(false)).ok());
@@ -454,7 +455,7 @@ TEST_F(EngineActionsTest, EndOfRunEndsProposalsOverRestarts) {
     }
     if (again) {
       Open();
-      Trainer(engine_.get(), job, 0, seq).Bye();
+      ActionsTrainer(engine_.get(), job, 0, seq).Bye();
     }
     const auto ended = Actions();
     EXPECT_EQ(ended.back().state, ActionState::kExpired);
@@ -471,7 +472,7 @@ TEST_F(EngineActionsTest, EndOfRunEndsProposalsOverRestarts) {
 
 TEST_F(EngineActionsTest, EndedRunRefusesActions) {
   {
-    Trainer trainer(engine_.get(), Job{});
+    ActionsTrainer trainer(engine_.get(), Job{});
     trainer.Step(1);
     trainer.got();
     trainer.Bye();

@@ -8,7 +8,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <atomic>
 #include <filesystem>
 #include <memory>
 #include <numeric>
@@ -20,31 +19,32 @@
 #include "server/detect/rules_file.h"
 #include "server/engine/engine.h"
 #include "tests/support/crash_copy.h"
+#include "tests/support/hurrying_clock.h"
 #include "tests/support/ingest_trainer.h"
 #include "tests/support/temp_directory.h"
 
 namespace bellwether::server {
 namespace {
 
-class Trainer final : public IngestTrainer {
+class RecoveryTrainer final : public IngestTrainer {
  public:
-  Trainer(Engine* engine, uint64_t first_seq, uint32_t world = 1) {
+  RecoveryTrainer(Engine* engine, uint64_t first_seq, uint32_t world = 1) {
     Greet(engine->ingest(), v1::ClientMessage(), world, /*layers=*/1, first_seq);
   }
-  Trainer(Engine* engine, const std::string& name, const std::string& uuid) {
+  RecoveryTrainer(Engine* engine, const std::string& name, const std::string& uuid) {
     v1::ClientMessage message;
     message.mutable_hello()->mutable_run()->set_name(name);
     message.mutable_hello()->mutable_run()->set_uuid(uuid);
     Greet(engine->ingest(), std::move(message), /*world=*/1, /*layers=*/1);
   }
   // Of a launch, which calls itself attempt `told`.
-  Trainer(Engine* engine, int64_t launch_unix_ms, uint32_t told, uint64_t first_seq) {
+  RecoveryTrainer(Engine* engine, int64_t launch_unix_ms, uint32_t told, uint64_t first_seq) {
     v1::ClientMessage message;
     message.mutable_hello()->mutable_run()->set_launch_unix_ms(launch_unix_ms);
     message.mutable_hello()->mutable_run()->set_attempt(told);
     Greet(engine->ingest(), std::move(message), /*world=*/1, /*layers=*/1, first_seq);
   }
-  ~Trainer() override { session_->Detach(); }
+  ~RecoveryTrainer() override { session_->Detach(); }
 
   uint32_t attempt() const { return session_->attempt(); }
 
@@ -90,16 +90,6 @@ class Trainer final : public IngestTrainer {
   absl::Mutex mutex_;
   int64_t opened_with_ ABSL_GUARDED_BY(mutex_) = -1;
   uint64_t durable_ ABSL_GUARDED_BY(mutex_) = 0;
-};
-
-// A second later each time that it is asked: whatever is done once a second is due.
-class HurryingClock final : public Clock {
- public:
-  int64_t UnixNanos() const override { return System()->UnixNanos(); }
-  int64_t MonotonicNanos() const override { return now_ += 1'000'000'000; }
-
- private:
-  mutable std::atomic<int64_t> now_ = 0;
 };
 
 class EngineRecoveryTest : public testing::Test {
@@ -164,12 +154,12 @@ TEST_F(EngineRecoveryTest, MessagesDuringReplayAreAppliedAfterIt) {
   const std::string first = directory_.path() + "/first", killed = directory_.path() + "/killed";
   {
     const auto engine = Open(first);
-    Trainer(engine.get(), 0).Steps(0, 6000);
+    RecoveryTrainer(engine.get(), 0).Steps(0, 6000);
     Kill(first, killed);
   }
   {
     const auto engine = Open(killed);
-    Trainer trainer(engine.get(), 6000);
+    RecoveryTrainer trainer(engine.get(), 6000);
     EXPECT_EQ(trainer.AwaitOpen(), 6000) << "known before it is applied";
     trainer.Steps(6000, 9000);
     EXPECT_EQ(StoredSteps(engine.get()), UpTo(9000));
@@ -185,21 +175,21 @@ TEST_F(EngineRecoveryTest, LaunchesKeepTheirAttempts) {
   const auto attempt = [](Engine* engine) { return engine->runs()->Find("r")->record.description.attempt; };
   {
     const auto engine = Open(first);
-    Trainer(engine.get(), kLaunch, /*told=*/0, 0).Steps(0, 10);
-    Trainer again(engine.get(), kLaunch + 1, /*told=*/0, 10);
+    RecoveryTrainer(engine.get(), kLaunch, /*told=*/0, 0).Steps(0, 10);
+    RecoveryTrainer again(engine.get(), kLaunch + 1, /*told=*/0, 10);
     EXPECT_EQ(again.attempt(), 1);
     again.Steps(5, 20);
     Kill(first, killed);
   }
   {
     const auto engine = Open(killed);
-    EXPECT_EQ(Trainer(engine.get(), kLaunch + 1, /*told=*/0, 25).attempt(), 1) << "it came back";
+    EXPECT_EQ(RecoveryTrainer(engine.get(), kLaunch + 1, /*told=*/0, 25).attempt(), 1) << "it came back";
     v1::ClientMessage straggler;
     straggler.mutable_hello()->mutable_run()->set_launch_unix_ms(kLaunch);
     EXPECT_TRUE(absl::IsAborted(Refused(engine.get(), straggler)));
     straggler.mutable_hello()->mutable_run()->set_launch_unix_ms(kLaunch - 1);
     EXPECT_TRUE(absl::IsAborted(Refused(engine.get(), straggler)));
-    Trainer(engine.get(), kLaunch + 2, /*told=*/1, 25).Steps(15, 30);
+    RecoveryTrainer(engine.get(), kLaunch + 2, /*told=*/1, 25).Steps(15, 30);
     EXPECT_EQ(StoredLosses(engine.get()), UpTo(30));
     EXPECT_EQ(attempt(engine.get()), 2);
     EXPECT_TRUE(engine->Close().ok());
@@ -209,15 +199,15 @@ TEST_F(EngineRecoveryTest, LaunchesKeepTheirAttempts) {
   const auto engine = TryOpen(killed, /*repair=*/true);
   ASSERT_TRUE(engine.ok()) << engine.status();
   EXPECT_EQ((*engine)->runs()->Find("r")->record.description.launch_unix_ms, kLaunch + 2);
-  EXPECT_EQ(Trainer(engine->get(), kLaunch + 2, /*told=*/0, 40).attempt(), 2);
-  EXPECT_EQ(Trainer(engine->get(), kLaunch + 3, /*told=*/0, 40).attempt(), 3);
+  EXPECT_EQ(RecoveryTrainer(engine->get(), kLaunch + 2, /*told=*/0, 40).attempt(), 2);
+  EXPECT_EQ(RecoveryTrainer(engine->get(), kLaunch + 3, /*told=*/0, 40).attempt(), 3);
 }
 
 TEST_F(EngineRecoveryTest, CloseDuringReplayLosesNothing) {
   const std::string first = directory_.path() + "/first", killed = directory_.path() + "/killed";
   {
     const auto engine = Open(first);
-    Trainer(engine.get(), 0).Steps(0, 5000);
+    RecoveryTrainer(engine.get(), 0).Steps(0, 5000);
     Kill(first, killed);
   }
   for (int i = 0; i < 3; ++i) EXPECT_TRUE(Open(killed)->Close().ok());
@@ -229,7 +219,7 @@ TEST_F(EngineRecoveryTest, MessagesAfterLostLogAreKept) {
   const std::string first = directory_.path() + "/first", killed = directory_.path() + "/killed";
   {
     const auto engine = Open(first);
-    Trainer(engine.get(), 0).Steps(0, 3000);
+    RecoveryTrainer(engine.get(), 0).Steps(0, 3000);
     EXPECT_EQ(StoredSteps(engine.get()), UpTo(3000));
   }
   RemoveLog(first);
@@ -237,7 +227,7 @@ TEST_F(EngineRecoveryTest, MessagesAfterLostLogAreKept) {
   {
     const auto engine = TryOpen(first, /*repair=*/true);
     ASSERT_TRUE(engine.ok()) << engine.status();
-    Trainer trainer(engine->get(), 3000);
+    RecoveryTrainer trainer(engine->get(), 3000);
     EXPECT_EQ(trainer.AwaitOpen(), 3000);
     trainer.Steps(3000, 3500);
     Kill(first, killed);
@@ -250,7 +240,7 @@ TEST_F(EngineRecoveryTest, LogContinuesAboveSavedStateOfOpenSteps) {
   const std::string folder = directory_.path() + "/live";
   {
     const auto engine = Open(folder);
-    Trainer(engine.get(), 0, /*world=*/2).Steps(0, 20);
+    RecoveryTrainer(engine.get(), 0, /*world=*/2).Steps(0, 20);
     engine->ingest()->AwaitApplied(engine->runs()->Find("r")->record.id);  // And saved.
   }
   RemoveLog(folder);
@@ -278,7 +268,7 @@ TEST_F(EngineRecoveryTest, NothingOfRunIsLoggedBeforeItsHello) {
     const auto engine = Open(folder, *rules, &clock);
     for (int i = 100; i < 300; ++i) {
       const std::string number = std::to_string(i);
-      Trainer(engine.get(), "run-" + number, number + std::string(13, 'u')).Steps(0, 1);
+      RecoveryTrainer(engine.get(), "run-" + number, number + std::string(13, 'u')).Steps(0, 1);
     }
   }
   Wal::Options options;
@@ -298,7 +288,7 @@ TEST_F(EngineRecoveryTest, NothingOfRunIsLoggedBeforeItsHello) {
 TEST_F(EngineRecoveryTest, CheckpointIsOfOnePointInTime) {
   const auto engine = Open(directory_.path() + "/live");
   const std::string copy = directory_.path() + "/copy";
-  Trainer trainer(engine.get(), 0);
+  RecoveryTrainer trainer(engine.get(), 0);
   trainer.Steps(0, 3000);
   EXPECT_EQ(StoredSteps(engine.get()), UpTo(3000));
   std::thread writer([&trainer] { trainer.Steps(3000, 6000); });
@@ -316,7 +306,7 @@ TEST_F(EngineRecoveryTest, FarSeqIsRefused) {
   const Counter* const refused = counters_.counter("bellwether_ingest_limit_refused_total", {{"limit", "seq"}});
   constexpr uint64_t kRise = uint64_t{1} << 32;
   {
-    Trainer trainer(engine.get(), 0);
+    RecoveryTrainer trainer(engine.get(), 0);
     const absl::Status far = trainer.TrySeq(UINT64_MAX);
     EXPECT_TRUE(absl::IsInvalidArgument(far)) << far;
     EXPECT_EQ(far.message(), "seq = 18446744073709551615: must be in [1, 4294967296]: 0 was the last one");
@@ -326,7 +316,7 @@ TEST_F(EngineRecoveryTest, FarSeqIsRefused) {
     EXPECT_TRUE(trainer.TrySeq(6).ok()) << "a duplicate like any other";
     EXPECT_EQ(refused->value(), 2);
   }
-  EXPECT_EQ(Trainer(engine.get(), 0).AwaitOpen(), static_cast<int64_t>(5 + kRise));
+  EXPECT_EQ(RecoveryTrainer(engine.get(), 0).AwaitOpen(), static_cast<int64_t>(5 + kRise));
 }
 
 }  // namespace

@@ -33,10 +33,10 @@ class WaitingBank final : public SpectraBank {
   absl::Notification go;
 };
 
-class Trainer final : public IngestTrainer {
+class SpectraTrainer final : public IngestTrainer {
  public:
-  explicit Trainer(Engine* engine) { Greet(engine->ingest(), v1::ClientMessage(), /*world=*/1, /*layers=*/1); }
-  ~Trainer() override { session_->Detach(); }
+  explicit SpectraTrainer(Engine* engine) { Greet(engine->ingest(), v1::ClientMessage(), /*world=*/1, /*layers=*/1); }
+  ~SpectraTrainer() override { session_->Detach(); }
 
   void OnDurable(uint64_t seq) override {
     absl::MutexLock lock(&mutex_);
@@ -94,7 +94,7 @@ TEST_F(EngineSpectraTest, StepsWaitForSpectraAndAcknowledgementsDoNot) {
   WaitingBank bank;
   const auto engine = Open(&bank, directory_.path());
   {
-    Trainer trainer(engine.get());
+    SpectraTrainer trainer(engine.get());
     for (int64_t step = 0; step < 5; ++step) trainer.Step(step, 2.0f + static_cast<float>(step));
     trainer.AwaitDurable();  // Would hang.
     EXPECT_EQ(engine->runs()->Find("r")->record.steps_recorded, 0u);
@@ -108,7 +108,7 @@ TEST_F(EngineSpectraTest, UnansweredSpectraAreComputedAfterRestart) {
   const TempDirectory killed;
   auto engine = Open(&bank, directory_.path());
   {
-    Trainer trainer(engine.get());
+    SpectraTrainer trainer(engine.get());
     for (int64_t step = 0; step < 3; ++step) trainer.Step(step, 2.0f + static_cast<float>(step));
     trainer.AwaitDurable();
   }

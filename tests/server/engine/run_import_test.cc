@@ -8,7 +8,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -17,6 +16,7 @@
 #include "server/engine/engine.h"
 #include "server/ingest/decode.h"
 #include "tests/support/crash_copy.h"
+#include "tests/support/hurrying_clock.h"
 #include "tests/support/ingest_trainer.h"
 #include "tests/support/temp_directory.h"
 
@@ -87,17 +87,6 @@ std::string MakeRecording(const std::string& model, int64_t steps, std::string* 
   EXPECT_TRUE(writer.Finish());
   return bytes;
 }
-
-// A second later each time that it is asked: whatever has a deadline is overdue.
-class HurryingClock final : public Clock {
- public:
-  int64_t UnixNanos() const override { return System()->UnixNanos(); }
-  int64_t MonotonicNanos() const override { return now_ += 1'000'000'000; }
-  int64_t now() const { return now_; }
-
- private:
-  mutable std::atomic<int64_t> now_ = 0;
-};
 
 class RunImportTest : public testing::Test {
  protected:
@@ -242,15 +231,15 @@ TEST_F(RunImportTest, OtherRecordingIsNotMixedIn) {
   EXPECT_TRUE(whole.ok()) << whole.status();
 }
 
-class Trainer final : public IngestTrainer {
+class ImportTrainer final : public IngestTrainer {
  public:
-  explicit Trainer(Engine* engine) {
+  explicit ImportTrainer(Engine* engine) {
     v1::ClientMessage message;
     message.mutable_hello()->mutable_run()->set_name("recorded");
     message.mutable_hello()->mutable_run()->set_uuid(std::string(16, 'r'));
     Greet(engine->ingest(), std::move(message), /*world=*/1, /*layers=*/1);
   }
-  ~Trainer() override { session_->Detach(); }
+  ~ImportTrainer() override { session_->Detach(); }
 };
 
 TEST_F(RunImportTest, TrainersRunIsNotImportedInto) {
@@ -258,7 +247,7 @@ TEST_F(RunImportTest, TrainersRunIsNotImportedInto) {
   const std::string bytes = MakeRecording("m", kSteps, &half);
   {
     const auto engine = Open(Path("a"));
-    { const Trainer away(engine.get()); }
+    { const ImportTrainer away(engine.get()); }
     const absl::Status refused = Import(engine.get(), bytes).status();
     EXPECT_TRUE(absl::IsAlreadyExists(refused)) << refused;
   }
@@ -269,7 +258,7 @@ TEST_F(RunImportTest, TrainersRunIsNotImportedInto) {
     ASSERT_TRUE(cut->Feed(half).ok());
   }
   const RunId run = engine->runs()->Find("recorded")->record.id;
-  { const Trainer away(engine.get()); }
+  { const ImportTrainer away(engine.get()); }
   engine->ingest()->AwaitApplied(run);
   EXPECT_TRUE(absl::IsAlreadyExists(Import(engine.get(), bytes).status()));
 }

@@ -30,7 +30,7 @@ namespace {
 
 using testing::ElementsAre;
 
-constexpr Layout kLayout{1, 2, 1, 64, 0};
+constexpr Layout kShardLayout{1, 2, 1, 64, 0};
 
 // Stores nothing.
 class SaveWatch final : public NullSeriesStore {
@@ -161,7 +161,7 @@ class ShardTest : public testing::Test {
     record.import_of = std::move(import_of);
     record.id = id;
     record.description.name = std::to_string(id);
-    record.description.layout = kLayout;
+    record.description.layout = kShardLayout;
     record.description.reporters = reporters;
     absl::MutexLock lock(&shard_->mutex());
     shard_->Adopt(*LiveRun::Load(parts_, record));
@@ -500,7 +500,7 @@ TEST_F(ShardOfACluster, MessagesAreHeldDuringFinalSave) {
   rows.AwaitWaiting(1);
   HelloMessage again;
   again.run.name = "1";
-  again.run.layout = kLayout;
+  again.run.layout = kShardLayout;
   again.run.reporters = 1;
   push({0, again}, WalKind::kHello);
   const Lsn late = Send(1, 1, 1);

@@ -29,7 +29,7 @@ using ::testing::IsEmpty;
 using ::testing::Pair;
 using ::testing::SizeIs;
 
-constexpr Layout kLayout{2, 2, 2, 8, 0};
+constexpr Layout kWorkerLayout{2, 2, 2, 8, 0};
 
 ShippedGram Gram(int64_t step, Head where, float largest, GramOf of = GramOf::kQuery) {
   auto upper = std::make_shared<std::vector<float>>(GramOf::kQuery == of ? 3 : 10, 0.0f);
@@ -126,7 +126,7 @@ TEST(SpectraWorkerTest, RecordOfAnswersIsReadBack) {
   WalRecord record;
   record.kind = WalKind::kSpectra;
   record.payload = EncodeSpectra(message);
-  const auto plain = DecodeRecord(record, &kLayout, {});
+  const auto plain = DecodeRecord(record, &kWorkerLayout, {});
   ASSERT_TRUE(plain.ok()) << plain.status();
   const auto& read = std::get<SpectraMessage>(plain->body);
   ASSERT_THAT(read.answers, SizeIs(2));
@@ -137,7 +137,7 @@ TEST(SpectraWorkerTest, RecordOfAnswersIsReadBack) {
   for (size_t bytes = 0; bytes < record.payload.size(); ++bytes) {
     WalRecord cut = record;
     cut.payload.resize(bytes);
-    EXPECT_FALSE(DecodeRecord(cut, &kLayout, {}).ok()) << bytes;
+    EXPECT_FALSE(DecodeRecord(cut, &kWorkerLayout, {}).ok()) << bytes;
   }
   const Layout smaller{1, 2, 2, 8, 0};
   EXPECT_FALSE(DecodeRecord(record, &smaller, {}).ok()) << "a layer that there is not";
@@ -187,7 +187,7 @@ class LiveRunSpectraTest : public testing::Test {
     RunRecord record;
     record.id = 1;
     record.description.name = "r";
-    record.description.layout = kLayout;
+    record.description.layout = kWorkerLayout;
     return *LiveRun::Load(parts, record);
   }
 

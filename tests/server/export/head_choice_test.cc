@@ -19,7 +19,7 @@ using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 using ::testing::UnorderedElementsAre;
 
-constexpr int64_t kMinute = int64_t{60} * 1'000'000'000;
+constexpr int64_t kChoiceMinute = int64_t{60} * 1'000'000'000;
 const float kNan = std::numeric_limits<float>::quiet_NaN();
 
 // One layer whose heads have these logit maxima.
@@ -54,9 +54,9 @@ TEST(HeadChoiceTest, NanRanksWorstAndUnmeasuredIsLeftOut) {
 TEST(HeadChoiceTest, StaysForFifteenMinutesAndNoLonger) {
   HeadChoice choice({.heads_top = 1});
   EXPECT_THAT(choice.Choose(RunWith({9, 1, 1}), 0), ElementsAre(H(0)));
-  EXPECT_THAT(choice.Choose(RunWith({1, 9, 1}), kMinute), ElementsAre(H(1), H(0)));
-  EXPECT_THAT(choice.Choose(RunWith({1, 9, 1}), 15 * kMinute - 1), ElementsAre(H(1), H(0)));
-  EXPECT_THAT(choice.Choose(RunWith({1, 9, 1}), 15 * kMinute), ElementsAre(H(1)));
+  EXPECT_THAT(choice.Choose(RunWith({1, 9, 1}), kChoiceMinute), ElementsAre(H(1), H(0)));
+  EXPECT_THAT(choice.Choose(RunWith({1, 9, 1}), 15 * kChoiceMinute - 1), ElementsAre(H(1), H(0)));
+  EXPECT_THAT(choice.Choose(RunWith({1, 9, 1}), 15 * kChoiceMinute), ElementsAre(H(1)));
 }
 
 TEST(HeadChoiceTest, HoldsHeldMaxAndCountsWhoLeftEarly) {

@@ -30,7 +30,7 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 using ::testing::HasSubstr;
 
-constexpr auto kPatience = std::chrono::seconds(20);
+constexpr auto kPostPatience = std::chrono::seconds(20);
 constexpr int64_t kLongNs = 10'000'000'000;  // What an answer has that must come, on a busy machine, too.
 constexpr char kHead[] = "HTTP/1.1 200 OK\r\n";
 
@@ -42,7 +42,7 @@ class HttpPostTest : public ::testing::Test {
     HttpPoster poster(*SplitUrl(url), limits, "test", &counters_);
     const auto start = steady_clock::now();
     absl::Status status = poster.Post(R"({"a": 1})");
-    EXPECT_LT(steady_clock::now() - start, kPatience);
+    EXPECT_LT(steady_clock::now() - start, kPostPatience);
     return status;
   }
   double Failed(const char* cause) {
@@ -223,12 +223,12 @@ TEST_F(HttpPostTest, StopEndsCurrentAndLaterPosts) {
   HttpPoster poster(*SplitUrl(stranger.url()), {.timeout_ns = 3600'000'000'000}, "test", &counters_);
   absl::Status status;
   std::thread posts([&] { status = poster.Post("{}"); });
-  const auto deadline = steady_clock::now() + kPatience;
+  const auto deadline = steady_clock::now() + kPostPatience;
   while (!there && steady_clock::now() < deadline) std::this_thread::yield();
   const auto start = steady_clock::now();
   poster.EndBy(Clock::System()->MonotonicNanos() + 50'000'000);
   posts.join();
-  EXPECT_LT(steady_clock::now() - start, kPatience);
+  EXPECT_LT(steady_clock::now() - start, kPostPatience);
   EXPECT_THAT(std::string(status.message()), HasSubstr("given up at the server's end"));
   EXPECT_FALSE(poster.Post("{}").ok());
   EXPECT_EQ(Failed("stop"), 2);

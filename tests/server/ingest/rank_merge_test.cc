@@ -21,7 +21,7 @@ using testing::ElementsAre;
 using testing::IsEmpty;
 using testing::SizeIs;
 
-constexpr Layout kLayout{1, 2, 1, 64, 0};
+constexpr Layout kMergedLayout{1, 2, 1, 64, 0};
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 RankFrame Frame(int64_t step, SignalId signal, std::vector<float> values, int head_begin = 0) {
@@ -46,7 +46,7 @@ class RankMergeTest : public testing::Test {
 };
 
 TEST_F(RankMergeTest, OneReporterClosesEachStepAtOnce) {
-  RankMerge merge(kLayout, 1);
+  RankMerge merge(kMergedLayout, 1);
   for (int64_t step : {0, 10, 20}) merge.Add(0, Frame(step, SignalId::kRows, {1, 2}), 1, Sink());
   EXPECT_THAT(Steps(), ElementsAre(0, 10, 20));
   EXPECT_TRUE(closed_[0].complete);
@@ -54,7 +54,7 @@ TEST_F(RankMergeTest, OneReporterClosesEachStepAtOnce) {
 }
 
 TEST_F(RankMergeTest, SumsAddMaximaWinMeansAverage) {
-  RankMerge merge(kLayout, 2);
+  RankMerge merge(kMergedLayout, 2);
   for (uint32_t rank : {0u, 1u}) {
     RankFrame frame = Frame(5, SignalId::kRows, {1.0f + static_cast<float>(rank), 10});
     frame.blocks.push_back({SignalId::kLogitMax, 0, 1, 0, 2, 2});
@@ -72,7 +72,7 @@ TEST_F(RankMergeTest, SumsAddMaximaWinMeansAverage) {
 }
 
 TEST_F(RankMergeTest, HeadsOfTensorParallelRanksFillTheirPlaces) {
-  RankMerge merge(kLayout, 2);
+  RankMerge merge(kMergedLayout, 2);
   merge.Add(1, Frame(0, SignalId::kWqSigma, {9}, 1), 1, Sink());
   merge.Add(0, Frame(0, SignalId::kWqSigma, {4}, 0), 2, Sink());
   EXPECT_THAT(closed_[0].matrix(SignalId::kWqSigma), ElementsAre(4, 9));
@@ -80,7 +80,7 @@ TEST_F(RankMergeTest, HeadsOfTensorParallelRanksFillTheirPlaces) {
 }
 
 TEST_F(RankMergeTest, ReplicasThatDisagreeAreReported) {
-  RankMerge merge(kLayout, 2);
+  RankMerge merge(kMergedLayout, 2);
   merge.Add(0, Frame(0, SignalId::kWqSigma, {4, 5}), 1, Sink());
   merge.Add(1, Frame(0, SignalId::kWqSigma, {4, 6}), 2, Sink());
   ASSERT_THAT(closed_[0].disagreements, SizeIs(1));
@@ -110,7 +110,7 @@ TEST_F(RankMergeTest, DisagreementIsReportedOncePerCellAndExcessCounted) {
 }
 
 TEST_F(RankMergeTest, AStepWaitsForAllItsParts) {
-  RankMerge merge(kLayout, 1);
+  RankMerge merge(kMergedLayout, 1);
   for (uint32_t part : {1u, 0u}) {
     EXPECT_THAT(closed_, IsEmpty());
     RankFrame frame = Frame(3, SignalId::kRows, {1}, static_cast<int>(part));
@@ -126,7 +126,7 @@ TEST_F(RankMergeTest, AStepWaitsForAllItsParts) {
 }
 
 TEST_F(RankMergeTest, ALateFrameChangesNothing) {
-  RankMerge merge(kLayout, 1);
+  RankMerge merge(kMergedLayout, 1);
   merge.Add(0, Frame(10, SignalId::kRows, {1, 1}), 1, Sink());
   EXPECT_EQ(merge.Add(0, Frame(10, SignalId::kRows, {5, 5}), 2, Sink()), RankMerge::Outcome::kLate);
   EXPECT_EQ(merge.Add(0, Frame(9, SignalId::kRows, {5, 5}), 3, Sink()), RankMerge::Outcome::kLate);
@@ -139,7 +139,7 @@ TEST_F(RankMergeTest, ALateFrameChangesNothing) {
 }
 
 TEST_F(RankMergeTest, AStepThatARankSkippedClosesWithTheNext) {
-  RankMerge merge(kLayout, 2);
+  RankMerge merge(kMergedLayout, 2);
   merge.Add(0, Frame(1, SignalId::kRows, {1, 1}), 1, Sink());
   merge.Add(0, Frame(2, SignalId::kRows, {1, 1}), 2, Sink());
   EXPECT_THAT(closed_, IsEmpty());
@@ -150,7 +150,7 @@ TEST_F(RankMergeTest, AStepThatARankSkippedClosesWithTheNext) {
 }
 
 TEST_F(RankMergeTest, TheDeadlineAndAGoodbyeEndTheWait) {
-  RankMerge merge(kLayout, 2);
+  RankMerge merge(kMergedLayout, 2);
   merge.Add(0, Frame(1, SignalId::kRows, {1, 1}), 1, Sink());
   merge.CloseThrough(0, 1, Sink());
   EXPECT_THAT(Steps(), ElementsAre(1));
@@ -163,7 +163,7 @@ TEST_F(RankMergeTest, TheDeadlineAndAGoodbyeEndTheWait) {
 }
 
 TEST_F(RankMergeTest, DepartedRanksFramesDoNotReplaceOtherRanks) {
-  RankMerge merge(kLayout, 2);
+  RankMerge merge(kMergedLayout, 2);
   for (uint32_t rank : {0u, 1u}) merge.Join(rank, 0, 2);
   for (int64_t step = 0; step < 3; ++step) merge.Add(0, Frame(step, SignalId::kRows, {1, 1}), 1, Sink());
   merge.SetGone(0, Sink());
@@ -186,7 +186,7 @@ TEST_F(RankMergeTest, DepartedRanksFramesDoNotReplaceOtherRanks) {
 }
 
 TEST_F(RankMergeTest, ReturnedRankIsAwaitedFromItsHello) {
-  RankMerge merge(kLayout, 2);
+  RankMerge merge(kMergedLayout, 2);
   for (uint32_t rank : {0u, 1u}) merge.Join(rank, 0, 2);
   for (uint32_t rank : {0u, 1u}) merge.Add(rank, Frame(0, SignalId::kRows, {1, 1}), 1, Sink());
   merge.SetGone(0, Sink());
@@ -199,7 +199,7 @@ TEST_F(RankMergeTest, ReturnedRankIsAwaitedFromItsHello) {
 }
 
 TEST_F(RankMergeTest, LateFrameAlsoBringsARankBack) {
-  RankMerge merge(kLayout, 2);
+  RankMerge merge(kMergedLayout, 2);
   for (uint32_t rank : {0u, 1u}) merge.Add(rank, Frame(0, SignalId::kRows, {1, 1}), 1, Sink());
   merge.SetGone(0, Sink());
   merge.Add(1, Frame(1, SignalId::kRows, {1, 1}), 2, Sink());
@@ -210,7 +210,7 @@ TEST_F(RankMergeTest, LateFrameAlsoBringsARankBack) {
 }
 
 TEST_F(RankMergeTest, AnAttemptHasRanksOfItsOwn) {
-  RankMerge merge(kLayout, 4);
+  RankMerge merge(kMergedLayout, 4);
   for (uint32_t rank = 0; rank < 4; ++rank) {
     merge.Join(rank, 0, 4);
     merge.Add(rank, Frame(0, SignalId::kRows, {1, 1}), 1, Sink());
@@ -238,7 +238,7 @@ TEST_F(RankMergeTest, AnAttemptHasRanksOfItsOwn) {
 }
 
 TEST_F(RankMergeTest, FramesOfEarlierAttemptAreMergedInTheNext) {
-  RankMerge merge(kLayout, 2);
+  RankMerge merge(kMergedLayout, 2);
   for (uint32_t rank : {0u, 1u}) merge.Join(rank, 1, 2);
   for (uint32_t rank : {0u, 1u}) {
     for (int64_t step = 0; step < 3; ++step) merge.Add(rank, Frame(step, SignalId::kRows, {1, 1}), 1, Sink());
@@ -255,12 +255,12 @@ TEST_F(RankMergeTest, RestoredMergeContinuesLikeTheSavedOne) {
       merge->Add(rank, Frame(0, SignalId::kRows, {1, 1}), 1, Sink());
     }
   };
-  RankMerge merge(kLayout, 3);
+  RankMerge merge(kMergedLayout, 3);
   begin(&merge);
   merge.Add(0, Frame(1, SignalId::kRows, {1, 1}), 4, Sink());
   merge.SetGone(0, Sink());
   merge.Add(1, Frame(1, SignalId::kRows, {1, 1}), 6, Sink());
-  RankMerge restored(kLayout, 3);
+  RankMerge restored(kMergedLayout, 3);
   restored.Restore(0, 0, merge.ranks());
   restored.SetReplay(true);
   EXPECT_EQ(restored.Add(0, Frame(1, SignalId::kRows, {1, 1}), 4, Sink()), RankMerge::Outcome::kTaken);
@@ -279,7 +279,7 @@ TEST_F(RankMergeTest, RestoredMergeContinuesLikeTheSavedOne) {
 }
 
 TEST_F(RankMergeTest, OpenStepsAreBounded) {
-  RankMerge merge(kLayout, 2, 4);
+  RankMerge merge(kMergedLayout, 2, 4);
   for (int64_t step = 0; step < 6; ++step) merge.Add(0, Frame(step, SignalId::kRows, {1, 1}), 1, Sink());
   EXPECT_THAT(Steps(), ElementsAre(0, 1));
 }
@@ -288,7 +288,7 @@ TEST_F(RankMergeTest, AnyInterleavingOfRanksGivesTheSameSteps) {
   constexpr uint32_t kRanks = 8;
   constexpr int64_t kSteps = 40;
   std::mt19937 random(7);
-  RankMerge merge(kLayout, kRanks);
+  RankMerge merge(kMergedLayout, kRanks);
   std::vector<int64_t> next(kRanks, 0);
   Lsn lsn = 0;
   for (;;) {
@@ -309,7 +309,7 @@ TEST_F(RankMergeTest, AnyInterleavingOfRanksGivesTheSameSteps) {
 }
 
 TEST_F(RankMergeTest, HeldStepDelaysLaterStepsUntilFilled) {
-  RankMerge merge(kLayout, 1);
+  RankMerge merge(kMergedLayout, 1);
   EXPECT_TRUE(merge.Hold(0, 1, 7, 1));
   merge.Add(0, Frame(0, SignalId::kRows, {1, 2}), 8, Sink());
   merge.Add(0, Frame(1, SignalId::kRows, {1, 2}), 9, Sink());
@@ -330,7 +330,7 @@ TEST_F(RankMergeTest, HeldStepDelaysLaterStepsUntilFilled) {
 }
 
 TEST_F(RankMergeTest, HeldStepClosesByDeadlineOrTooManyOpenSteps) {
-  RankMerge merge(kLayout, 1, 4);
+  RankMerge merge(kMergedLayout, 1, 4);
   merge.Hold(0, 0, 1, 2);
   merge.Add(0, Frame(0, SignalId::kRows, {1, 2}), 2, Sink());
   merge.Add(0, Frame(1, SignalId::kRows, {1, 2}), 2, Sink());
@@ -346,7 +346,7 @@ TEST_F(RankMergeTest, HeldStepClosesByDeadlineOrTooManyOpenSteps) {
 }
 
 TEST_F(RankMergeTest, HeldValuesWithoutAFrameMakeNoStep) {
-  RankMerge merge(kLayout, 1);
+  RankMerge merge(kMergedLayout, 1);
   merge.Hold(0, 3, 1, 1);
   merge.Fill(0, 3, {{SignalId::kGramSigma, 0, 1, 3}}, Sink());
   merge.Hold(0, 4, 2, 0);

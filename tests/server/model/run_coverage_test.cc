@@ -15,14 +15,14 @@
 namespace bellwether::server {
 namespace {
 
-const Layout kLayout{.layers = 3, .heads = 4, .kv_heads = 2};
+const Layout kCoveredLayout{.layers = 3, .heads = 4, .kv_heads = 2};
 
 enum Part : unsigned { kScores = 1, kLeak = 2, kSigma = 4, kLoss = 8, kAll = 15 };
 
 // A layer that was not probed adds 0 to sums and has no maximum, as clients send it.
 StepSample SampleOf(int64_t step, unsigned parts, unsigned scored_layers = 7, uint32_t attempt = 0) {
   StepSample sample;
-  sample.Reset(kLayout);
+  sample.Reset(kCoveredLayout);
   sample.step = step;
   sample.attempt = attempt;
   if ((parts & kScores) != 0) {
@@ -52,7 +52,7 @@ class RunCoverageTest : public testing::Test {
   void Steps(int count, unsigned parts, unsigned scored_layers = 7, uint32_t attempt = 0) {
     for (int i = 0; i < count; ++i) coverage_.Observe(SampleOf(step_++, parts, scored_layers, attempt));
   }
-  JudgedBy Now() const { return coverage_.At(step_ - 1, kLayout.layers); }
+  JudgedBy Now() const { return coverage_.At(step_ - 1, kCoveredLayout.layers); }
   std::string Text() const { return Now().Text(false); }
 
   RunCoverage coverage_;
@@ -171,7 +171,7 @@ TEST_F(RunCoverageTest, ARuleThatIsSwitchedOffJudgesNothing) {
 
 TEST_F(RunCoverageTest, RecordKeepsCoverageAndOlderOnesUseTheirSignals) {
   RunRecord run;
-  run.description.layout = kLayout;
+  run.description.layout = kCoveredLayout;
   run.step = 20;
   run.signals = SampleOf(0, kAll).signals();
   EXPECT_EQ(JudgedByOf(run).Text(false), "healthy");

@@ -17,8 +17,8 @@
 namespace bellwether::server {
 namespace {
 
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr float kFloatNan = std::numeric_limits<float>::quiet_NaN();
+constexpr float kFloatInf = std::numeric_limits<float>::infinity();
 constexpr size_t kHeads = 64;
 constexpr int kSteps = 64;
 
@@ -129,8 +129,8 @@ TEST(CompareRunsTest, NotFiniteInOneRunIsADifference) {
   RunComparison comparison(4, 0.5);
   for (int i = 0; i < 10; ++i) {
     const bool late = i >= 6;
-    comparison.Add(i, std::vector<float>{late ? kNan : 1, 1, kNan, NotMeasured()},
-                   std::vector<float>{1, late ? kInf : 1, kNan, late ? kNan : 1});
+    comparison.Add(i, std::vector<float>{late ? kFloatNan : 1, 1, kFloatNan, NotMeasured()},
+                   std::vector<float>{1, late ? kFloatInf : 1, kFloatNan, late ? kFloatNan : 1});
   }
   EXPECT_EQ(comparison.Of(0).first, 6);
   EXPECT_EQ(comparison.Of(0).before, 5);

@@ -21,11 +21,11 @@
 namespace bellwether::server {
 namespace {
 
-constexpr RunId kRun = 3;
+constexpr RunId kRetainedRun = 3;
 constexpr int64_t kDay = 86'400;
 constexpr int64_t kSteps = 1024;  // A day, four chunks.
 
-float Value(SignalId signal, int64_t step, int cell) {
+float RetainedValue(SignalId signal, int64_t step, int cell) {
   const auto mixed = static_cast<uint64_t>(step * 7919 + cell * 31 + static_cast<int>(signal)) * 0x9e3779b97f4a7c15u;
   return static_cast<float>(static_cast<int64_t>(mixed >> 40) - (1 << 23)) / 1000;
 }
@@ -35,7 +35,7 @@ TEST(RetentionTest, RoundsTo12BitsOfMantissa) {
     EXPECT_EQ(std::bit_cast<uint32_t>(RoundTo12Bits(value)), std::bit_cast<uint32_t>(value)) << value;
   }
   for (int i = 0; i < 10'000; ++i) {
-    const float value = Value(SignalId::kLoss, i, 0);
+    const float value = RetainedValue(SignalId::kLoss, i, 0);
     const float rounded = RoundTo12Bits(value);
     EXPECT_LE(std::abs(rounded - value), std::ldexp(std::abs(value), -13)) << value;
     EXPECT_EQ(std::bit_cast<uint32_t>(rounded) & 0x7ff, 0u);
@@ -67,14 +67,15 @@ class RetentionRunTest : public testing::Test {
     ASSERT_TRUE(database.ok()) << database.status();
     database_ = *std::move(database);
     store_ = SeriesStore::Create({}, database_.get());
-    record_.id = kRun;
+    record_.id = kRetainedRun;
     record_.description.name = "old";
     record_.description.layout = layout_;
   }
   // What a shard does in a day of the attempt, or a part of it; then a pass.
   void Day(uint32_t attempt, int64_t begin, int64_t end, double part = 1) {
-    store_->Open(kRun, layout_);
-    for (int64_t step = begin; step < end; ++step) ASSERT_TRUE(store_->Append(kRun, Sample(step, attempt)).ok());
+    store_->Open(kRetainedRun, layout_);
+    for (int64_t step = begin; step < end; ++step)
+      ASSERT_TRUE(store_->Append(kRetainedRun, Sample(step, attempt)).ok());
     record_.description.attempt = attempt;
     record_.step = end - 1;
     record_.steps_recorded += static_cast<uint64_t>(end - begin);
@@ -87,7 +88,7 @@ class RetentionRunTest : public testing::Test {
   void End() {
     record_.ended = true;
     auto batch = database_->NewBatch();
-    ASSERT_TRUE(store_->Close(kRun, batch.get()).ok());
+    ASSERT_TRUE(store_->Close(kRetainedRun, batch.get()).ok());
     batch->PutRun(record_);
     ASSERT_TRUE(database_->Commit(std::move(batch)).ok());
     Publish();
@@ -100,7 +101,7 @@ class RetentionRunTest : public testing::Test {
   int Stored(const char* kind) const {
     int rows = 0;
     EXPECT_TRUE(RocksDatabase::Snapshot(RocksDatabase::As(database_.get()))
-                    .Scan(KeyBuilder(*kind).U64(kRun).key(), {},
+                    .Scan(KeyBuilder(*kind).U64(kRetainedRun).key(), {},
                           [&](std::string_view, std::string_view) {
                             ++rows;
                             return true;
@@ -127,12 +128,13 @@ class RetentionRunTest : public testing::Test {
     sample.time_unix_ns = 0;  // A trainer whose clock is wrong.
     for (const SignalId signal : {SignalId::kLoss, SignalId::kLogitMax, SignalId::kDeltaBiasSum}) {
       const auto values = sample.Add(signal);
-      for (size_t i = 0; i < values.size(); ++i) values[i] = Value(signal, step, static_cast<int>(i));
+      for (size_t i = 0; i < values.size(); ++i) values[i] = RetainedValue(signal, step, static_cast<int>(i));
     }
     return sample;
   }
   SeriesPoints Read(SignalId signal, int64_t begin, int64_t end, size_t points = 100'000) const {
-    auto series = store_->ReadSeries(kRun, layout_, {signal, 0, 1}, begin, end, points, SeriesStore::kNewestAttempt);
+    auto series =
+        store_->ReadSeries(kRetainedRun, layout_, {signal, 0, 1}, begin, end, points, SeriesStore::kNewestAttempt);
     EXPECT_TRUE(series.ok()) << series.status();
     return series.ok() ? *std::move(series) : SeriesPoints{};
   }
@@ -143,7 +145,7 @@ class RetentionRunTest : public testing::Test {
     ASSERT_EQ(points.step.size(), static_cast<size_t>(end - begin));
     for (size_t i = 0; i < points.step.size(); ++i) {
       ASSERT_EQ(points.step[i], begin + static_cast<int64_t>(i));
-      ASSERT_EQ(points.mean[i], expected(Value(signal, points.step[i], 1))) << points.step[i];
+      ASSERT_EQ(points.mean[i], expected(RetainedValue(signal, points.step[i], 1))) << points.step[i];
     }
   }
   // Of kLogitMax: 12 bits, but for a chunk so short that nothing is gained.
@@ -152,7 +154,7 @@ class RetentionRunTest : public testing::Test {
     ASSERT_EQ(points.step.size(), static_cast<size_t>(end - begin));
     int whole = 0;
     for (size_t i = 0; i < points.step.size(); ++i) {
-      const float value = Value(SignalId::kLogitMax, points.step[i], 1);
+      const float value = RetainedValue(SignalId::kLogitMax, points.step[i], 1);
       if (points.mean[i] == RoundTo12Bits(value)) continue;
       ASSERT_EQ(points.mean[i], value) << points.step[i];
       ++whole;
@@ -165,8 +167,8 @@ class RetentionRunTest : public testing::Test {
     for (size_t i = 0; i < spans.step.size(); ++i) {
       float low = INFINITY, high = -INFINITY;
       for (int64_t step = spans.step[i]; step < (i + 1 < spans.step.size() ? spans.step[i + 1] : end); ++step) {
-        low = std::min(low, Value(SignalId::kLogitMax, step, 1));
-        high = std::max(high, Value(SignalId::kLogitMax, step, 1));
+        low = std::min(low, RetainedValue(SignalId::kLogitMax, step, 1));
+        high = std::max(high, RetainedValue(SignalId::kLogitMax, step, 1));
       }
       EXPECT_EQ(spans.min[i], low) << "of what was measured, not of what was rounded";
       EXPECT_EQ(spans.max[i], high);
@@ -285,13 +287,15 @@ TEST_F(RetentionRunTest, ClusterRunIsRetainedUntilWholeByClusterTime) {
   const auto pass = [&] {
     Retention::Options options{.raw_seconds = 2 * kDay, .rounded_seconds = 4 * kDay, .summarized_seconds = 8 * kDay};
     Retention retention(options, &table_, database_.get(), store_.get(), &counters_, &clock_);
-    retention.Share({.whole = [&](RunId run) { return run == kRun && whole; }, .unix_nanos = [&] { return now_ns; }});
+    retention.Share(
+        {.whole = [&](RunId run) { return run == kRetainedRun && whole; }, .unix_nanos = [&] { return now_ns; }});
     retention.Pass();
   };
-  const std::string row = RocksDatabase::Snapshot(RocksDatabase::As(database_.get())).Get(RetentionKey(kRun)).value();
+  const std::string row =
+      RocksDatabase::Snapshot(RocksDatabase::As(database_.get())).Get(RetentionKey(kRetainedRun)).value();
   now_ns += 100 * kDay * 1'000'000'000;
   pass();
-  EXPECT_EQ(RocksDatabase::Snapshot(RocksDatabase::As(database_.get())).Get(RetentionKey(kRun)).value(), row)
+  EXPECT_EQ(RocksDatabase::Snapshot(RocksDatabase::As(database_.get())).Get(RetentionKey(kRetainedRun)).value(), row)
       << "neither rewritten nor marked";
   whole = true;
   now_ns = clock_.UnixNanos() + kDay * 1'000'000'000;
@@ -314,8 +318,8 @@ TEST_F(RetentionRunTest, ZeroDaysKeepsDataForever) {
 }
 
 TEST_F(RetentionRunTest, DataStoredAtTheEndAgesFromItsSteps) {
-  store_->Open(kRun, layout_);
-  for (int64_t step = 0; step < 40; ++step) ASSERT_TRUE(store_->Append(kRun, Sample(step, 0)).ok());
+  store_->Open(kRetainedRun, layout_);
+  for (int64_t step = 0; step < 40; ++step) ASSERT_TRUE(store_->Append(kRetainedRun, Sample(step, 0)).ok());
   record_.step = 39;
   record_.steps_recorded = 40;
   auto snapshot = std::make_shared<RunSnapshot>();
@@ -334,13 +338,13 @@ TEST_F(RetentionRunTest, DataStoredAtTheEndAgesFromItsSteps) {
 TEST_F(RetentionRunTest, WindowsUnpackedAtStopArePackedAndRetained) {
   const SeriesStore::Options windows{.window_bytes_max = 0};
   store_ = SeriesStore::Create(windows, database_.get());
-  store_->Open(kRun, layout_);
-  for (int64_t step = 0; step < 40; ++step) ASSERT_TRUE(store_->Append(kRun, Sample(step, 0)).ok());
+  store_->Open(kRetainedRun, layout_);
+  for (int64_t step = 0; step < 40; ++step) ASSERT_TRUE(store_->Append(kRetainedRun, Sample(step, 0)).ok());
   record_.step = 39;
   record_.steps_recorded = 40;
   auto batch = database_->NewBatch();
   std::string state;
-  ASSERT_TRUE(store_->Save(kRun, batch.get(), &state).ok());  // As it is when the end is not packed.
+  ASSERT_TRUE(store_->Save(kRetainedRun, batch.get(), &state).ok());  // As it is when the end is not packed.
   record_.ended = true;
   batch->PutRun(record_);
   ASSERT_TRUE(database_->Commit(std::move(batch)).ok());
@@ -367,7 +371,7 @@ TEST_F(RetentionRunTest, MarksAreBoundedAndGrowCoarser) {
     clock_.Advance(int64_t{60} * 1'000'000'000);
     Pass();
   }
-  const auto row = RocksDatabase::Snapshot(RocksDatabase::As(database_.get())).Get(RetentionKey(kRun));
+  const auto row = RocksDatabase::Snapshot(RocksDatabase::As(database_.get())).Get(RetentionKey(kRetainedRun));
   ASSERT_TRUE(row.ok());
   const auto state = DecodeRetentionState(*row);
   ASSERT_TRUE(state.ok());

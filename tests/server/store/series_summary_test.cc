@@ -14,7 +14,7 @@
 namespace bellwether::server {
 namespace {
 
-std::vector<int64_t> Steps(size_t n, int64_t first, int64_t period) {
+std::vector<int64_t> SummarySteps(size_t n, int64_t first, int64_t period) {
   std::vector<int64_t> steps(n);
   for (size_t i = 0; i < n; ++i) steps[i] = first + static_cast<int64_t>(i) * period;
   return steps;
@@ -36,7 +36,7 @@ TEST(SeriesSummaryTest, IsThatOfTheValues) {
                                      nan, NotMeasured(),  //
                                      3,   NotMeasured(),
                                      nan, NotMeasured()};
-  const auto steps = Steps(3, 10, 10);
+  const auto steps = SummarySteps(3, 10, 10);
   const auto summaries = Summarize({.steps = steps, .values = values.data(), .cells = 4, .stride = 4});
   const std::string row = EncodeSpans(summaries, 0, 4);
   const auto numbers = Decode(row, 0), mixed = Decode(row, 1), nans = Decode(row, 2), none = Decode(row, 3);
@@ -61,7 +61,7 @@ TEST(SeriesSummaryTest, IsThatOfTheValues) {
 
 TEST(SeriesSummaryTest, LongRowsHaveASpanPer256StepsAndGroup) {
   const size_t steps_count = 2 * kSpanSteps + 100, cells = 11;
-  const auto steps = Steps(steps_count, -300, 3);
+  const auto steps = SummarySteps(steps_count, -300, 3);
   std::vector<float> values(steps_count * cells);
   for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i % 997);
   values[5 * cells + 9] = NotMeasured();  // The first span of the second group counts.
@@ -122,7 +122,7 @@ TEST(SeriesSummaryTest, DamagedRowsGiveAnErrorOrSpansNeverMore) {
   const uint32_t seed = 11;
   SCOPED_TRACE(testing::Message() << "seed " << seed);
   std::mt19937 random(seed);
-  const auto steps = Steps(600, 0, 1);
+  const auto steps = SummarySteps(600, 0, 1);
   std::vector<float> values(600 * 8);
   for (float& value : values) value = static_cast<float>(random());
   const std::string good =
