@@ -1,9 +1,10 @@
-# bellwether_python_test(<prefix> <test_*.py> [LABELS ...] [TIMEOUT s] [CORES n] [LONG] [GROUP group]): a pytest
-# file of this folder as one ctest entry.  LONG: one that ./check leaves to its --long.  GROUP: one that ./check runs where
-# the group's folders changed (./check --help).  Not under sanitizers: Python cannot load a library that wants a sanitizer's
+# bellwether_python_test(<prefix> <test_*.py> [LABELS ...] [TIMEOUT s] [CORES n] [WAITS] [LONG] [GROUP group]): a pytest
+# file of this folder as one ctest entry.  WAITS: one that computes less than a third of its time, for a lease, an age or a
+# link; it counts as half a core.  LONG: one that ./check leaves to its --long.  GROUP: one that ./check runs where the
+# group's folders changed (./check --help).  Not under sanitizers: Python cannot load a library that wants a sanitizer's
 # runtime first.
 function(bellwether_python_test prefix file)
-  cmake_parse_arguments(ARG "LONG" "TIMEOUT;CORES;GROUP" "LABELS" ${ARGN})
+  cmake_parse_arguments(ARG "LONG;WAITS" "TIMEOUT;CORES;GROUP" "LABELS" ${ARGN})
   if(ARG_LONG)
     list(APPEND ARG_LABELS long)
   endif()
@@ -23,9 +24,13 @@ function(bellwether_python_test prefix file)
   if(NOT ARG_CORES)
     set(ARG_CORES 1)
   endif()
+  math(EXPR halves "2 * ${ARG_CORES}")
+  if(ARG_WAITS)
+    set(halves 1)
+  endif()
   add_test(NAME ${name}
     COMMAND ${python} -m pytest -q -x -p no:cacheprovider ${CMAKE_CURRENT_SOURCE_DIR}/${file})
-  set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}" PROCESSORS ${ARG_CORES}
+  set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}" PROCESSORS ${halves}
     COST 10  # Begun before the unit tests, which fill the gaps.
     ENVIRONMENT "BELLWETHER_LIB_DIR=${CMAKE_RUNTIME_OUTPUT_DIRECTORY};PYTHONDONTWRITEBYTECODE=1;OMP_NUM_THREADS=1")
   if("gpu" IN_LIST ARG_LABELS)
