@@ -5,7 +5,7 @@
 #define BELLWETHER_SERVER_APP_CONNECTION_STRINGS_H_
 
 #include "absl/status/status.h"
-#include "server/cluster/member.h"
+#include "server/cluster/cluster_options.h"
 
 namespace bellwether::server {
 

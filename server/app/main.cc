@@ -192,6 +192,7 @@ absl::Status ReadNamedFiles(ServerOptions* options) {
   }
   if (!options->access.access_file.empty()) BW_RETURN_IF_ERROR(ReadAccess(options->access.access_file).status());
   BW_RETURN_IF_ERROR(ReadConnectionStrings(std::getenv("BELLWETHER_CLUSTER_DSN"), &options->cluster));
+  BW_RETURN_IF_ERROR(CheckClusterBuild(options->cluster));
   BW_RETURN_IF_ERROR(CheckGrpcAddress("--grpc.listen-address", options->grpc_address));
   return CheckWebAddress("--web.listen-address", options->web_address);
 }

@@ -89,9 +89,12 @@ absl::Status Server::StartAll() {
   BW_RETURN_IF_ERROR(StartBank());
   RecordInfo();
   RecordReload();
-  if (options_.cluster.on()) ShareLog();
+  if (options_.cluster.on()) BW_RETURN_IF_ERROR(StartCluster());
   BW_ASSIGN_OR_RETURN(engine_, Engine::Open(options_.engine, &counters_, clock_));
-  if (options_.cluster.on()) BW_RETURN_IF_ERROR(StartPeers());
+  if (cluster_ != nullptr) {
+    BW_ASSIGN_OR_RETURN(Peers* const peers, cluster_->StartPeers());
+    router_ = std::make_unique<RunRouter>(peers, engine_->runs(), clock_);
+  }
   queries_ = std::make_unique<QueryEngine>(
       options_.query_engine, QueryStores{engine_->runs(), engine_->series(), engine_->alerts(), engine_->database(),
                                          engine_->baselines(), engine_->control(), clock_, &counters_,
@@ -115,7 +118,7 @@ absl::Status Server::StartAll() {
   const auto catch_up = [this](RunId first, RunId end) {
     for (const auto& webhook : webhooks_) webhook->CatchUp(first, end);
   };
-  if (options_.cluster.on()) {
+  if (cluster_ != nullptr) {
     engine_->partitions()->SetAcquired(catch_up);
   } else {
     catch_up(0, std::numeric_limits<RunId>::max());
@@ -142,7 +145,18 @@ absl::Status Server::StartAll() {
     info_.http_address = http_address_;
   }
   busy_ns_ = clock_->MonotonicNanos();
-  return options_.cluster.on() ? JoinCluster() : absl::OkStatus();
+  return cluster_ != nullptr ? cluster_->Join(grpc_address_, engine_.get()) : absl::OkStatus();
+}
+
+absl::Status Server::StartCluster() {
+  ClusterPart::Options options;
+  options.cluster = options_.cluster;
+  options.tls = options_.tls;
+  options.tls_refresh_seconds = options_.tls_refresh_seconds;
+  options.call_ms_max = options_.query_engine.deadline_ms;
+  BW_ASSIGN_OR_RETURN(cluster_, ClusterPart::Make(std::move(options), tls_.get(), access_.get(), &counters_, clock_));
+  cluster_->ShareLog(&options_.engine);
+  return absl::OkStatus();
 }
 
 absl::Status Server::CheckAddresses() const {
@@ -397,7 +411,7 @@ absl::StatusOr<bool> Server::Tick() {
   }
   access_->Tick();
   if (tls_ != nullptr) tls_->Tick();
-  if (peer_tls_ != nullptr) peer_tls_->Tick();
+  if (cluster_ != nullptr) cluster_->Tick();
   const int64_t now_ns = clock_->MonotonicNanos();
   if (ingest_->streams_open() > 0 || query_->streams_open() > 0) busy_ns_ = now_ns;
   return options_.idle_exit_seconds == 0 || now_ns - busy_ns_ < options_.idle_exit_seconds * 1'000'000'000;
@@ -413,7 +427,7 @@ absl::Status Server::Stop() {
   cut_idle_wake_.notify_all();
   if (cut_idle_thread_.joinable()) cut_idle_thread_.join();
   if (listener_ != nullptr) listener_->Stop();
-  if (member_ != nullptr) member_->Announce();
+  if (cluster_ != nullptr) cluster_->Announce();
   if (grpc_ != nullptr) {
     grpc_->GetHealthCheckService()->SetServingStatus(false);
     // What was taken becomes durable and is acknowledged before streams end.
@@ -423,7 +437,7 @@ absl::Status Server::Stop() {
     grpc_->Wait();
   }
   checkpoints_.reset();
-  if (member_ != nullptr) member_->Leave();  // Others go on before this one has put everything away.
+  if (cluster_ != nullptr) cluster_->Leave();  // Others go on before this one has put everything away.
   // All receivers have the same time, however many there are.
   for (const auto& webhook : webhooks_) webhook->AskToStop();
   for (const auto& alertmanager : alertmanagers_) alertmanager->AskToStop();

@@ -3,7 +3,6 @@
 #ifndef BELLWETHER_SERVER_APP_SERVER_H_
 #define BELLWETHER_SERVER_APP_SERVER_H_
 
-#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
@@ -19,9 +18,8 @@
 #include "absl/synchronization/mutex.h"
 #include "server/access/access.h"
 #include "server/access/tls_files.h"
-#include "server/cluster/members.h"
-#include "server/cluster/partition_ownership.h"
-#include "server/cluster/peer_channels.h"
+#include "server/app/cluster_part.h"
+#include "server/cluster/cluster_options.h"
 #include "server/detect/bank_choice.h"
 #include "server/detect/measured_bank.h"
 #include "server/engine/engine.h"
@@ -38,7 +36,6 @@
 #include "server/query/server_info.h"
 
 namespace grpc {
-class ChannelCredentials;
 class Server;
 class ServerCredentials;
 }  // namespace grpc
@@ -105,13 +102,9 @@ class Server {
   absl::Status CheckAddresses() const;
   absl::Status StartAccess();
   absl::Status StartBank();
-  void ShareLog();
-  absl::Status JoinCluster();
   absl::Status StartGrpc();
   std::shared_ptr<grpc::ServerCredentials> GrpcCredentials() const;
-  // What the other servers of a cluster are asked with.
-  absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> PeerCredentials();
-  absl::Status StartPeers();
+  absl::Status StartCluster();
   // On a thread of its own until Stop(): what Tick() must not hold up, nor be held up by.
   void EachSecond(const std::function<void()>& task);
   absl::Status StartHttp();
@@ -125,25 +118,20 @@ class Server {
   std::string grpc_address_, http_address_, page_url_;
   absl::Mutex info_mutex_;
   ServerInfo info_ ABSL_GUARDED_BY(info_mutex_);  // Without what changes: Info().
-  std::string owner_name_;                        // In the cluster's lease table.
   absl::Mutex reload_mutex_;
   Counters counters_;
   Clock* const clock_;
-  std::unique_ptr<TlsWatch> tls_;       // Null: plaintext.
-  std::unique_ptr<TlsWatch> peer_tls_;  // Null: as tls_.
+  std::unique_ptr<TlsWatch> tls_;  // Null: plaintext.
   std::unique_ptr<Access> access_;
   std::unique_ptr<GpuBank> gpu_bank_;  // Null: detectors run on the CPU.
   std::unique_ptr<MeasuredBank> bank_;
-  std::unique_ptr<SpectraBank> gpu_spectra_;       // Null: spectra run on the CPU.
-  std::unique_ptr<PartitionOwnership> ownership_;  // Null: this server is alone.
+  std::unique_ptr<SpectraBank> gpu_spectra_;  // Null: spectra run on the CPU.
+  std::unique_ptr<ClusterPart> cluster_;      // Null: this server is alone.
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<Exporter> exporter_;
   std::vector<std::unique_ptr<Webhook>> webhooks_;
   std::vector<std::unique_ptr<Alertmanager>> alertmanagers_;
-  std::unique_ptr<Members> member_;               // Null: this server is alone.
-  std::atomic<Members*> asked_member_ = nullptr;  // The same, for calls and streams that come before it.
-  std::unique_ptr<PeerChannels> peers_;           // Null: this server is alone.
-  std::unique_ptr<RunRouter> router_;             // Null: this server is alone.
+  std::unique_ptr<RunRouter> router_;  // Null: this server is alone.
   std::unique_ptr<QueryEngine> queries_;
   std::unique_ptr<QueryService> query_;
   std::unique_ptr<IngestService> ingest_;

@@ -32,7 +32,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
-#include "server/access/tls_files.h"
+#include "server/cluster/cluster_options.h"
 #include "server/cluster/link.h"
 #include "server/engine/ports/partition_host.h"
 #include "server/model/partition.h"
@@ -51,22 +51,6 @@ struct Holding {
 // Asks the servers of these addresses what they serve; those that answer within a few
 // seconds count.  Called from the members' threads.
 using AskHoldings = std::function<std::vector<Holding>(const std::vector<std::string>& servers)>;
-
-struct ClusterOptions {
-  std::vector<std::string> dsns;  // Of the cluster's databases, in their order; empty = this server is alone.
-  // Where they were read from, for people: one of them alone is set, if any.
-  std::string dsn_file;
-  std::vector<std::string> dsn_files;
-  std::string node;           // This server's name, unique in the cluster; "" = its host's.
-  std::string address;        // Where clients and the other servers reach it, host:port; "" = where it listens.
-  int64_t lease_seconds = 5;  // 2..60
-  int connections = 4;        // To each database, that commit frames, 1..64; up to ten more do the rest.
-  // The certificate that this server presents to the others, and the authority that signed
-  // theirs (client_ca); "" = those for clients (tls.*).
-  TlsFiles peer;
-
-  bool on() const { return !dsns.empty(); }
-};
 
 // A name for this process alone: a restarted server has another one.
 std::string NewOwnerName(const std::string& node);
