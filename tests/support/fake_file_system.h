@@ -27,6 +27,14 @@ class FakeFileSystem final : public FileSystem {
  public:
   static constexpr int64_t kSector = 512;
 
+  FakeFileSystem() = default;
+  // The files of `other`, which has restarted, and no fault.
+  FakeFileSystem(const FakeFileSystem& other) {
+    absl::MutexLock lock(&other.mutex_);
+    for (const auto& [path, inode] : other.entries_) entries_[path] = std::make_shared<Inode>(*inode);
+    durable_entries_ = entries_;
+  }
+
   absl::Status MakeDirectory(const std::string&) override { return absl::OkStatus(); }
 
   absl::StatusOr<std::vector<std::string>> List(const std::string& directory) override {

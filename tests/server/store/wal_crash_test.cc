@@ -7,9 +7,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <map>
 #include <random>
+#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -30,6 +32,18 @@ class Model {
       options_.group_bytes_max = 1 << 20;  // More than a segment.
       options_.group_wait_us_max = 50;
     }
+  }
+
+  // The same log, whose files `fs` has.
+  Model(const Model& other, FakeFileSystem* fs)
+      : options_(other.options_),
+        fs_(fs),
+        random_(other.random_),
+        appended_(other.appended_),
+        durable_(other.durable_),
+        kept_from_(other.kept_from_),
+        life_(other.life_) {
+    options_.file_system = fs;
   }
 
   // One life: opens, compares, appends and truncates, until the power goes with the
@@ -127,14 +141,19 @@ TEST(WalCrashTest, PowerLossAnywhereLosesNoDurableRecord) {
 }
 
 TEST(WalCrashTest, EachChangeOfTruncateAndRotateMayBeTheLast) {
+  constexpr uint32_t kSeeds = 4;
+  std::array<FakeFileSystem, kSeeds> files;
+  std::vector<Model> begun;
+  for (uint32_t seed = 0; seed < kSeeds; ++seed) {
+    begun.emplace_back(&files[seed], seed).Live(1'000'000, 150);  // Makes segments to give up.
+  }
   int truncated = 0;
   for (int64_t cut = 1;; ++cut) {
     SCOPED_TRACE(testing::Message() << "cut " << cut);
     bool went = false;
-    for (uint32_t seed = 0; seed < 4; ++seed) {
-      FakeFileSystem fs;
-      Model model(&fs, seed);
-      model.Live(1'000'000, 150);  // Makes segments to give up.
+    for (uint32_t seed = 0; seed < kSeeds; ++seed) {
+      FakeFileSystem fs(files[seed]);
+      Model model(begun[seed], &fs);
       went |= model.Live(cut, 150);
       model.Check();
       truncated += model.truncated();
