@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Optional
+from typing import Any, Optional
 
 import numpy as np
 import pytest
@@ -333,6 +333,40 @@ def test_each_watch_sees_a_function_compiled_before(tmp_path: Path) -> None:
         with bellwether.attach(model, record=path, run="again", every=1) as monitor:
             model(batch(shape, 0)).square().mean().backward()
             assert [layer.fired for layer in monitor.layers] == [1], watch
+
+
+class LateFlex(Attention):
+    """Compiles the function in a forward."""
+
+    made: Any = None
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, gqa: bool) -> Tensor:
+        if LateFlex.made is None:
+            LateFlex.made = staticmethod(torch.compile(flex.flex_attention, backend="aot_eager"))
+        o: Tensor = LateFlex.made(q, k, v)
+        return o
+
+
+def test_a_function_compiled_late_is_measured_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LateFlex, "made", None)
+    shape = Shape(layers=2, causal=False)
+    for watch in range(2):
+        model, path = Model(shape, kind=LateFlex), tmp_path / f"{watch}.bwrun"
+        with bellwether.attach(
+            model, record=str(path), run="late", every=2, rows=0, microbatches="all",
+            overhead_budget=1e9,
+        ) as monitor:  # fmt: skip
+            for step in range(5):
+                # Another length: compiled anew, in a step that is not sampled and in one that is.
+                x = batch(shape, step, tokens=40 if step < 3 else 56)
+                model(x).square().mean().backward()
+                monitor.step()
+            assert monitor.flush(20) and monitor.status()["errors"] == 0
+        steps = Recording(path, ended=True).steps()
+        for step, tokens in ((0, 40), (2, 40), (4, 56)):
+            assert (steps[step]["rows"] == 3 * tokens).all(), (watch, step)
 
 
 def test_recipes_have_a_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

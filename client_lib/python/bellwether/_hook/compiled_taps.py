@@ -29,20 +29,27 @@ TORCH_MIN = (2, 11)
 
 _numbers = itertools.count(1)
 _layers: weakref.WeakValueDictionary[int, PatchedLayer] = weakref.WeakValueDictionary()
+_deaf: dict[torch.device, Mark] = {}
 _addresses: dict[int, int] = {}  # Of marks on GPUs -> number: reading one would wait for the GPU.
 
 
 class Mark:
-    """Hangs on a watched module; copies and pickles of the module have None in its place."""
+    """Hangs on a watched module; copies and pickles of the module have None in its place.
 
-    def __init__(self, layer: PatchedLayer, device: torch.device) -> None:
+    layer  None: it stands for no layer
+    """
+
+    def __init__(self, layer: Optional[PatchedLayer], device: torch.device) -> None:
         self.number = next(_numbers)
-        # Where the model is: a CPU tensor among its inputs keeps a graph from CUDA's graphs.
-        device = device if device.type == "cuda" else torch.device("cpu")
         self.tensor = torch.tensor([self.number], dtype=torch.int64, device=device)
-        _layers[self.number] = layer
+        if layer is not None:
+            _layers[self.number] = layer
         if device.type == "cuda":
             _addresses[self.tensor.data_ptr()] = self.number
+
+    def deaf(self) -> Mark:
+        """One that stands for no layer, and can be given to a compiled function in its place."""
+        return _deaf[self.tensor.device]
 
     def layer(self) -> Optional[PatchedLayer]:
         return _layers.get(self.number)
@@ -65,8 +72,13 @@ def put(module: nn.Module, layer: PatchedLayer) -> None:
     if not supported():
         return
     first = next(module.parameters(), None)
-    device = first.device if first is not None else torch.device("cpu")
-    object.__setattr__(module, ATTRIBUTE, Mark(layer, device))
+    # Where the model is: a CPU tensor among its inputs keeps a graph from CUDA's graphs.
+    on_gpu = first is not None and first.device.type == "cuda"
+    device = first.device if first is not None and on_gpu else torch.device("cpu")
+    mark = Mark(layer, device)
+    if mark.tensor.device not in _deaf:  # Not made when it is wanted, as a graph is captured then.
+        _deaf[mark.tensor.device] = Mark(None, device)
+    object.__setattr__(module, ATTRIBUTE, mark)
 
 
 def take(module: Optional[nn.Module], layer: PatchedLayer) -> None:

@@ -175,10 +175,17 @@ def seen(
     if not _running.sees():
         return plain(*args, **kwargs)
     _running.inside = True
+    outer = _running.stack[-1] if _running.stack else None
+    if outer is not None and outer[3] is not None:
+        # What is compiled of the function has taps too, if it was traced where nothing saw the
+        # call: they hear nothing of this one.
+        _running.stack[-1] = (*outer[:3], outer[3].deaf(), *outer[4:])
     try:
-        layer, forward = _running.stack[-1][:2] if _running.stack else (None, None)
+        layer, forward = outer[:2] if outer is not None else (None, None)
         return _of_layer(layer, forward, plain, read, args, kwargs)
     finally:
+        if outer is not None:
+            _running.stack[-1] = outer
         _running.inside = False
 
 
