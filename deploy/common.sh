@@ -41,12 +41,15 @@ need_packages() {
     { tail -20 "$root/build/apt.log" >&2; fail "apt-get install failed; the end of build/apt.log is above"; }
 }
 
+# new_python: a virtual environment .venv, empty where there was none; cmake asks for it.
+new_python() { [ -x "$root/.venv/bin/python" ] || python3 -m venv "$root/.venv" || fail "python3 -m venv failed"; }
+
 # need_python FILE: a virtual environment .venv with what FILE pins.
 need_python() {
   local stamp=$root/.venv/.installed-$(basename "$1")
   [ -f "$stamp" ] && [ ! "$1" -nt "$stamp" ] && return
   say "Preparing .venv from $(basename "$1") (large packages; this can take minutes)"
-  [ -x "$root/.venv/bin/python" ] || python3 -m venv "$root/.venv" || fail "python3 -m venv failed"
+  new_python
   "$root/.venv/bin/python" -m pip install -q --disable-pip-version-check -r "$1" || fail "pip could not install what $1 lists"
   touch "$stamp"
 }
