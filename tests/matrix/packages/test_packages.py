@@ -80,3 +80,13 @@ def test_a_training_has_every_signal_and_right_numbers(name: str, python: Path) 
 def test_megatron_in_two_processes_is_watched_whole(way: str, python: Path, tmp_path: Path) -> None:
     for result in two_processes.megatron(str(python), "cpu", way, tmp_path):
         assert result["outcome"] == "full", matrix.describe(result)
+
+
+@pytest.mark.parametrize("way", ["deepspeed_1", "deepspeed_2", "deepspeed_3", "megatron"])
+def test_ranks_of_a_split_optimizer_agree_on_steps(way: str, python: Path, tmp_path: Path) -> None:
+    command = [str(python), str(HERE / "optimizer_ranks.py"), way, str(tmp_path)]
+    first, second = two_processes.answers(command)
+    for found in (first, second):
+        assert found["same"] and not found["errors"], found
+        assert found["steps"] == [0, 1, 2, 3]
+    assert first["run"] == second["run"]
