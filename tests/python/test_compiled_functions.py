@@ -257,6 +257,57 @@ def test_a_compiled_call_tells_what_the_eager_one_tells(name: str, tmp_path: Pat
     assert {"common_mode_sum", "wq_sigma"} <= got.recorded[0].keys()
 
 
+def of_sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v)
+
+
+def of_flash(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    return two.flash_attn_func(q, k, v).transpose(1, 2)
+
+
+@pytest.mark.parametrize("part", [of_sdpa, of_flash, flex.flex_attention])
+def test_a_compiled_part_of_a_forward_is_measured_once(part: Any, tmp_path: Path) -> None:
+    compiled = torch.compile(part, backend="aot_eager")
+
+    class Part(Attention):
+        def attend(self, q: Tensor, k: Tensor, v: Tensor, gqa: bool) -> Tensor:
+            return compiled(q, k, v)  # type: ignore[no-any-return]
+
+    plain = train(None, Shape(), Part, compiled=False)
+    got = train(tmp_path / "a.bwrun", Shape(), Part, compiled=False)
+    assert all(torch.equal(a, b) for a, b in zip(plain.bits, got.bits))
+    assert got.graphs == plain.graphs == 1 and got.notes == [[], []]
+    assert got.recorded[0]["rows"].tolist() == [[3 * 40.0] * 4] * 2
+
+
+def test_graphs_of_before_and_behind_a_watch_are_without_taps(tmp_path: Path) -> None:
+    def losses(attached: bool) -> list[float]:
+        torch._dynamo.reset()
+        torch.manual_seed(1)
+        model, found = Model(GQA, kind=Eager), []
+        for block in model.blocks:
+            block.compile(fullgraph=True, backend="aot_eager")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        monitor = None
+        for step in range(6):
+            if attached and step == 2:
+                monitor = bellwether.attach(
+                    model, record=str(tmp_path / "a.bwrun"), run="part", every=1
+                )
+            if monitor is not None and step == 4:
+                monitor.detach()
+            loss = model(batch(GQA, step)).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            found.append(loss.item())
+        assert monitor is None or [layer.fired for layer in monitor.layers] == [2, 2]
+        return found
+
+    assert losses(False) == losses(True)
+
+
 class AsksForWeights(Attention):
     def __init__(self, shape: Shape) -> None:
         super().__init__(shape)

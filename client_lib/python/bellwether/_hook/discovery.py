@@ -74,7 +74,7 @@ class Discovery:
         model = self._host.model()
         if model is None or self._host.numbered() or id(module) not in self._names:
             return
-        if not compiled_taps.supported():
+        if not compiled_taps.supported() or compiled_taps.ATTRIBUTE in vars(module):
             return
         for other in model.modules():
             known = id(other) in self._found or self._host.layer_of(other) is not None

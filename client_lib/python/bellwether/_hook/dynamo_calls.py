@@ -30,7 +30,7 @@ class Replacements:
     instead_of_sdpa: Any
     instead_of_function: Any  # ... and of those that have a reader; it gets the function first.
     place: Any  # Traced: (the mark of the module that is traced, its earlier calls), or None.
-    discovered: Callable[[nn.Module], None]  # A module makes a call, and nothing applies.
+    discovered: Callable[[nn.Module], bool]  # A module makes a call: whether it is met.
 
 
 class _Tracing(threading.local):

@@ -27,6 +27,8 @@ from typing import Any, Optional
 import torch
 import torch.nn.functional as functional
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 
 from .._util.guard import harmless
 from .._util.torch_version import TORCH_MIN, dotted
@@ -149,9 +151,14 @@ def look_closer() -> None:
         function_calls.see()
 
 
+def _tried(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a compiler tries out what it has traced."""
+    return any(isinstance(x, (FakeTensor, FunctionalTensor)) for x in (*args, *kwargs.values()))
+
+
 def _seen(*args: Any, **kwargs: Any) -> Any:
     """What a call of the function comes to while it is diverted."""
-    if not _running.sees():
+    if not _running.sees() or _tried(args, kwargs):
         return _calls.plain(*args, **kwargs)
     _running.inside = True
     try:
@@ -172,7 +179,7 @@ def seen(
 
     plain  the function as it is without us
     """
-    if not _running.sees():
+    if not _running.sees() or _tried(args, kwargs):
         return plain(*args, **kwargs)
     _running.inside = True
     outer = _running.stack[-1] if _running.stack else None
@@ -509,13 +516,19 @@ def _traced_place() -> Any:
 def _applies(tx: Any) -> bool:
     """Whether torch.compile is inside the forward of an attention module of ours, be it traced or
     running."""
+    if _running.inside:  # It is met already, around what is compiled.
+        return False
     return bool(_running.stack) or _compiled_inside.__code__ in dynamo_calls.frames(tx)
 
 
-def _discovered(module: nn.Module) -> None:
-    """torch.compile traces a call of a module that is not known to be attention."""
+def _discovered(module: nn.Module) -> bool:
+    """torch.compile traces a call of a module whose forward is not patched.  Whether it is met
+    here."""
+    if _running.inside:
+        return False
     for seeker in list(_seekers):
         seeker.traced(module)
+    return compiled_taps.ATTRIBUTE in vars(module)
 
 
 _traced = dynamo_calls.Replacements(

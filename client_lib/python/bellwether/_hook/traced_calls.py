@@ -316,10 +316,10 @@ def shown_by(
 _calls_of: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # Frames -> calls.
 
 
-def discovered(tx: Any, tell: Callable[[nn.Module], None]) -> Optional[Place]:
+def discovered(tx: Any, met: Callable[[nn.Module], bool]) -> Optional[Place]:
     """That of a call which is traced, and which no patched forward makes: the innermost module's.
 
-    tell  gets the module if it is none of a layer
+    met  whether a call of the module is met
     """
     if not torch.is_grad_enabled() or compiled_taps.exporting():
         return None
@@ -328,9 +328,7 @@ def discovered(tx: Any, tell: Callable[[nn.Module], None]) -> Optional[Place]:
         tracker = _realized(getattr(frame, "symbolic_locals", {}).get("self"))
         module = _module_of(tx, tracker) if tracker is not None else None
         if module is not None:
-            if compiled_taps.ATTRIBUTE not in vars(module):
-                tell(module)
-            if compiled_taps.ATTRIBUTE not in vars(module):
+            if not met(module):
                 return None
             call = _calls_of.get(frame, 0)
             _calls_of[frame] = call + 1
