@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 """Writes the tables of what is supported into the documents, from the trainings that ran.
 
-    support_table.py CELLS.jsonl PACKAGES.jsonl   takes what matrix.py and packages/test_packages.py
-                                                  found into support.json, then writes the tables
-    support_table.py GPU.jsonl                    takes what ran on a GPU (packages/gpu_results.py)
-    support_table.py                              only writes the tables of support.json anew
+    support_table.py FILE.jsonl ...   takes what matrix.py, packages/test_packages.py and
+                                      packages/gpu_results.py found, on this machine or another,
+                                      into support.json, then writes the tables
+    support_table.py                  only writes the tables of support.json anew
+
+What was found with other versions before stays.
 
 Exit code: 0, or 2 for wrong arguments.
 """
@@ -16,28 +18,46 @@ import re
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 DATA = HERE / "support.json"
 HOW = "python tests/matrix/support_table.py writes the tables anew"
+_VERSIONS = ("python", "torch", "transformers", "device")
+_TOLD = ("package", "version", "outcome", "passed")
+_TOLD_OF_GPUS = ("machine", "missing")
 WAYS = ("sdpa", "eager", "flex_attention", "bellwether")
 _BEGIN, _END = "<!-- from tests/matrix/support.json -->\n", "<!-- end -->"
 
 
-def gather(cells: Path, packages: Path) -> dict[str, Any]:
-    """Of the results for what is here now; without torch.compile, which is another question."""
-    import architectures
+def take(data: dict[str, Any], lines: Iterable[str]) -> None:
+    """Into `data`: cells, those of the newest state of the code; packages; what ran on GPUs."""
+    results = [json.loads(line) for line in lines]
+    cells = [r for r in results if "key" in r]
+    newest = [r for r in cells if r["key"] == cells[-1]["key"]]
+    if newest:
+        versions = dict(zip(_VERSIONS, newest[0]["key"].split("/")))
+        others = [t for t in data["trained"] if t["versions"] != versions]
+        data["trained"] = [*others, {"versions": versions, "architectures": _by_name(newest)}]
+    for result in results:
+        if "machine" in result:
+            data["gpu"][result["cell"]] = {name: result[name] for name in (*_TOLD, *_TOLD_OF_GPUS)}
+        elif "package" in result:
+            data["packages"][result["cell"]] = {name: result[name] for name in _TOLD}
+
+
+def _by_name(results: list[dict[str, Any]]) -> dict[str, Any]:
+    """Without torch.compile, which is another question, and what does not train there at all."""
     import matrix
 
     by_way: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for result in matrix.Results(cells).found.values():
+    for result in results:
         name, way, _, mode, _ = result["cell"].split()
-        if mode != "compile":
+        if mode != "compile" and result["outcome"] != "invalid":
             by_way.setdefault((name, way), []).append(result)
-    found: dict[str, Any] = {"versions": matrix.versions(), "architectures": {}, "packages": {}}
-    for architecture in architectures.ALL:
+    found: dict[str, Any] = {}
+    for architecture in matrix.architectures.ALL:
         ways = {}
         for way in architecture.implementations:
             of_way = by_way.get((architecture.name, way), [])
@@ -49,22 +69,10 @@ def gather(cells: Path, packages: Path) -> dict[str, Any]:
                     "without": sorted(missing),
                 }
         if ways:
-            found["architectures"][architecture.name] = {
+            found[architecture.name] = {
                 "family": architecture.family, "kind": architecture.kind, "ways": ways,
             }  # fmt: skip
-    for line in packages.read_text().splitlines():
-        result = json.loads(line)
-        found["packages"][result["cell"]] = {
-            name: result[name] for name in ("package", "version", "outcome", "passed")
-        }
     return found
-
-
-def gather_gpu(path: Path) -> dict[str, dict[str, Any]]:
-    """What ran on GPUs by its name; the last result of each counts."""
-    wanted = ("package", "version", "machine", "outcome", "missing", "passed")
-    lines = map(json.loads, path.read_text().splitlines())
-    return {line["cell"]: {name: line[name] for name in wanted} for line in lines}
 
 
 def _without(groups: list[str]) -> str:
@@ -73,12 +81,22 @@ def _without(groups: list[str]) -> str:
     return "full, no " + ", ".join(groups) if groups else "full"
 
 
-def _state(way: Optional[dict[str, Any]]) -> str:
-    if way is None:
-        return ""
+def _state(way: dict[str, Any]) -> str:
     if way["passed"] < way["cells"]:
         return f"{way['passed']} of {way['cells']}"
     return _without(way["without"])
+
+
+def _states(entries: list[dict[str, Any]], way: str) -> str:
+    """Of one architecture in each training that has it."""
+    return " / ".join(dict.fromkeys(_state(e["ways"][way]) for e in entries if way in e["ways"]))
+
+
+def _in_words(trained: dict[str, Any]) -> str:
+    ways = [way for entry in trained["architectures"].values() for way in entry["ways"].values()]
+    cells = sum(way["cells"] for way in ways)
+    told = "torch {torch}, transformers {transformers}, Python {python}, {device}"
+    return told.format(**trained["versions"]) + f": {cells} cells"
 
 
 def _rows(*rows: Iterable[str]) -> str:
@@ -87,15 +105,19 @@ def _rows(*rows: Iterable[str]) -> str:
 
 def architectures_table(data: dict[str, Any]) -> str:
     """One row for each architecture."""
-    head = "Torch {torch}, transformers {transformers}, on the CPU:\n\n".format(**data["versions"])
+    entries: dict[str, list[dict[str, Any]]] = {}
+    for trained in data["trained"]:
+        for name, entry in trained["architectures"].items():
+            entries.setdefault(name, []).append(entry)
     rows = [
-        [name, ", ".join(filter(None, (entry["family"], entry["kind"]))),
-         *(_state(entry["ways"].get(way)) for way in WAYS)]
-        for name, entry in data["architectures"].items()
+        [name, ", ".join(filter(None, (of[0]["family"], of[0]["kind"]))),
+         *(_states(of, way) for way in WAYS)]
+        for name, of in entries.items()
     ]  # fmt: skip
     columns = ["architecture", "its attention", *(f"`{way}`" for way in WAYS)]
-    table = head + _rows(columns, ["---"] * len(columns), *rows)
-    return "\n".join((table, packages_table(data), gpu_table(data)))
+    head = "".join(f"* {_in_words(trained)}\n" for trained in data["trained"])
+    table = _rows(columns, ["---"] * len(columns), *rows)
+    return "\n".join((head, table, packages_table(data), gpu_table(data)))
 
 
 def packages_table(data: dict[str, Any]) -> str:
@@ -111,7 +133,7 @@ def packages_table(data: dict[str, Any]) -> str:
 def gpu_table(data: dict[str, Any]) -> str:
     """One row for each package and state of what ran on GPUs."""
     groups: dict[tuple[str, str, str], list[str]] = {}
-    for name, entry in sorted(data.get("gpu", {}).items()):
+    for name, entry in sorted(data["gpu"].items()):
         first, *case = re.split("[-_ ]", name)
         state = _without(sorted(entry["missing"])) if entry["passed"] else "not as it should be"
         what = f"{first} ({entry['package']} {entry['version']})"
@@ -124,15 +146,16 @@ def gpu_table(data: dict[str, Any]) -> str:
 
 
 def summary_table(data: dict[str, Any]) -> str:
-    """One row for each implementation of attention."""
+    """One row for each implementation of attention, for each training."""
     rows = []
-    for way in WAYS:
-        states = [e["ways"][way] for e in data["architectures"].values() if way in e["ways"]]
-        whole = sum(s["passed"] == s["cells"] and not s["without"] for s in states)
-        less = sum(s["passed"] == s["cells"] and bool(s["without"]) for s in states)
-        rows.append([f"`{way}`", str(len(states)), str(whole), str(less)])
-    title = "transformers {transformers}, torch {torch}".format(**data["versions"])
-    columns = [title, "architectures", "every signal", "less, and said"]
+    for trained in data["trained"]:
+        title = "transformers {transformers}, torch {torch}".format(**trained["versions"])
+        for way in WAYS:
+            of = [e["ways"][way] for e in trained["architectures"].values() if way in e["ways"]]
+            passed = [state for state in of if state["passed"] == state["cells"]]
+            less = sum(bool(state["without"]) for state in passed)
+            rows.append([title, f"`{way}`", *map(str, (len(of), len(passed) - less, less))])
+    columns = ["with", "by", "architectures", "every signal", "less, and said"]
     return _rows(columns, ["---"] * len(columns), *rows)
 
 
@@ -152,14 +175,13 @@ def main(arguments: list[str]) -> int:
     if arguments in (["--help"], ["-h"]):
         print(__doc__)
         return 0
-    if len(arguments) > 2 or not all(Path(path).is_file() for path in arguments):
-        print(f"support_table.py: up to two files are legal, not {arguments}", file=sys.stderr)
+    missing = [path for path in arguments if not Path(path).is_file()]
+    if missing:
+        print(f"support_table.py: no such file: {', '.join(missing)}", file=sys.stderr)
         return 2
     data = json.loads(DATA.read_text())
-    if len(arguments) == 2:
-        data |= gather(*map(Path, arguments))
-    elif arguments:
-        data["gpu"] = data.get("gpu", {}) | gather_gpu(Path(arguments[0]))
+    for path in arguments:
+        take(data, Path(path).read_text().splitlines())
     DATA.write_text(json.dumps(data, indent=1) + "\n")
     for path, write in TABLES.items():
         text = path.read_text()

@@ -11,6 +11,7 @@ import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -132,6 +133,17 @@ def test_the_tables_of_documents_are_those_of_the_results() -> None:
     data = json.loads(support_table.DATA.read_text())
     for path, write in support_table.TABLES.items():
         assert support_table.within(path.read_text()) == write(data), support_table.HOW
+
+
+def test_the_newest_results_count_beside_those_of_other_versions() -> None:
+    data: dict[str, Any] = {"trained": [], "packages": {}, "gpu": {}}
+    cell = {"cell": "llama sdpa plain train float32", "missing": {}}
+    for key, outcome in (("3/2/5/cpu/old", "wrong"), ("3/2/5/cpu/new", "full"),
+                         ("3/1/4/cpu/new", "full"), ("3/1/4/cpu/new", "wrong")):  # fmt: skip
+        support_table.take(data, [json.dumps({"key": key, "outcome": outcome, **cell})])
+    assert [t["versions"]["torch"] for t in data["trained"]] == ["2", "1"]
+    row = support_table.architectures_table(data).splitlines()[5]
+    assert row == "| llama | decoder | full / 0 of 1 |  |  |  |"
 
 
 def test_after_the_time_no_cell_is_begun(

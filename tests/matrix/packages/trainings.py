@@ -21,13 +21,13 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent)]
 
 import torch  # noqa: E402
-import torchtitan_training  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
 import cell  # noqa: E402
 import definitions  # noqa: E402
 import megatron_training  # noqa: E402
 import projections  # noqa: E402
+import torchtitan_training  # noqa: E402
 from comparison import Result, in_words, judge, recorded  # noqa: E402
 from training import STEPS, VOCABULARY, WATCH, Training, job_of_one, llama, padded, tokens  # noqa: E402
 
