@@ -49,6 +49,7 @@ struct ProbeKernelParams {
   int stages;              // of keys, 1..kStagesMax
   int key_pitch, v_pitch;  // bytes of a tile's row; v_pitch 0 without d_o
   bool vectorized;
+  MaskAccess mask_access;
 };
 
 // What a block knows of the place of one of its rows.
@@ -71,18 +72,90 @@ __device__ __forceinline__ RowPlace PlaceOf(const ProbeKernelParams& kernel, uin
   return {static_cast<int>(head), static_cast<int>(row), static_cast<int>(keys.begin), static_cast<int>(keys.end)};
 }
 
-// What a thread knows of its two rows beside their places, where a mask has a tensor.
+// What a thread knows of its two rows beside their places, where there is a mask.
 struct MaskRows {
-  int64_t at[2];   // where its rows begin
+  // Where its rows begin in the mask's tensor.  MaskAccess::kChunks: in at[0] where the row begins of
+  // which it reads a chunk for the warp, -1 without.
+  int64_t at[2];
   int allowed[2];  // keys so far
+  bool one_v;      // V is the same for all rows of the warp
 };
+
+// What it has asked for before a tile's keys were there.
+struct MaskTile {
+  bool in_v = false;  // key first_key + lane, if V is the same for all rows
+  uint4 chunk = {};   // with MaskAccess::kChunks
+};
+
+// The chunk of a warp's tile that a lane reads: of row lane / kChunks.
+template <int kWarpKeys>
+inline constexpr int kChunks = kWarpKeys >= kChunkKeys ? kWarpKeys / kChunkKeys : 1;
+
+template <int kWarpKeys>
+__device__ __forceinline__ MaskTile LoadMask(const ProbeKernelParams& kernel, int64_t batch, int head, int first_key,
+                                             bool visible, const MaskRows& rows) {
+  const ProbeParams& p = kernel.p;
+  const int lane = threadIdx.x % 32;
+  MaskTile tile;
+  const int key = first_key + lane;
+  if (rows.one_v && lane < kWarpKeys && key < p.k_len) {
+    tile.in_v = IsVisible(p, kernel.plain_v, batch, head, key);
+  }
+  if (kWarpKeys >= kChunkKeys && visible && kernel.mask_access == MaskAccess::kChunks && rows.at[0] >= 0) {
+    const int begin = first_key + lane % kChunks<kWarpKeys> * kChunkKeys;
+    if (begin < p.k_len) tile.chunk = ChunkAt(p.mask, rows.at[0] + begin, static_cast<int>(p.k_len) - begin);
+  }
+  return tile;
+}
+
+// Of both rows of this thread, which of its keys a bool tensor allows.  All lanes of a warp call it.
+template <int kBlocks>
+__device__ __forceinline__ void ChunksAllow(const MaskTile& tile, unsigned (&allowed)[2]) {
+  constexpr int kOfRow = kChunks<8 * kBlocks>;
+  const int lane = threadIdx.x % 32;
+  unsigned word = ChunkBits(tile.chunk);
+  if (kOfRow == 2) {
+    const unsigned other = __shfl_xor_sync(0xffffffffu, word, 1);
+    word = lane % 2 == 0 ? word | other << 16 : other | word << 16;
+  }
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    allowed[r] = OwnBits<kBlocks>(__shfl_sync(0xffffffffu, word, kOfRow * (lane / 4 + 8 * r)));
+  }
+}
+
+// What a mask's tensor adds to the scores of the keys in `allowed`; those that it hides leave it.
+template <int kCount>
+__device__ __forceinline__ void AddBias(const ProbeKernelParams& kernel, int64_t at, int my_key, float (&bias)[kCount],
+                                        unsigned& allowed) {
+  const ProbeMask& mask = kernel.p.mask;
+  const int k_len = static_cast<int>(kernel.p.k_len);
+  if (kernel.mask_access == MaskAccess::kPairs && my_key + 4 * kCount - 7 < k_len) {
+#pragma unroll
+    for (int i = 0; i < kCount; i += 2) {
+      const float2 pair = BiasPairAt(mask, at + my_key + 4 * i);
+      bias[i] = pair.x;
+      bias[i + 1] = pair.y;
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const int key = my_key + i / 2 * 8 + i % 2;
+      bias[i] = allowed >> i & 1 ? BiasAt(mask, at + key * mask.key_stride) : 0.f;
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    if (bias[i] == -INFINITY) allowed &= ~(1u << i);
+  }
+}
 
 // One thread's scores of one warp tile, for its two rows.
 template <Part kPart, Form kForm, int kBlocks>
 __device__ __forceinline__ void AddTile(const ProbeKernelParams& kernel, int64_t batch, const RowPlace (&place)[2],
                                         int first_key, int warp_keys, bool visible, bool whole,
                                         const float (&s)[kBlocks][4], const float (&dp)[kBlocks][4],
-                                        MaskRows& mask_rows, RowState (&state)[2]) {
+                                        const MaskTile& mask_tile, MaskRows& mask_rows, RowState (&state)[2]) {
   constexpr int kCount = 2 * kBlocks;
   constexpr bool kMasked = kForm != Form::kPlain;
   const ProbeParams& p = kernel.p;
@@ -95,6 +168,10 @@ __device__ __forceinline__ void AddTile(const ProbeKernelParams& kernel, int64_t
       if (my_key + i / 2 * 8 + i % 2 >= k_len) present &= ~(1u << i);
     }
   }
+  const bool chunks = kMasked && 8 * kBlocks >= kChunkKeys && visible && kernel.mask_access == MaskAccess::kChunks;
+  unsigned of_v = present, of_chunks[2] = {present, present};
+  if (kMasked && mask_rows.one_v) of_v = OwnBits<kBlocks>(__ballot_sync(0xffffffffu, mask_tile.in_v));
+  if (chunks) ChunksAllow<kBlocks>(mask_tile, of_chunks);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     float scores[kCount], gradients[kCount];
@@ -103,8 +180,8 @@ __device__ __forceinline__ void AddTile(const ProbeKernelParams& kernel, int64_t
       scores[i] = s[i / 2][2 * r + i % 2] * p.scale;
       gradients[i] = kPart == Part::kDelta ? dp[i / 2][2 * r + i % 2] : 0.f;
     }
-    unsigned in_v = present;
-    if (kMasked && place[r].head >= 0) {
+    unsigned in_v = of_v;
+    if (kMasked && !mask_rows.one_v && place[r].head >= 0) {
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
         const int key = my_key + i / 2 * 8 + i % 2;
@@ -113,24 +190,31 @@ __device__ __forceinline__ void AddTile(const ProbeKernelParams& kernel, int64_t
     }
     AddMoments(scores, in_v, state[r]);
     if (!visible) continue;
+    unsigned allowed = (1u << kCount) - 1;
+    float bias[kCount] = {};
+    bool biased = false;
+    if (kMasked) {
+      if (!whole) allowed = OwnBits<kBlocks>(RangeBits(place[r].begin - first_key, place[r].end - first_key));
+      if (chunks) {
+        allowed &= of_chunks[r];
+      } else if (p.mask.data != nullptr && place[r].head >= 0) {
+        AddBias(kernel, mask_rows.at[r], my_key, bias, allowed);
+        biased = true;
+      }
+      mask_rows.allowed[r] += __popc(allowed);
+    }
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       const int key = my_key + i / 2 * 8 + i % 2;
-      bool allowed = whole || (key >= place[r].begin && key < place[r].end);
-      float bias = 0.f;
-      if (kMasked && allowed && p.mask.data != nullptr) {
-        bias = BiasAt(p.mask, mask_rows.at[r] + key * p.mask.key_stride);
-        allowed = bias != -INFINITY;
-      }
-      if (kMasked) mask_rows.allowed[r] += allowed;
-      state[r].poison = fmaf(allowed ? scores[i] : 0.f, 0.f, state[r].poison);
+      const bool seen = kMasked ? (allowed >> i & 1) != 0 : whole || (key >= place[r].begin && key < place[r].end);
+      state[r].poison = fmaf(seen ? scores[i] : 0.f, 0.f, state[r].poison);
       if (kPart == Part::kDrift && !kMasked) continue;
       if (p.softcap > 0.f) scores[i] = p.softcap * tanhf(scores[i] / p.softcap);
-      if (kMasked && allowed) {
-        scores[i] += bias;
+      if (kMasked && biased && seen) {
+        scores[i] += bias[i];
         state[r].poison = fmaf(scores[i], 0.f, state[r].poison);
       }
-      if (!allowed) {
+      if (!seen) {
         scores[i] = -INFINITY;
         gradients[i] = 0.f;
       }
@@ -204,15 +288,29 @@ __global__ void __launch_bounds__(kTileThreads, kBlocksPerMultiprocessor<Element
   const int64_t kv_head = sequence % p.kv_heads, batch = sequence / p.kv_heads;
   const bool with_keys = row_tile == 0 && p.kv_out != nullptr;
 
+  // Of the keys of its next tile that this thread copies from, whether they are in V: a bit each,
+  // asked for a tile ahead.
+  constexpr int kLanes = 8, kRowsApart = kTileThreads / kLanes;
+  unsigned next_in_v = 0;
   const auto in_tile = [&](int key) {
     return key < p.k_len && (!kMasked || IsVisibleToGroup(p, kernel.plain_v, batch, kv_head, key));
   };
+  const auto ask_for = [&](int tile) {
+    if (!kMasked) return;
+    next_in_v = 0;
+#pragma unroll
+    for (int r = 0; r < kKeys; r += kRowsApart) {
+      next_in_v |= static_cast<unsigned>(in_tile(tile * kKeys + r + threadIdx.x / kLanes)) << r / kRowsApart;
+    }
+  };
+  KeySums<Shape> key_sums;
   const auto load_keys = [&](int tile, int stage) {
     unsigned char* const keys = first_stage + stage * stage_bytes;
     const auto row_at = [&](const Tensor4& t) {
       return [&, tile, of = &t](int r) {
         const int key = tile * kKeys + r;
-        return in_tile(key) ? RowOf<Element>(*of, batch, kv_head, key) : nullptr;
+        const bool there = kMasked ? (next_in_v >> r / kRowsApart & 1) != 0 : key < p.k_len;
+        return there ? RowOf<Element>(*of, batch, kv_head, key) : nullptr;
       };
     };
     LoadTile<Element>(keys, kKeys, key_pitch, p.head_dim, kernel.vectorized, p.k.data, row_at(p.k));
@@ -220,9 +318,12 @@ __global__ void __launch_bounds__(kTileThreads, kBlocksPerMultiprocessor<Element
       LoadTile<Element>(keys + kKeys * key_pitch, kKeys, v_pitch, p.v_dim, kernel.vectorized, p.v.data, row_at(p.v));
     }
     CommitCopies();
+    if (kMasked && with_keys && threadIdx.x % kLanes == 0) key_sums.in_v += __popc(next_in_v);
+    ask_for(tile + kernel.cluster);
   };
 
   // 1. The first keys, which wait for nothing; where the rows are; their q and d_o.
+  ask_for(rank);
   if (kernel.stages > 1 && rank < kernel.key_tiles) load_keys(rank, 0);
   if (threadIdx.x < kRows) {
     places[threadIdx.x] = PlaceOf(kernel, seed, batch, kv_head, row_tile * kRows + threadIdx.x);
@@ -256,17 +357,33 @@ __global__ void __launch_bounds__(kTileThreads, kBlocksPerMultiprocessor<Element
   }
   RowState state[2] = {NoKeys(), NoKeys()};
   MaskRows mask_rows = {};
-  if (kMasked && p.mask.data != nullptr) {
+  if constexpr (kMasked) {
+    const int last_row = first_row + 15;
+    const int last_head = places[last_row].head >= 0 ? places[last_row].head
+                                                     : static_cast<int>(kv_head * kernel.group + kernel.group - 1);
+    mask_rows.one_v = p.visible.data == nullptr || p.visible.head_stride == 0 || places[first_row].head == last_head;
+    if (p.mask.data != nullptr) {
+      const bool chunks = Shape::kWarpKeys >= kChunkKeys && kernel.mask_access == MaskAccess::kChunks;
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int64_t sample = (row_tile * kRows + first_row + lane / 4 + 8 * r) % kernel.rows;
-      const RowPlace& at = place[r];
-      if (at.head >= 0) mask_rows.at[r] = MaskRowAt(p.mask, batch, at.head, p.mask.by_sample ? sample : at.row);
+      for (int r = 0; r < 2; ++r) {
+        const int row = first_row + (chunks ? lane / kChunks<Shape::kWarpKeys> % 16 : lane / 4 + 8 * r);
+        const int64_t sample = (row_tile * kRows + row) % kernel.rows;
+        const RowPlace& at = places[row];
+        mask_rows.at[r] = at.head < 0 ? -1 : MaskRowAt(p.mask, batch, at.head, p.mask.by_sample ? sample : at.row);
+      }
     }
   }
-  KeySums<Shape> key_sums;
   int stage = 0;
   for (int tile = rank; tile < kernel.key_tiles; tile += kernel.cluster) {
+    const int warp_key = key_warp * Shape::kWarpKeys;  // in the tile
+    const int first_key = tile * kKeys + warp_key, end_key = first_key + Shape::kWarpKeys;
+    const bool visible = first_key < any_end && end_key > any_begin;
+    MaskTile mask_tile;
+    if constexpr (kMasked) {
+      if (active) {
+        mask_tile = LoadMask<Shape::kWarpKeys>(kernel, batch, places[first_row].head, first_key, visible, mask_rows);
+      }
+    }
     if (kernel.stages == 1) {
       load_keys(tile, 0);
       WaitForCopies<0>();
@@ -278,11 +395,7 @@ __global__ void __launch_bounds__(kTileThreads, kBlocksPerMultiprocessor<Element
     }
     __syncthreads();
     const unsigned char* const keys = first_stage + stage * stage_bytes;
-    const int warp_key = key_warp * Shape::kWarpKeys;  // in the tile
-    const int first_key = tile * kKeys + warp_key;
     if (active && first_key < p.k_len) {
-      const int end_key = first_key + Shape::kWarpKeys;
-      const bool visible = first_key < any_end && end_key > any_begin;
       const bool whole = first_key >= all_begin && end_key <= all_end;
       float s[Shape::kBlocks][4], dp[Shape::kBlocks][4] = {};
       if constexpr (Shape::kOwnKeys) {
@@ -295,12 +408,10 @@ __global__ void __launch_bounds__(kTileThreads, kBlocksPerMultiprocessor<Element
       if (kDelta && visible) {
         Multiply<Element>(gradients + first_row * v_pitch, keys + kKeys * key_pitch + warp_key * v_pitch, v_pitch, dp);
       }
-      AddTile<kPart, kForm>(kernel, batch, place, first_key, Shape::kWarpKeys, visible, whole, s, dp, mask_rows, state);
+      AddTile<kPart, kForm>(kernel, batch, place, first_key, Shape::kWarpKeys, visible, whole, s, dp, mask_tile,
+                            mask_rows, state);
     }
-    if (with_keys) {
-      AddKeys<Element, Shape>(keys, key_pitch, static_cast<int>(p.head_dim), key_sums);
-      if (kMasked && threadIdx.x < kKeys) key_sums.in_v += in_tile(tile * kKeys + threadIdx.x);
-    }
+    if (with_keys) AddKeys<Element, Shape>(keys, key_pitch, static_cast<int>(p.head_dim), key_sums);
     __syncthreads();  // The tile is free.
     if (kernel.stages > 1) stage ^= 1;
   }
@@ -377,6 +488,7 @@ Status Launch(const ProbeParams& p, const Gpu& gpu, void* stream) {
   ProbeKernelParams kernel = {};
   kernel.p = p;
   if (p.visible.data == nullptr) kernel.plain_v = VisibleKeys(p);
+  if (p.mask.data != nullptr) kernel.mask_access = AccessOf(p.mask);
   kernel.group = p.heads / p.kv_heads;
   kernel.rows = SampledRows(p);
   kernel.row_tiles = (kernel.group * kernel.rows + Shape::kRows - 1) / Shape::kRows;
