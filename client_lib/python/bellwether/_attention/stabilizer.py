@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from .._hook import intercept
 from .._hook.candidates import find_candidates, unwrapped
+from .._hook.running import checkpoint_inside
 from .._native.attention_c_api import MODES
 from .._weights import names
 from .center_keys import center_keys
@@ -45,7 +46,7 @@ def _unfit(
     if not torch.compiler.is_compiling():
         if torch._C._are_functorch_transforms_active():
             return "torch.func transforms"
-        if intercept.checkpoint_inside():
+        if checkpoint_inside():
             return "checkpoint() inside the attention module, or no_grad()"
     return unsupported(*cast_as_autocast(q, k, v), mask=attn_mask)
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
 import threading
 import types
 import weakref
@@ -25,44 +24,32 @@ from collections.abc import Callable, Sequence
 from typing import Any, Optional
 
 import torch
-import torch.nn.functional as functional
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
 from .._util.guard import harmless
 from .._util.torch_version import TORCH_MIN, dotted
-from . import attention_switch, compiled_taps, dynamo_calls, function_calls, sdpa_call
+from . import (
+    attention_switch,
+    compiled_taps,
+    dynamo_calls,
+    function_calls,
+    sdpa_call,
+    traced_forward,
+)
 from .call import Reader
 from .call_sites import Forward
 from .contract import ATTRIBUTE as CONTRACT
 from .contract import Contract
 from .hosts import PatchedLayer, Seeker
 from .native_call import NativeCall
+from .running import Entry, being_traced, checkpointed, saved_tensor_hooks
+from .running import running as _running
 
-
-class _Running(threading.local):
-    def __init__(self) -> None:
-        self.stack: list[_Entry] = []
-        # Roots that run.  They are not on the stack, on which what torch.compile makes depends.
-        self.roots = 0
-        self.inside = False  # A call that was seen: what it calls is not seen again.
-
-    def sees(self) -> bool:
-        """Whether a call that is made now is to be seen."""
-        if self.inside:
-            return False
-        return self.stack[-1][5] if self.stack else self.roots > 0
-
-
-# (layer or None, its forward that runs, what scaled_dot_product_attention means inside, the
-# module's mark for torch.compile, its word of attention_switch.py, whether its calls are to be
-# seen)
-_Entry = tuple[Optional[PatchedLayer], Optional[Forward], Callable[..., Any], Any, str, bool]
-_running = _Running()
 _lock = threading.RLock()
-_original: Callable[..., Any] = functional.scaled_dot_product_attention
-_ROOT: _Entry = (None, None, _original, None, "", True)
+_original = traced_forward.ORIGINAL
+_ROOT: Entry = (None, None, _original, None, "", True)
 _layers: dict[int, PatchedLayer] = {}  # id(module) -> layer
 _functions: dict[int, tuple[weakref.ref[nn.Module], Callable[..., Any]]] = {}  # id(module) -> ...
 _seekers: list[Seeker] = []  # They find whose a call is, ...
@@ -71,7 +58,7 @@ _class_users: dict[type, int] = {}
 _class_forwards: dict[type, tuple[Optional[Any], Any]] = {}  # Theirs, ours; None = inherited
 
 
-def _push(entry: _Entry) -> None:
+def _push(entry: Entry) -> None:
     if torch.compiler.is_dynamo_compiling():
         compiled_taps.unseen(_running.stack.append, entry)
         return
@@ -87,53 +74,6 @@ def _pop() -> None:
     elif _running.stack.pop()[5]:
         function_calls.leave()
         _calls.restore()
-
-
-def _saved_tensor_hooks() -> Any:
-    try:
-        return torch._C._autograd._top_saved_tensors_default_hooks(False)
-    except (AttributeError, TypeError):  # A private function: another torch, another signature.
-        return None
-
-
-def checkpointed() -> bool:
-    """Whether saved tensors are being intercepted: a checkpointed region, in its forward or in
-    its recomputation, which must do the same operations, or offloading."""
-    return _saved_tensor_hooks() is not None
-
-
-def host_reads_back() -> bool:
-    """Whether what is saved now is read back by code of the host that may fail and must be heard:
-    a checkpoint's recomputation, which no second reading makes good.  What torch itself packs away
-    (save_on_cpu) fails for lack of memory only, perhaps of ours."""
-    hooks = _saved_tensor_hooks()
-    return hooks is not None and getattr(hooks[0], "__module__", "") != "torch.autograd.graph"
-
-
-def checkpoint_inside() -> bool:
-    """Whether a checkpointed region was opened inside the running attention module: its
-    recomputation would not pass through the module, so nothing may be added to it."""
-    if not _running.stack:
-        return False
-    forward = _running.stack[-1][1]
-    hooks, recording = (None, False) if forward is None else (forward.hooks, forward.recording)
-    # A reentrant one has no hooks, but computes without a graph at first.
-    return hooks != _saved_tensor_hooks() or (recording and not torch.is_grad_enabled())
-
-
-def traced() -> bool:
-    """Whether what runs is being written down: jit.trace, fx, make_fx.  What they make of the model
-    outlives us, and must be the model alone.  (torch.compile and export: is_compiling().)"""
-    if torch._C._get_tracing_state() is not None:
-        return True
-    fx = sys.modules.get("torch.fx._symbolic_trace")
-    if fx is not None and getattr(fx, "_is_fx_tracing_flag", False):
-        return True
-    modes: Any = torch._C._TorchDispatchModeKey
-    if torch._C._len_torch_dispatch_stack() > 0:
-        return torch._C._get_dispatch_mode(modes.PROXY) is not None
-    before_dispatch = getattr(torch._ops, "_get_dispatch_mode_pre_dispatch", None)
-    return before_dispatch is not None and before_dispatch(modes.PROXY) is not None
 
 
 def look_closer() -> None:
@@ -314,19 +254,19 @@ def _is_root(module: nn.Module) -> bool:
 
 
 @harmless("forward of an attention module")
-def _entering(module: nn.Module) -> Optional[_Entry]:
+def _entering(module: nn.Module) -> Optional[Entry]:
     """What to put on the stack while the module runs forward; None if there is nothing to do."""
     function = _function_in(module) if _functions else _original
     own = module.__dict__  # What it has for other names (__getattr__) is its own code.
     word = own.get(attention_switch.ATTRIBUTE, "") if attention_switch.users else ""
     layer = _layers.get(id(module))
-    if layer is not None and (layer.module() is not module or traced()):
+    if layer is not None and (layer.module() is not module or being_traced()):
         layer = None
     known = layer is not None or function is not _original or bool(word)
     if not known and not _running.stack:
-        return _ROOT if _seekers and _is_root(module) and not traced() else None
+        return _ROOT if _seekers and _is_root(module) and not being_traced() else None
     sees = function is not _original or bool(word) or (layer is not None and layer.expects())
-    state: Optional[Forward] = Forward(_saved_tensor_hooks(), torch.is_grad_enabled())
+    state: Optional[Forward] = Forward(saved_tensor_hooks(), torch.is_grad_enabled())
     mark = own.get(compiled_taps.ATTRIBUTE)
     if _running.stack:  # What this module leaves open, the one around it says.
         outer = _running.stack[-1]
@@ -339,7 +279,7 @@ def _entering(module: nn.Module) -> Optional[_Entry]:
 
 
 @harmless("forward of an attention module")
-def _leaving(entry: _Entry) -> None:
+def _leaving(entry: Entry) -> None:
     if entry is _ROOT:
         _running.roots -= 1
         function_calls.leave()
@@ -351,7 +291,7 @@ def _leaving(entry: _Entry) -> None:
 
 
 @harmless("forward of an attention module", lambda entry: False)
-def _entered(entry: _Entry) -> bool:
+def _entered(entry: Entry) -> bool:
     if entry is _ROOT:
         _running.roots += 1
         _calls.divert()
@@ -364,7 +304,7 @@ def _entered(entry: _Entry) -> bool:
     return True
 
 
-def _of_outer(entry: _Entry) -> bool:
+def _of_outer(entry: Entry) -> bool:
     """Whether its layer is that of the module around it, whose forward goes on."""
     return bool(_running.stack) and _running.stack[-1][1] is entry[1]
 
@@ -432,14 +372,14 @@ def _compiled_forward(
         function = function if function is not _original else outer[2]
         forward, mark = (forward, mark) if mark is not None else (outer[1], outer[3])
         word = word or outer[4]
-    entry: _Entry = (None, forward, function, mark, word, True)
+    entry: Entry = (None, forward, function, mark, word, True)
     if contract is not None and mark is not None:
         return _by_contract(contract, inherited, module, entry, args, kwargs)
     return _compiled_inside(entry, inherited, module, args, kwargs)
 
 
 def _compiled_inside(
-    entry: _Entry, inherited: Callable[..., Any], module: nn.Module, args: tuple[Any, ...],
+    entry: Entry, inherited: Callable[..., Any], module: nn.Module, args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:  # fmt: skip
     _push(entry)
@@ -451,7 +391,7 @@ def _compiled_inside(
 
 def _by_contract(
     contract: Contract, inherited: Callable[..., Any], module: nn.Module,
-    entry: _Entry, args: tuple[Any, ...], kwargs: dict[str, Any],
+    entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any],
 ) -> Any:  # fmt: skip
     """The forward of a module that is attention itself, between the taps."""
     layer, state, function, mark, _, _ = entry
@@ -476,43 +416,6 @@ def _by_contract(
         _pop()
 
 
-# ---- what torch.compile traces in the place of a call ----
-
-
-def _traced_sdpa(*args: Any, **kwargs: Any) -> Any:
-    """(Behind a graph break the stack may be another.)"""
-    if not _running.stack:
-        return _original(*args, **kwargs)
-    _, forward, function, mark, word, _ = _running.stack[-1]
-    if word:
-        function, args, kwargs, _ = attention_switch.call(word, function, args, kwargs)
-    if mark is None:
-        return function(*args, **kwargs)
-    earlier = forward.traced if forward is not None else []
-    return compiled_taps.tapped(sdpa_call.read, function, mark, earlier, *args, **kwargs)
-
-
-def _traced_function(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """The same for another function that has a reader."""
-    if not _running.stack:
-        return function(*args, **kwargs)
-    _, forward, _, mark, _, _ = _running.stack[-1]
-    if mark is None:
-        return function(*args, **kwargs)
-    earlier = forward.traced if forward is not None else []
-    return compiled_taps.tapped(None, function, mark, earlier, *args, **kwargs)
-
-
-def _traced_place() -> Any:
-    """(the mark of the module that is traced, its earlier calls)"""
-    if not _running.stack:
-        return None
-    _, forward, _, mark, _, _ = _running.stack[-1]
-    if mark is None or forward is None:
-        return None
-    return mark, forward.traced
-
-
 def _applies(tx: Any) -> bool:
     """Whether torch.compile is inside the forward of an attention module of ours, be it traced or
     running."""
@@ -532,7 +435,12 @@ def _discovered(module: nn.Module) -> bool:
 
 
 _traced = dynamo_calls.Replacements(
-    _applies, _original, _traced_sdpa, _traced_function, _traced_place, _discovered
+    _applies,
+    _original,
+    traced_forward.sdpa,
+    traced_forward.function_with_reader,
+    traced_forward.place,
+    _discovered,
 )
 
 

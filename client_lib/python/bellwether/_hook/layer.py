@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from .._kernels.memory import capturing
 from .._util.guard import harmless, in_words
-from . import intercept
 from .call import AttentionCall
 from .call_sites import MORE, SITES_MAX, Forward
 from .compiled_taps import same_place
@@ -22,6 +21,7 @@ from .kept import Kept, tensors_of
 from .layer_backward import LayerBackward
 from .layer_weights import NO_WEIGHTS
 from .notes import NO_KEY_GRADIENT, NO_LEAK
+from .running import checkpoint_inside, checkpointed, host_reads_back
 from .taps import CHECKPOINTS, KeyTap, Tapped, apply_tap, as_cast, behind_tap, output_tap
 
 
@@ -54,7 +54,7 @@ class Layer(LayerBackward):
         """Whether the calls of the module, whose forward begins, are to be seen."""
         # A recomputation must find the taps exactly if the forward had them, whatever has
         # happened since: in a checkpointed region they are always there, even if we are off.
-        if intercept.checkpointed():
+        if checkpointed():
             return True
         if not self.host.live():
             return False
@@ -145,7 +145,7 @@ class Layer(LayerBackward):
         if not isinstance(call, AttentionCall):
             return None
         plain = all(type(t) in (Tensor, nn.Parameter) for t in (call.q, call.k, call.v))
-        if not plain or not torch.is_grad_enabled() or not intercept.checkpointed():
+        if not plain or not torch.is_grad_enabled() or not checkpointed():
             return None
         call = as_cast(call)
         call.unread, call.dropout = "an error", 0.0
@@ -163,7 +163,7 @@ class Layer(LayerBackward):
         # Taps are also in a CUDA graph, which runs in steps that are not known yet.
         in_graph = capturing()
         self.graphed = self.graphed or in_graph
-        always = intercept.checkpointed() or (host.live() and in_graph)
+        always = checkpointed() or (host.live() and in_graph)
         if not host.live() and not always:
             return None
         start = time.perf_counter()
@@ -175,7 +175,7 @@ class Layer(LayerBackward):
     def _still_tapped(self, result: Any, call: AttentionCall, kept: Kept) -> Any:
         """After an error: what a recomputation will look for."""
         output = call.output(result)
-        if type(output) is not Tensor or not intercept.checkpointed():
+        if type(output) is not Tensor or not checkpointed():
             return result
         try:
             return call.with_output(result, output_tap(call, kept, output))
@@ -195,7 +195,7 @@ class Layer(LayerBackward):
             with _apart():
                 tapped = output_tap(call, kept, output)
         except Exception as e:
-            if isinstance(e, CHECKPOINTS) or not intercept.checkpointed():
+            if isinstance(e, CHECKPOINTS) or not checkpointed():
                 raise
             self.note(f"a hook on saved tensors fails ({in_words(e)}): not measured")
             return result
@@ -254,7 +254,7 @@ class Layer(LayerBackward):
         if not isinstance(call, AttentionCall) or not self._plain(call.q, call.k, call.v):
             return None
         q, k, v = call.q, call.k, call.v
-        if intercept.checkpoint_inside():
+        if checkpoint_inside():
             self.note("checkpoint() inside the attention module: not measured")
             return None
         centred = centred or (k.grad_fn is not None and "center_keys" in k.grad_fn.name())
@@ -278,7 +278,7 @@ class Layer(LayerBackward):
         if group is None:
             return None
         self._note_call(call)
-        kept = Kept(self, call, group, intercept.host_reads_back())
+        kept = Kept(self, call, group, host_reads_back())
         return call, kept, self._key_tap(call, kept)
 
     def _key_tap(self, call: AttentionCall, kept: Kept) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Optional
 import torch
 from torch.optim.optimizer import Optimizer
 
-from .._hook import intercept
+from .._hook.running import checkpointed
 from .._kernels.memory import capturing
 from .._util import log
 from .boundaries import Boundaries
@@ -47,9 +47,7 @@ class StepEnds:
     def forward_begins(self) -> bool:
         """Whether the step before it is over and has to be closed."""
         self._boundaries.computes()
-        if in_backward() and (
-            not self.pending or self._within_backward or intercept.checkpointed()
-        ):
+        if in_backward() and (not self.pending or self._within_backward or checkpointed()):
             return False  # A recomputation of the running step.
         # Of a reentrant checkpoint nothing else is seen: its forward makes no graph.
         self.trainers.forward()
