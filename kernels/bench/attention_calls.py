@@ -15,6 +15,7 @@ import torch
 MODES = {"fa": 0, "hp": 1, "hpm": 2, "paper": 3, "sr": 4, "hp-nolt": 5, "lt": 6}
 RESIDUAL_MODES = ("hp", "hpm", "hp-nolt")
 DTYPES = {torch.bfloat16: 1, torch.float16: 2}
+MASK_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.bool: 3}
 # Rows of the statistics, as in probe.h.
 STATS = {"rows": 0, "tied_bf16": 3, "tied_eps": 4, "tied_paper": 5, "saturated": 6,
          "logit_max": 7, "entropy": 8, "sink": 9, "nonfinite": 10, "bias": 11, "bias_sq": 12, "delta_abs": 13,
@@ -45,6 +46,9 @@ class ForwardParams(ctypes.Structure):
         ("threads", ctypes.c_uint32), ("causal", ctypes.c_uint8), ("reserved", ctypes.c_uint8 * 3),
         ("stats_every", ctypes.c_uint32),
         ("workspace", ctypes.c_void_p), ("workspace_bytes", ctypes.c_uint64),
+        ("v_dim", ctypes.c_int64), ("key_bounds", ctypes.c_void_p), ("mask", ctypes.c_void_p),
+        ("mask_dtype", ctypes.c_uint32), ("reserved2", ctypes.c_uint32),
+        ("mask_strides", ctypes.c_int64 * 4), ("sinks", ctypes.c_void_p),
     ]
 
 
@@ -54,6 +58,7 @@ class BackwardParams(ctypes.Structure):
         ("deterministic", ctypes.c_uint8), ("reserved", ctypes.c_uint8 * 2),
         ("forward", ForwardParams), ("d_o", Tensor4), ("dq", Tensor4), ("dk", Tensor4),
         ("dv", Tensor4), ("workspace", ctypes.c_void_p), ("workspace_bytes", ctypes.c_uint64),
+        ("d_sinks", ctypes.c_void_p),
     ]
 
 
@@ -72,6 +77,15 @@ class Options:
     stats_every: int = 1  # 0: the default
     center: bool = False
     deterministic: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Seen:
+    """What hides keys beside Options, and the sinks."""
+
+    mask: torch.Tensor | None = None  # bool or floating, [batch][heads][q_len][k_len] or 1
+    bounds: torch.Tensor | None = None  # int32 [batch][2]
+    sinks: torch.Tensor | None = None  # float32 [heads]
 
 
 def view(t: torch.Tensor | None) -> Tensor4:
@@ -103,16 +117,17 @@ class Forward:
 
     def __init__(self, lib: ctypes.CDLL, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
                  options: Options, cu: tuple[torch.Tensor, torch.Tensor] | None = None,
-                 counter: bool = True, fill: bool = True) -> None:
-        self.lib, self.options, self.keep, self.cu = lib, options, (q, k, v), cu
+                 counter: bool = True, fill: bool = True, seen: Seen = Seen()) -> None:
+        self.lib, self.options, self.keep, self.cu, self.seen = lib, options, (q, k, v), cu, seen
         batch, heads, n, d = q.shape
-        mode = options.mode
+        mode, v_dim = options.mode, v.shape[3]
 
         def like_lse() -> torch.Tensor:
             return new(torch.empty((batch, heads, n), device=q.device), fill)
 
-        self.o = new(torch.empty_like(q), fill)
-        self.o_lo = (new(torch.empty_like(q, dtype=torch.bfloat16), fill)
+        like_o = q if v_dim == d else q.new_empty(batch, heads, n, v_dim)
+        self.o = new(torch.empty_like(like_o), fill)
+        self.o_lo = (new(torch.empty_like(like_o, dtype=torch.bfloat16), fill)
                      if mode in RESIDUAL_MODES else None)
         self.lse = like_lse()
         self.anchor = like_lse() if mode == "hpm" else None
@@ -138,7 +153,12 @@ class Forward:
             softcap=options.softcap, paper_eps=options.paper_eps, paper_beta=options.paper_beta,
             window=options.window, causal=int(options.causal),
             stats_every=options.stats_every if options.stats else 0,
-            workspace=self.workspace.data_ptr() if counter else None, workspace_bytes=256)
+            workspace=self.workspace.data_ptr() if counter else None, workspace_bytes=256,
+            v_dim=v_dim, key_bounds=pointer(seen.bounds), sinks=pointer(seen.sinks))
+        if seen.mask is not None:
+            mask = seen.mask.expand(batch, heads, n, k.shape[2])
+            self.params.mask, self.params.mask_dtype = mask.data_ptr(), MASK_DTYPES[mask.dtype]
+            self.params.mask_strides = (ctypes.c_int64 * 4)(*mask.stride())
 
     def forget(self) -> None:
         """Empties the statistics."""
@@ -159,6 +179,8 @@ class Backward:
         self.forward, self.d_o = forward, d_o
         q, k, v = forward.keep
         self.dq, self.dk, self.dv = (new(torch.empty_like(t), fill) for t in (q, k, v))
+        sinks = forward.seen.sinks
+        self.d_sinks = None if sinks is None else new(torch.empty_like(sinks), fill)
         size = forward.lib.bw_attention_backward_workspace(ctypes.byref(forward.params))
         self.workspace = torch.empty(size, dtype=torch.uint8, device=q.device)
         if fill:
@@ -168,7 +190,8 @@ class Backward:
             dq=view(self.dq), dk=view(self.dk), dv=view(self.dv),
             center=int(forward.options.center),
             deterministic=int(forward.options.deterministic),
-            workspace=self.workspace.data_ptr(), workspace_bytes=size)
+            workspace=self.workspace.data_ptr(), workspace_bytes=size,
+            d_sinks=None if self.d_sinks is None else self.d_sinks.data_ptr())
 
     def run(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         self.params.forward.stream = torch.cuda.current_stream().cuda_stream

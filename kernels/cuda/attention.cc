@@ -6,6 +6,7 @@
 #include <initializer_list>
 
 #include "backends.h"
+#include "cuda/attention_convert.h"
 #include "cuda/attention_path.h"
 #include "cuda/attention_workspace.h"
 #include "cuda/sm80/attention.h"
@@ -37,21 +38,20 @@ Status CheckBuilt(const AttentionForwardParams& p) {
   if (p.dtype == DType::kFloat32) {
     return Fail(Status::kUnsupported, "dtype is float32, but only bf16 and fp16 are built");
   }
-  if (p.head_dim % kVectorElements != 0) {
-    return Fail(Status::kUnsupported, "head_dim is %lld, but only multiples of 8 are built",
-                static_cast<long long>(p.head_dim));
+  if (p.head_dim % kVectorElements != 0 || ValueDim(p) % kVectorElements != 0) {
+    return Fail(Status::kUnsupported, "head_dim is %lld and v_dim %lld, but only multiples of 8 are built",
+                static_cast<long long>(p.head_dim), static_cast<long long>(ValueDim(p)));
   }
-  const char* const absent = p.mask.data != nullptr      ? "a mask is given"
-                             : p.key_bounds != nullptr   ? "key_bounds are given"
-                             : p.sinks != nullptr        ? "sinks are given"
-                             : ValueDim(p) != p.head_dim ? "v_dim is not head_dim"
-                                                         : nullptr;
-  if (absent != nullptr) return Fail(Status::kUnsupported, "%s, which only the CPU's attention takes", absent);
   BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckAligned("q", p.q));
   BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckAligned("k", p.k));
   BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckAligned("v", p.v));
   BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckAligned("o", p.o));
   return p.o_lo.data == nullptr ? Status::kOk : CheckAligned("o_lo", p.o_lo);
+}
+
+bool ServesSm90(const AttentionForwardParams& p, bool center, const AttentionGpu& gpu) {
+  const bool bounded = p.key_bounds == nullptr || (WidestDim(p) <= 128 && !center);
+  return gpu.path == AttentionPath::kSm90 && p.mask.data == nullptr && p.sinks == nullptr && bounded;
 }
 
 Status CheckWorkspace(const void* workspace, size_t bytes, size_t needed, int64_t alignment) {
@@ -73,9 +73,9 @@ Status AttentionForward(const AttentionForwardParams& p, void* stream) {
         CheckWorkspace(p.workspace, p.workspace_bytes, cuda::AttentionForwardWorkspaceBytes(p), 4));
   }
   AttentionGpu gpu = {};
-  BELLWETHER_KERNELS_RETURN_IF_ERROR(ChooseAttentionPath(p.head_dim, &gpu));
-  return gpu.path == AttentionPath::kSm90 ? sm90::AttentionForward(p, gpu.multiprocessors, stream)
-                                          : sm80::AttentionForward(p, gpu.shared_bytes_sm, stream);
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(ChooseAttentionPath(WidestDim(p), &gpu));
+  return ServesSm90(p, false, gpu) ? sm90::AttentionForward(p, gpu.multiprocessors, stream)
+                                   : sm80::AttentionForward(p, gpu.shared_bytes_sm, stream);
 }
 
 Status AttentionBackward(const AttentionBackwardParams& p, void* stream) {
@@ -90,9 +90,9 @@ Status AttentionBackward(const AttentionBackwardParams& p, void* stream) {
   BELLWETHER_KERNELS_RETURN_IF_ERROR(
       CheckWorkspace(p.workspace, p.workspace_bytes, BackwardWorkspaceBytes(p.forward), 16));
   AttentionGpu gpu = {};
-  BELLWETHER_KERNELS_RETURN_IF_ERROR(ChooseAttentionPath(p.forward.head_dim, &gpu));
-  return gpu.path == AttentionPath::kSm90 ? sm90::AttentionBackward(p, stream)
-                                          : sm80::AttentionBackward(p, gpu.shared_bytes_max, stream);
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(ChooseAttentionPath(WidestDim(p.forward), &gpu));
+  return ServesSm90(p.forward, p.center, gpu) ? sm90::AttentionBackward(p, stream)
+                                              : sm80::AttentionBackward(p, gpu.shared_bytes_max, stream);
 }
 
 }  // namespace bellwether::kernels::cuda

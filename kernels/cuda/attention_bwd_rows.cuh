@@ -16,7 +16,9 @@
 #include "bellwether/kernels/probe.h"
 #include "cuda/accumulator_sums.cuh"
 #include "cuda/attention_bwd_shares.cuh"
+#include "cuda/attention_bwd_sinks.cuh"
 #include "cuda/attention_bwd_tiles.cuh"
+#include "cuda/attention_bwd_visible.cuh"
 #include "cuda/key_mean.cuh"
 #include "cuda/softmax.cuh"
 #include "cuda/store_rows.cuh"
@@ -79,7 +81,7 @@ __global__ void __launch_bounds__(256) PrepareBwdKernel(const __grid_constant__ 
                                            head * stride.head + (seq.q_start + at.row) * stride.token + channel);
   };
   float delta = 0.f;
-  if (inside && channel < p.seq.head_dim) {
+  if (inside && channel < p.seq.v_dim) {
     const uint4 o = read(p.o, p.o_stride), d_o = read(p.d_o, p.d_o_stride);
     const uint4 lo = p.o_lo != nullptr ? read(p.o_lo, p.o_lo_stride) : make_uint4(0, 0, 0, 0);
     const uint32_t os[4] = {o.x, o.y, o.z, o.w}, gs[4] = {d_o.x, d_o.y, d_o.z, d_o.w},
@@ -158,12 +160,15 @@ __global__ void __launch_bounds__(S::kQueryThreads) FinishBwdKernel(const __grid
 }
 
 // `launch_main` launches the main kernel between the others.
-template <class S, class LaunchMain>
+template <class S, class Keys, class LaunchMain>
 void LaunchBwdAround(const AttentionBwdParams& p, cudaStream_t stream, const LaunchMain& launch_main) {
   const unsigned heads = p.seq.heads, batch = p.seq.q_starts != nullptr ? 1 : p.seq.batch;
   const auto blocks = [&](int64_t count) { return dim3(static_cast<unsigned>(count), heads, batch); };
   PrepareBwdKernel<S><<<blocks(p.rows_per_head / (256 / kRowLanes<S>)), 256, 0, stream>>>(p);
-  using Keys = typename S::Keys;
+  if constexpr (Keys::kMasked) {
+    if (p.d_sinks != nullptr) SumSinksKernel<kSumSinksThreads><<<p.seq.heads, kSumSinksThreads, 0, stream>>>(p);
+    if (p.center) LaunchFindVisible<Keys>(p, stream);
+  }
   if constexpr (!S::kSumsKeys) {
     if (p.center) LaunchSumKeys<Keys>(p, p.k, p.k_stride, p.key_sums, stream);
   }

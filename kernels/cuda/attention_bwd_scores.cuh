@@ -36,11 +36,17 @@ __device__ __forceinline__ void ToProbabilities(const float (&s)[kCount], float 
   }
 }
 
+// What was added to the capped scores, in log2 units: nothing.
+struct NoBias {
+  static constexpr bool kNone = true;
+};
+
 // dP - delta times the derivative of the cap, plus delta.  The capped score comes
-// back from P, so that it need not be kept: 1 - tanh^2, in [0, 1].
-template <bool kRounded, int kCount>
+// back from P, so that it need not be kept: 1 - tanh^2, in [0, 1].  bias(i) was added to it.
+template <bool kRounded, int kCount, class Bias = NoBias>
 __device__ __forceinline__ void ApplyCapDerivative(float (&dp)[kCount], const float (&pr)[kCount], float scale_log2,
-                                                   uint32_t lse, uint32_t delta, uint32_t inverse) {
+                                                   uint32_t lse, uint32_t delta, uint32_t inverse,
+                                                   const Bias& bias = {}) {
   const float inverse_scale = 1.f / scale_log2;
   const auto derivative = [&](float x, float probability, float row_lse, float d) {
     const float t = fminf(fmaxf((Log2(probability) + row_lse) * inverse_scale, -1.f), 1.f);
@@ -55,10 +61,12 @@ __device__ __forceinline__ void ApplyCapDerivative(float (&dp)[kCount], const fl
       l.x -= Log2(v.x);
       l.y -= Log2(v.y);
     }
-    dp[i] = derivative(dp[i], pr[i], l.x, d.x);
-    dp[i + 1] = derivative(dp[i + 1], pr[i + 1], l.y, d.y);
-    dp[i + 2] = derivative(dp[i + 2], pr[i + 2], l.x, d.x);
-    dp[i + 3] = derivative(dp[i + 3], pr[i + 3], l.y, d.y);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      float row_lse = j % 2 == 0 ? l.x : l.y;
+      if constexpr (!Bias::kNone) row_lse -= bias(i + j);
+      dp[i + j] = derivative(dp[i + j], pr[i + j], row_lse, j % 2 == 0 ? d.x : d.y);
+    }
   }
 }
 

@@ -35,7 +35,7 @@ struct Tiles {
     const int64_t packed = IsPacked(a) ? sequences : 1;
     const int64_t queries = CeilDivide(a.q_len, packed), keys = CeilDivide(a.k_len, packed);
     count = sequences * a.kv_heads * CeilDivide(keys, kBwdTileKeys);
-    at_once = a.head_dim <= 128 ? kMultiprocessors : kMultiprocessors / 2;
+    at_once = WidestDim(a) <= 128 ? kMultiprocessors : kMultiprocessors / 2;
     heads = a.heads / a.kv_heads;
     int64_t seen = queries;  // by the queries of the tile that most see
     if (a.causal) seen = std::min(seen, keys);
@@ -44,8 +44,8 @@ struct Tiles {
     // Under the diagonal every tile is as long as it lies far from the end.
     const bool triangle = a.causal && seen == std::min(queries, keys);
     mean = triangle ? longest * (1 - 0.5 * static_cast<double>(seen) / static_cast<double>(keys)) : longest;
-    start = kStart[a.head_dim > 64];
-    per_head = triangle ? kPerHead[a.head_dim > 64] : 0;
+    start = kStart[WidestDim(a) > 64];
+    per_head = triangle ? kPerHead[WidestDim(a) > 64] : 0;
   }
 
   bool IsEven(int shares) const { return heads % shares == 0 || shares % heads == 0; }

@@ -35,8 +35,8 @@ __device__ __forceinline__ void ClearShareCounts(const AttentionBwdParams& p) {
 // Adds up what the CTAs of a tile have of dV and dK: by the 256 threads that hold them, of which
 // `thread` is one, in CTA `split` of those that have the tile together.  Returns whether this CTA
 // has the sums, in dv and dk.  `sync` is a barrier of these threads, `arrived` a word of theirs.
-template <class S, int kCount, class Sync>
-__device__ __forceinline__ bool AddShares(const AttentionBwdParams& p, const BwdTile& t, int split, int thread,
+template <class S, int kCount, class Tile, class Sync>
+__device__ __forceinline__ bool AddShares(const AttentionBwdParams& p, const Tile& t, int split, int thread,
                                           int* arrived, const Sync& sync, float (&dv)[kCount], float (&dk)[kCount]) {
   constexpr int kThreads = 256, kShareFloats = 2 * kThreads * kCount;
   static_assert(S::kSplits * kShareFloats == 2 * kMeanKeys * S::kHeadDim && S::kSplits <= kShareCounts);

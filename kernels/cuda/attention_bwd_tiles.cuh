@@ -32,11 +32,13 @@ __device__ __forceinline__ PaddedRow LocatePaddedRow(const SequenceParams& p, in
 // This CTA's keys, and the query tiles [first_tile, end_tile) that see some of them.  With
 // those of every query head of the group they are steps; the CTA takes every p.shares-th,
 // from number `share` on.
-struct BwdTile {
-  Sequence sequence;
+template <class Seq>
+struct BwdTileOf {
+  Seq sequence;
   int key, kv_head, first_tile, end_tile;
   int share, steps;
 };
+using BwdTile = BwdTileOf<Sequence>;
 
 __device__ __forceinline__ int LastSection(int whole_sections, int section_tiles) {
   constexpr int kTilesMin = 256;  // two of a multiprocessor
@@ -45,19 +47,19 @@ __device__ __forceinline__ int LastSection(int whole_sections, int section_tiles
 }
 
 // Returns false if nothing has this number.
-template <class S>
-__device__ __forceinline__ bool LocateBwdTile(const AttentionBwdParams& p, int tile, BwdTile* t) {
+template <class S, class Seq>
+__device__ __forceinline__ bool LocateBwdTile(const AttentionBwdParams& p, int tile, BwdTileOf<Seq>* t) {
   const SequenceParams& q = p.seq;
   const int shares = S::kShares ? p.shares : 1;
   int pairs = q.kv_heads * shares;  // of sequence, kv head and share
   if (S::kGeneral && q.q_starts != nullptr) {
-    t->sequence = PackedSequence(q, q.k_starts, S::kCols, tile / pairs);
+    static_cast<Sequence&>(t->sequence) = PackedSequence(q, q.k_starts, S::kCols, tile / pairs);
     tile -= FirstTile(q.k_starts, t->sequence.index, S::kCols) * pairs;
   } else {
-    t->sequence = BatchSequence(q, 0);
+    static_cast<Sequence&>(t->sequence) = BatchSequence(q, 0);
     pairs *= q.batch;
   }
-  const Sequence& s = t->sequence;
+  const Seq& s = t->sequence;
   const int key_tiles = (s.k_len + S::kCols - 1) / S::kCols;
   if (tile >= key_tiles * pairs) return false;
   const int section_pairs =
@@ -80,13 +82,17 @@ __device__ __forceinline__ bool LocateBwdTile(const AttentionBwdParams& p, int t
   t->key = (backwards ? key_tiles - 1 - rank : rank) * S::kCols;
   t->kv_head = pair % q.kv_heads;
   if (!S::kGeneral || q.q_starts == nullptr) t->sequence.index = pair / q.kv_heads;
+  SetKeyBounds(q, &t->sequence);
 
   const int shift = s.k_len - s.q_len;
-  t->first_tile = q.causal ? max(0, t->key - shift) / S::kRows : 0;
+  t->first_tile = q.causal ? max(0, FirstKeyFrom(s, t->key) - shift) / S::kRows : 0;
   t->end_tile = (s.q_len + S::kRows - 1) / S::kRows;
   if (S::kGeneral && q.window > 0) {
-    const int last_query = min(t->key + S::kCols, s.k_len) - 1 - shift + q.window - 1;
+    const int last_query = min(t->key + S::kCols, KeyEnd(s)) - 1 - shift + q.window - 1;
     t->end_tile = min(t->end_tile, last_query < 0 ? 0 : last_query / S::kRows + 1);
+  }
+  if constexpr (std::is_same_v<Seq, MaskedSequence>) {  // Its keys are all padding.
+    if (t->key >= s.key_end || t->key + S::kCols <= s.key_begin) t->end_tile = t->first_tile;
   }
   const int left = q.group * (t->end_tile - t->first_tile) - t->share;
   t->steps = left > 0 ? (left + shares - 1) / shares : 0;

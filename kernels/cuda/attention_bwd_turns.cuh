@@ -22,16 +22,15 @@
 namespace bellwether::kernels::cuda {
 
 // The count of the key tiles whose dQ this warp has added to query tile m.
-template <class S>
-__device__ __forceinline__ int* TurnOf(const AttentionBwdParams& p, const BwdTile& t, int m, int head, int warp) {
+template <class S, class Tile>
+__device__ __forceinline__ int* TurnOf(const AttentionBwdParams& p, const Tile& t, int m, int head, int warp) {
   const int64_t row = RowBase(p, t.sequence, head) + m * S::kRows;
   return p.turns + row / S::kRows * kTurnsOfStep + warp;
 }
 
 // By one thread.
-template <class S>
-__device__ __forceinline__ void AwaitTurnAlone(const AttentionBwdParams& p, const BwdTile& t, int m, int head,
-                                               int warp) {
+template <class S, class Tile>
+__device__ __forceinline__ void AwaitTurnAlone(const AttentionBwdParams& p, const Tile& t, int m, int head, int warp) {
   const int tile = t.key / S::kCols;
   const int mine = p.first_keys_first ? tile - FirstKey(p.seq, t.sequence, m * S::kRows) / S::kCols
                                       : LastKey(p.seq, t.sequence, (m + 1) * S::kRows - 1) / S::kCols - tile;
@@ -40,8 +39,8 @@ __device__ __forceinline__ void AwaitTurnAlone(const AttentionBwdParams& p, cons
   }
 }
 
-template <class S>
-__device__ __forceinline__ void AwaitTurn(const AttentionBwdParams& p, const BwdTile& t, int m, int head, int warp,
+template <class S, class Tile>
+__device__ __forceinline__ void AwaitTurn(const AttentionBwdParams& p, const Tile& t, int m, int head, int warp,
                                           int lane) {
   if (lane == 0) AwaitTurnAlone<S>(p, t, m, head, warp);
   __syncwarp();
@@ -49,8 +48,8 @@ __device__ __forceinline__ void AwaitTurn(const AttentionBwdParams& p, const Bwd
 
 // The next key tile may add its dQ.  Called a step after the additions, so that
 // the fence finds them done.
-template <class S>
-__device__ __forceinline__ void PassTurn(const AttentionBwdParams& p, const BwdTile& t, int m, int head, int warp,
+template <class S, class Tile>
+__device__ __forceinline__ void PassTurn(const AttentionBwdParams& p, const Tile& t, int m, int head, int warp,
                                          int lane) {
   __threadfence();
   __syncwarp();

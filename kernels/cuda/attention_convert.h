@@ -10,6 +10,14 @@
 
 namespace bellwether::kernels::cuda {
 
+// Whether the call needs masked kernels of the portable path.
+inline bool IsMasked(const AttentionForwardParams& a) {
+  return a.mask.data != nullptr || a.key_bounds != nullptr || a.sinks != nullptr;
+}
+
+// What decides the kernel.
+inline int64_t WidestDim(const AttentionForwardParams& a) { return std::max(a.head_dim, ValueDim(a)); }
+
 inline bool IsPacked(const AttentionForwardParams& a) { return a.cu_seqlens_q != nullptr; }
 
 inline Strides ToStrides(const AttentionForwardParams& a, const Tensor4& t) {
@@ -32,8 +40,10 @@ inline SequenceParams ToSequenceParams(const AttentionForwardParams& a) {
   p.q_len = static_cast<int>(a.q_len);
   p.k_len = static_cast<int>(a.k_len);
   p.head_dim = static_cast<int>(a.head_dim);
+  p.v_dim = static_cast<int>(ValueDim(a));
   p.window = std::min(a.window, 1 << 30);  // row + k_len - window stays an int
   p.causal = a.causal;
+  p.key_bounds = a.key_bounds;
   return p;
 }
 
@@ -41,6 +51,15 @@ inline ScoreParams ToScoreParams(const AttentionForwardParams& a) {
   const float scale = a.softcap == 0 ? a.scale : a.softcap;
   const float scale_log2 = scale * kLog2E;
   return {scale_log2, a.softcap == 0 ? 0.f : a.scale / a.softcap, scale, kTieWindow / scale_log2};
+}
+
+inline MaskParams ToMaskParams(const AttentionForwardParams& a) {
+  const ProbeMask& mask = a.mask;
+  const int64_t size = mask.dtype == MaskDType::kBool ? 1 : mask.dtype == MaskDType::kFloat32 ? 4 : 2;
+  const auto even = [](int64_t n) { return n % 2 == 0; };
+  const bool paired = mask.key_stride == 1 && reinterpret_cast<uintptr_t>(mask.data) % (2 * size) == 0 &&
+                      even(a.k_len) && even(mask.row_stride) && even(mask.head_stride) && even(mask.batch_stride);
+  return {mask, paired, 1 / (a.softcap == 0 ? a.scale : a.softcap), a.sinks};
 }
 
 inline PaperShift ToPaperShift(const AttentionForwardParams& a) {
@@ -77,6 +96,7 @@ inline AttentionFwdParams ToFwdParams(const AttentionForwardParams& a) {
   p.lse_head_stride = a.lse_head_stride;
   p.stats = ToStatsParams(a);
   p.seed = a.seed;
+  p.mask = ToMaskParams(a);
   return p;
 }
 
@@ -110,6 +130,8 @@ inline AttentionBwdParams ToBwdParams(const AttentionBackwardParams& b) {
   p.rounded = a.mode == AttentionMode::kHpm;
   p.center = b.center;
   p.shares = 1;
+  p.mask = ToMaskParams(a);
+  p.d_sinks = b.d_sinks;
   return p;
 }
 

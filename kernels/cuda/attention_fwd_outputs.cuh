@@ -32,6 +32,18 @@ __device__ __forceinline__ void MergeLogitMax(const StatsParams& stats, float la
   if (lane == 0 && largest > -INFINITY) AtomicMaxFloat(stats.At(kProbeLogitMax, head), largest);
 }
 
+// What a thread knows of its two rows beside their sums, for the statistics: nothing, where they see all keys from
+// the first to the last.
+struct AllKeys {
+  static constexpr bool kMasked = false;
+};
+// The keys that they see, and their sink in log2 units.
+struct MaskedKeys {
+  static constexpr bool kMasked = true;
+  int keys[2];
+  float sink;
+};
+
 // Of rows that do not count: the largest score of those that are finite.
 __device__ __forceinline__ void MergeLogitMaxOf(const AttentionFwdParams& p, const FinishedRow (&done)[2], int row,
                                                 const Sequence& seq, int head, int lane) {
@@ -46,9 +58,9 @@ __device__ __forceinline__ void MergeLogitMaxOf(const AttentionFwdParams& p, con
 
 // Adds this warp's 16 rows to the head's statistics, whose rules are probe.h's.
 // All lanes call it; `row` is the first of this thread's two.
-template <class Rows>
+template <class Rows, class Seq, class Seen>
 __device__ __forceinline__ void AddFwdStats(const AttentionFwdParams& p, const Rows& rows, const FinishedRow (&done)[2],
-                                            int row, const Sequence& seq, int head, int lane) {
+                                            int row, const Seq& seq, int head, int lane, const Seen& seen) {
   const auto add = [&](ProbeStat stat, bool row0, bool row1) {
     const int count = __popc(__ballot_sync(0xffffffffu, row0)) + __popc(__ballot_sync(0xffffffffu, row1));
     if (lane == 0 && count > 0) atomicAdd(p.stats.At(stat, head), static_cast<float>(count));
@@ -64,19 +76,38 @@ __device__ __forceinline__ void AddFwdStats(const AttentionFwdParams& p, const R
   for (int r = 0; r < 2; ++r) {
     const TopTwo top = rows.top[r].OfQuad();
     const float first = top.first * p.score.scale, second = top.second * p.score.scale;
-    any[r] = lane % 4 == 0 && row + 8 * r < seq.q_len && done[r].sum != 0.f;
+    any[r] = lane % 4 == 0 && row + 8 * r < seq.q_len;
+    if constexpr (Seen::kMasked) {
+      any[r] = any[r] && seen.keys[r] > 0;
+    } else {
+      any[r] = any[r] && done[r].sum != 0.f;
+    }
     finite[r] = any[r] && !isnan(done[r].sum);
     bf16[r] = finite[r] && second > -INFINITY && __float2bfloat16_rn(first) == __float2bfloat16_rn(second);
     eps[r] = finite[r] && double{second} >= double{first} - kTieEps;
     paper[r] = finite[r] && double{second} >= double{first} - kTieEpsPaper;
     // l is in units of 2^anchor, the rule is relative to the maximum.
-    saturated[r] = finite[r] && done[r].sum * Exp2(rows.anchor[r] - done[r].max) < float{kSaturatedSum};
-    const float weighted = QuadSum(rows.weighted[r]) / done[r].sum;
+    float max = done[r].max, weighted = QuadSum(rows.weighted[r]), of_keys = 1.f;
+    if constexpr (Seen::kMasked) {
+      if (seen.sink > -INFINITY) {
+        max = fmaxf(max, seen.sink);
+        const float x = seen.sink - rows.anchor[r], weight = Exp2(x);
+        weighted -= weight * fmaxf(x, -200.f);
+        of_keys -= weight / done[r].sum;
+      }
+    }
+    saturated[r] = finite[r] && done[r].sum * Exp2(rows.anchor[r] - max) < float{kSaturatedSum};
+    weighted /= done[r].sum;
     if (finite[r]) {
       largest = fmaxf(largest, first);
       sink += rows.first_key[r] / done[r].sum;
-      const int keys = LastKey(p.seq, seq, row + 8 * r) - FirstKey(p.seq, seq, row + 8 * r) + 1;
-      if (keys > 1) entropy += fmaxf(log2f(done[r].sum) - weighted, 0.f) / log2f(static_cast<float>(keys));
+      int keys;
+      if constexpr (Seen::kMasked) {
+        keys = seen.keys[r];
+      } else {
+        keys = LastKey(p.seq, seq, row + 8 * r) - FirstKey(p.seq, seq, row + 8 * r) + 1;
+      }
+      if (keys > 1) entropy += fmaxf(of_keys * log2f(done[r].sum) - weighted, 0.f) / log2f(static_cast<float>(keys));
     }
   }
   add(kProbeRows, any[0], any[1]);
@@ -112,10 +143,10 @@ __device__ __forceinline__ void WriteFwdSums(const AttentionFwdParams& p, const 
 // `o` is this thread's part of the accumulators, `row` and `done` as above.  kCounted:
 // these rows count for the statistics.  store(words, residual) writes this warp's rows
 // of O or of O_lo, packed as StoreRows() takes them.
-template <class S, bool kCounted, class Rows, class Store>
+template <class S, bool kCounted, class Rows, class Seq, class Store, class Seen = AllKeys>
 __device__ __forceinline__ void WriteFwdOutputs(const AttentionFwdParams& p, const Rows& rows, FinishedRow (&done)[2],
-                                                float (&o)[S::kOutputs / 2], int row, int head, const Sequence& seq,
-                                                int lane, const Store& store) {
+                                                float (&o)[S::kOutputs / 2], int row, int head, const Seq& seq,
+                                                int lane, const Store& store, const Seen& seen = {}) {
   using T = typename S::T;
   if constexpr (S::kOnes) {
 #pragma unroll
@@ -131,7 +162,7 @@ __device__ __forceinline__ void WriteFwdOutputs(const AttentionFwdParams& p, con
     }
   }
   if constexpr (kCounted) {
-    AddFwdStats(p, rows, done, row, seq, head, lane);
+    AddFwdStats(p, rows, done, row, seq, head, lane, seen);
   } else if constexpr (S::kCount) {
     if (p.stats.sums != nullptr) MergeLogitMaxOf(p, done, row, seq, head, lane);
   }

@@ -9,28 +9,30 @@ namespace bellwether::kernels::cuda {
 
 // The key tiles [begin, end) are needed, from the last to the first; those in
 // [left, right) need no mask.  begin = end: no row sees any key.
-struct FwdTile {
+template <class Seq>
+struct FwdTileOf {
   int row;  // the first, in its sequence; kNoTile = there is no tile any more
   int head;
-  Sequence sequence;
+  Seq sequence;
   int begin, left, right, end;
 };
+using FwdTile = FwdTileOf<Sequence>;
 inline constexpr int kNoTile = -1;
 
 // Returns false if nothing has this number.  Of a sequence's tiles the longest
 // come first (causal), with the heads innermost whose keys fit L2 together.
-template <class S>
-__device__ __forceinline__ bool LocateTile(const AttentionFwdParams& p, int tile, FwdTile* t) {
+template <class S, class Seq>
+__device__ __forceinline__ bool LocateTile(const AttentionFwdParams& p, int tile, FwdTileOf<Seq>* t) {
   const SequenceParams& q = p.seq;
   int pairs = q.heads;
   if (S::kGeneral && q.q_starts != nullptr) {
-    t->sequence = PackedSequence(q, q.q_starts, S::kRows, tile / q.heads);
+    static_cast<Sequence&>(t->sequence) = PackedSequence(q, q.q_starts, S::kRows, tile / q.heads);
     tile -= FirstTile(q.q_starts, t->sequence.index, S::kRows) * q.heads;
   } else {
-    t->sequence = BatchSequence(q, 0);
+    static_cast<Sequence&>(t->sequence) = BatchSequence(q, 0);
     pairs *= q.batch;
   }
-  const Sequence& s = t->sequence;
+  const Seq& s = t->sequence;
   const int row_tiles = (s.q_len + S::kRows - 1) / S::kRows;
   if (tile >= row_tiles * pairs) return false;
   const int section_pairs = min(max(p.section_keys / max(s.k_len, 1), 1) * q.group, pairs);
@@ -43,6 +45,7 @@ __device__ __forceinline__ bool LocateTile(const AttentionFwdParams& p, int tile
   t->row = (q.causal ? row_tiles - 1 - rank : rank) * S::kRows;
   t->head = pair % q.heads;
   if (!S::kGeneral || q.q_starts == nullptr) t->sequence.index = pair / q.heads;
+  SetKeyBounds(q, &t->sequence);
 
   const int last = min(t->row + S::kRows, s.q_len) - 1;
   const int first_key = S::kGeneral ? FirstKey(q, s, t->row) : 0;

@@ -30,25 +30,25 @@ __device__ __forceinline__ void MaskBefore(float (&s)[kCount], int first0, int f
 
 // Of S^T, keys as rows.  Whether some of `keys` keys are forbidden to some of `rows`
 // queries.  kWindow: there may be one.
-template <bool kWindow>
-__device__ __forceinline__ bool NeedsMask(const SequenceParams& p, const Sequence& seq, int key, int keys, int row,
+template <bool kWindow, class Seq>
+__device__ __forceinline__ bool NeedsMask(const SequenceParams& p, const Seq& seq, int key, int keys, int row,
                                           int rows) {
   const int shift = seq.k_len - seq.q_len;
-  return (p.causal && key + keys - 1 > row + shift) || key + keys > seq.k_len ||
+  return (p.causal && key + keys - 1 > row + shift) || key + keys > KeyEnd(seq) || key < FirstKeyFrom(seq, key) ||
          (kWindow && p.window > 0 && key <= row + rows - 1 + shift - p.window);
 }
 
 // `key` is this thread's first, the other is 8 behind; `row` its first query.
-template <bool kWindow, int kCount>
-__device__ __forceinline__ void MaskTransposed(float (&s)[kCount], const SequenceParams& p, const Sequence& seq,
-                                               int key, int row) {
+template <bool kWindow, int kCount, class Seq>
+__device__ __forceinline__ void MaskTransposed(float (&s)[kCount], const SequenceParams& p, const Seq& seq, int key,
+                                               int row) {
   constexpr int kRows = 2 * kCount;
   const int shift = seq.k_len - seq.q_len;
   int from[2];  // first allowed query of each of the two keys, counted from `row`
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     from[r] = p.causal ? key + 8 * r - shift - row : -kRows;
-    if (key + 8 * r >= seq.k_len) from[r] = kRows;
+    if (key + 8 * r >= KeyEnd(seq) || key + 8 * r < FirstKeyFrom(seq, key + 8 * r)) from[r] = kRows;
   }
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {

@@ -25,9 +25,10 @@ struct SequenceParams {
   const int32_t *q_starts, *k_starts;  // [batch + 1] on the device, or both null
   int batch, heads, kv_heads, group;   // group = heads / kv_heads
   int q_len, k_len;                    // of each sequence, if not packed
-  int head_dim;                        // channels that exist; a kernel may pad them
+  int head_dim, v_dim;                 // channels that exist, of v and o v_dim; a kernel may pad them
   int window;                          // keys a row sees up to its own; 0 = no limit
   bool causal;
+  const int32_t* key_bounds;  // [batch][2] on the device, the keys of each sequence without padding; or null
 };
 
 inline constexpr float kLog2E = 1.44269504088896341f;
@@ -41,6 +42,14 @@ struct ScoreParams {
   float scale_log2, cap_scale;  // cap_scale 0 = no cap
   float scale;                  // scale_log2 ln 2: scores in natural units
   float tie_window;             // kTieWindow in units of s
+};
+
+// What masked kernels have beside key bounds.
+struct MaskParams {
+  ProbeMask tensor;
+  bool paired;          // values of two adjacent keys are one aligned word, of any even key
+  float inverse_scale;  // a natural logit in units of s
+  const float* sinks;   // [heads], natural logits; or null
 };
 
 // The shifted maximum of mode paper, in log2 units.
@@ -77,6 +86,7 @@ struct AttentionFwdParams {
   StatsParams stats;
   uint64_t seed;     // of random rounding
   int section_keys;  // keys of the (batch, head) pairs that run together, for L2
+  MaskParams mask;
 };
 
 // Rows of a workspace array are padded so that every sequence begins at a
@@ -133,6 +143,9 @@ struct AttentionBwdParams {
   int section_queries;                       // of the (sequence, kv head) pairs that run together, for L2
   int launch_pairs;                          // that are launched together, 0 for all: sm90/attention_bwd_center.cuh
   int first_tile;                            // of this launch
+  MaskParams mask;
+  float* d_sinks;    // [heads], or null
+  uint8_t* visible;  // [batch][kv_heads][k_len]: the keys that centring is about; or null
 };
 
 // How many units of dK (4 KB) a CTA of the backward can centre beside its own

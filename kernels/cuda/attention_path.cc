@@ -34,7 +34,7 @@ Status GetGpu(Capability* capability, AttentionGpu* gpu) {
 
 }  // namespace
 
-Status ChooseAttentionPath(int64_t head_dim, AttentionGpu* gpu) {
+Status ChooseAttentionPath(int64_t widest_dim, AttentionGpu* gpu) {
   Capability capability = {};
   BELLWETHER_KERNELS_RETURN_IF_ERROR(GetGpu(&capability, gpu));
   const bool hopper = capability.major == 9 && capability.minor == 0;
@@ -53,9 +53,9 @@ Status ChooseAttentionPath(int64_t head_dim, AttentionGpu* gpu) {
                 capability.minor, gpu->path == AttentionPath::kSm90 ? "path sm90" : "attention",
                 gpu->path == AttentionPath::kSm90 ? "9.0" : "8.0 or later");
   }
-  if (head_dim > kHeadDimMax) {
-    return Fail(Status::kUnsupported, "head_dim is %lld, but path %s has only 1..%lld",
-                static_cast<long long>(head_dim), gpu->path == AttentionPath::kSm90 ? "sm90" : "sm80",
+  if (widest_dim > kHeadDimMax) {
+    return Fail(Status::kUnsupported, "head_dim or v_dim is %lld, but path %s has only 1..%lld",
+                static_cast<long long>(widest_dim), gpu->path == AttentionPath::kSm90 ? "sm90" : "sm80",
                 static_cast<long long>(kHeadDimMax));
   }
   return Status::kOk;

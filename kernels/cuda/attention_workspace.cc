@@ -7,10 +7,10 @@ namespace bellwether::kernels::cuda {
 namespace {
 
 // At least what any path pads a row of dQ to.
-int64_t PaddedDim(const AttentionForwardParams& a) { return a.head_dim <= 64 ? 64 : a.head_dim <= 128 ? 128 : 256; }
+int64_t PaddedDim(const AttentionForwardParams& a) { return WidestDim(a) <= 64 ? 64 : WidestDim(a) <= 128 ? 128 : 256; }
 
 // Rows of the shortest step of any path.
-int64_t StepRows(const AttentionForwardParams& a) { return a.head_dim <= 128 ? 64 : 16; }
+int64_t StepRows(const AttentionForwardParams& a) { return WidestDim(a) <= 128 ? 64 : 16; }
 
 // Sizes of the arrays, in elements of 4 bytes; each a multiple of 16 bytes.
 struct WorkspaceLayout {
@@ -19,6 +19,7 @@ struct WorkspaceLayout {
   int64_t dq_sum, turns, key_sums, key_mean;
   int shares;
   int64_t share_sums, share_counts;
+  int64_t visible;  // four bytes each
 
   explicit WorkspaceLayout(const AttentionForwardParams& a) {
     const int64_t sequences = IsPacked(a) ? a.sequences : a.batch;
@@ -33,15 +34,21 @@ struct WorkspaceLayout {
     shares = BackwardShares(a);
     share_sums = shares > 1 ? key_sums * kMeanKeys * 2 * shares : 0;
     share_counts = shares > 1 ? (a.kv_heads * chunks * kShareCounts + 3) / 4 * 4 : 0;
+    visible = IsMasked(a) ? (a.batch * a.kv_heads * a.k_len + 15) / 16 * 4 : 0;
   }
 };
 
 }  // namespace
 
+bool NeedsRowSums(const AttentionBackwardParams& b) {
+  const bool built_with = IsMasked(b.forward) && b.forward.mode == AttentionMode::kHpm;
+  return b.center || b.forward.stats != nullptr || built_with;
+}
+
 size_t BackwardWorkspaceBytes(const AttentionForwardParams& a) {
   const WorkspaceLayout layout(a);
   return static_cast<size_t>(layout.dq_sum + 5 * layout.rows + layout.turns + 2 * (layout.key_sums + layout.key_mean) +
-                             layout.share_sums + layout.share_counts) *
+                             layout.share_sums + layout.share_counts + layout.visible) *
          sizeof(float);
 }
 
@@ -66,7 +73,8 @@ void PlaceWorkspace(const AttentionBackwardParams& b, AttentionBwdParams* p) {
   p->d_key_mean = take(layout.key_mean);
   p->share_sums = take(layout.share_sums);
   p->share_counts = reinterpret_cast<int*>(take(layout.share_counts));
-  p->ds_sum = b.center || b.forward.stats != nullptr ? ds_sum : nullptr;
+  p->visible = reinterpret_cast<uint8_t*>(take(layout.visible));
+  p->ds_sum = NeedsRowSums(b) ? ds_sum : nullptr;
   p->errors = b.forward.stats != nullptr ? errors : nullptr;
   p->turns = b.deterministic ? turns : nullptr;
   p->rows_per_head = layout.rows_per_head;

@@ -14,6 +14,9 @@ namespace bellwether::kernels::cuda {
 
 size_t BackwardWorkspaceBytes(const AttentionForwardParams& params);
 
+// Whether the kernels of a call take rowsum(dS).
+bool NeedsRowSums(const AttentionBackwardParams& params);
+
 // Points p's workspace fields into params.workspace.
 void PlaceWorkspace(const AttentionBackwardParams& params, AttentionBwdParams* p);
 

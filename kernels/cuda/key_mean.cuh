@@ -1,4 +1,5 @@
-// key_mean.cuh: the mean over the keys of a sequence, of K and of dK.
+// key_mean.cuh: the mean over the keys of a sequence, of K and of dK; with S::kMasked over
+// those of them that are visible.
 //
 // Work      a block sums kMeanKeys keys, unless the main kernel did, which has them at
 //           hand; another adds those sums in an order of its own, always the same: the
@@ -9,6 +10,7 @@
 #ifndef BELLWETHER_KERNELS_CUDA_KEY_MEAN_CUH_
 #define BELLWETHER_KERNELS_CUDA_KEY_MEAN_CUH_
 
+#include "cuda/attention_bwd_visible.cuh"
 #include "cuda/sequences.cuh"
 #include "cuda/softmax.cuh"
 
@@ -45,6 +47,12 @@ __device__ __forceinline__ uint16_t* KeyAt(void* base, const Strides& stride, co
          (s.k_start + key) * stride.token + channel;
 }
 
+template <class S>
+__device__ __forceinline__ bool IsVisible(const AttentionBwdParams& p, const Sequence& s, int kv_head, int key) {
+  if constexpr (S::kMasked) return VisibleAt(p, s.index, kv_head)[key] != 0;
+  return true;
+}
+
 // Where the sums of a chunk lie.
 template <class S>
 __device__ __forceinline__ int64_t SumsAt(const AttentionBwdParams& p, int kv_head, int chunk) {
@@ -61,6 +69,7 @@ __global__ void __launch_bounds__(kMeanThreads)
   float sum[8] = {};
   if (channel < p.seq.head_dim) {
     for (int key = chunk.begin + row; key < chunk.end; key += kMeanRows<S>) {
+      if (!IsVisible<S>(p, chunk.sequence, blockIdx.y, key)) continue;
       const uint4 x = *reinterpret_cast<const uint4*>(KeyAt(keys, stride, chunk.sequence, blockIdx.y, key, channel));
       const uint32_t words[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
@@ -98,11 +107,24 @@ __global__ void __launch_bounds__(S::kHeadDim* kMeanGroups)
 #pragma unroll 8
   for (int i = threadIdx.y; i < ChunksOf(s.k_len); i += kMeanGroups) total += sums[int64_t{i} * S::kHeadDim];
   totals[threadIdx.y][threadIdx.x] = total;
-  __syncthreads();
+  int keys = s.k_len;
+  if constexpr (S::kMasked) {
+    __shared__ int visible;
+    const int thread = threadIdx.y * S::kHeadDim + threadIdx.x;
+    if (thread == 0) visible = 0;
+    __syncthreads();
+    int mine = 0;
+    for (int key = thread; key < s.k_len; key += S::kHeadDim * kMeanGroups) mine += IsVisible<S>(p, s, blockIdx.y, key);
+    if (mine > 0) atomicAdd(&visible, mine);
+    __syncthreads();
+    keys = visible;
+  } else {
+    __syncthreads();
+  }
   if (threadIdx.y != 0) return;
   for (int i = 1; i < kMeanGroups; ++i) total += totals[i][threadIdx.x];
   float* const mean = blockIdx.z == 0 ? p.key_mean : p.d_key_mean;
-  mean[(int64_t{blockIdx.y} * p.seq.batch + s.index) * S::kHeadDim + threadIdx.x] = s.k_len > 0 ? total / s.k_len : 0.f;
+  mean[(int64_t{blockIdx.y} * p.seq.batch + s.index) * S::kHeadDim + threadIdx.x] = keys > 0 ? total / keys : 0.f;
 }
 
 // Of the pairs of sequence and kv head from `first_pair` on, of whose first sequence
@@ -126,12 +148,13 @@ __global__ void __launch_bounds__(kMeanThreads)
 #pragma unroll
     for (int j = 0; j < kAtOnce; ++j) {
       const int key = first + j * kMeanRows<S>;
-      if (key < chunk.end) x[j] = *at(key);
+      if (key < chunk.end && IsVisible<S>(p, chunk.sequence, blockIdx.y, key)) x[j] = *at(key);
     }
 #pragma unroll
     for (int j = 0; j < kAtOnce; ++j) {
       const int key = first + j * kMeanRows<S>;
       if (key >= chunk.end) break;
+      if (!IsVisible<S>(p, chunk.sequence, blockIdx.y, key)) continue;
       uint32_t words[4] = {x[j].x, x[j].y, x[j].z, x[j].w};
 #pragma unroll
       for (int i = 0; i < 4; ++i) {

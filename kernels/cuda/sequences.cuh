@@ -11,6 +11,7 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/attention_params.h"
 
@@ -21,6 +22,14 @@ struct Sequence {
   int q_start, q_len;  // tokens; the start is 0 in a batch
   int k_start, k_len;
 };
+
+// The same where some keys may be padding: those outside [key_begin, key_end).
+struct MaskedSequence : Sequence {
+  int key_begin, key_end;
+};
+
+template <bool kMasked>
+using SequenceOf = std::conditional_t<kMasked, MaskedSequence, Sequence>;
 
 __device__ __forceinline__ Sequence BatchSequence(const SequenceParams& p, int index) {
   return {index, 0, p.q_len, 0, p.k_len};
@@ -41,12 +50,32 @@ __device__ __forceinline__ Sequence PackedSequence(const SequenceParams& p, cons
   return {low, q, p.q_starts[low + 1] - q, k, p.k_starts[low + 1] - k};
 }
 
-// Row T may see the keys [FirstKey, LastKey].
-__device__ __forceinline__ int LastKey(const SequenceParams& p, const Sequence& s, int row) {
-  return p.causal ? min(s.k_len - 1, row + s.k_len - s.q_len) : s.k_len - 1;
+// Once the rest of a sequence is known.
+__device__ __forceinline__ void SetKeyBounds(const SequenceParams&, Sequence*) {}
+__device__ __forceinline__ void SetKeyBounds(const SequenceParams& p, MaskedSequence* s) {
+  s->key_begin = 0;
+  s->key_end = s->k_len;
+  if (p.key_bounds == nullptr) return;
+  s->key_end = min(max(p.key_bounds[2 * s->index + 1], 0), s->k_len);
+  s->key_begin = min(max(p.key_bounds[2 * s->index], 0), s->key_end);
 }
-__device__ __forceinline__ int FirstKey(const SequenceParams& p, const Sequence& s, int row) {
-  return p.window > 0 ? max(0, row + s.k_len - s.q_len - p.window + 1) : 0;
+
+__device__ __forceinline__ int KeyBegin(const Sequence&) { return 0; }
+__device__ __forceinline__ int KeyBegin(const MaskedSequence& s) { return s.key_begin; }
+// The first of the keys from `key` on that is none of those before the bounds.
+__device__ __forceinline__ int FirstKeyFrom(const Sequence&, int key) { return key; }
+__device__ __forceinline__ int FirstKeyFrom(const MaskedSequence& s, int key) { return max(key, s.key_begin); }
+__device__ __forceinline__ int KeyEnd(const Sequence& s) { return s.k_len; }
+__device__ __forceinline__ int KeyEnd(const MaskedSequence& s) { return s.key_end; }
+
+// Row T may see the keys [FirstKey, LastKey], as far as a mask's tensor shows them.
+template <class Seq>
+__device__ __forceinline__ int LastKey(const SequenceParams& p, const Seq& s, int row) {
+  return p.causal ? min(KeyEnd(s) - 1, row + s.k_len - s.q_len) : KeyEnd(s) - 1;
+}
+template <class Seq>
+__device__ __forceinline__ int FirstKey(const SequenceParams& p, const Seq& s, int row) {
+  return p.window > 0 ? max(KeyBegin(s), row + s.k_len - s.q_len - p.window + 1) : KeyBegin(s);
 }
 
 }  // namespace bellwether::kernels::cuda

@@ -185,8 +185,9 @@ __device__ __forceinline__ FinishedRow FinishRow(float m, float anchor, float l)
 
 // kSumRounded: lt is summed here; otherwise the caller has it (a column of ones
 // beside V) or does not need it.  kCounted: the rows count for the statistics.
-// kTop: the two largest scores are kept, and the maximum comes from them.
-template <class T, SoftmaxMode kMode, bool kSumRounded, bool kCounted>
+// kTop: the two largest scores are kept, and the maximum comes from them.  kSink: rows may
+// begin with a sink, which M leaves out.
+template <class T, SoftmaxMode kMode, bool kSumRounded, bool kCounted, bool kSink = false>
 struct SoftmaxRows {
   static constexpr bool kTop = kCounted || kMode == SoftmaxMode::kPaper;
   float max[2] = {-INFINITY, -INFINITY};  // M; not if kTop
@@ -197,6 +198,19 @@ struct SoftmaxRows {
   // If kCounted.  sum 2^(x - a) (x - a): the entropy is log2 l - weighted / l bits.  And
   // P of key 0, of the lanes that have it, in units of 2^anchor.
   float weighted[2] = {0, 0}, first_key[2] = {0, 0};
+
+  // As StandingRows has it.
+  __device__ __forceinline__ float BeginWithSink(float sink, bool first) {
+    static_assert(kSink && !kSumRounded);
+    const float at = kDividesByRounded<kMode> ? ceilf(sink) : sink, weight = Exp2(sink - at);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      anchor[r] = at;
+      sum[r] = first ? weight : 0.f;
+      if constexpr (kCounted) weighted[r] = first ? weight * (sink - at) : 0.f;
+    }
+    return weight;
+  }
 
   // Turns a tile of scores into probabilities and returns in `rescale` what the
   // accumulators of earlier tiles must be multiplied with (<= 1).  The pairs are
@@ -274,7 +288,9 @@ struct SoftmaxRows {
   // All four lanes of the quad call it and get the same.  Where the mode divides by lt
   // and it was not summed here, the caller divides.
   __device__ __forceinline__ FinishedRow Finish(int r, float scale_log2) const {
-    FinishedRow done = FinishRow(kTop ? QuadMax(top[r].first) * scale_log2 : max[r], anchor[r], QuadSum(sum[r]));
+    const float largest = kTop ? QuadMax(top[r].first) * scale_log2 : max[r];
+    FinishedRow done = FinishRow(kSink ? anchor[r] : largest, anchor[r], QuadSum(sum[r]));
+    if constexpr (kSink) done.max = largest;
     if constexpr (kSumRounded) {
       done.Divide(QuadSum(rounded_sum[r]));
     } else if constexpr (!kDividesByRounded<kMode>) {
@@ -285,8 +301,8 @@ struct SoftmaxRows {
 
  private:
   __device__ __forceinline__ float NextAnchor(int r, float m, float scale_log2, const PaperShift& paper) {
-    if constexpr (kMode == SoftmaxMode::kFa) return m;
-    if constexpr (kDividesByRounded<kMode>) return ceilf(m);
+    if constexpr (kMode == SoftmaxMode::kFa) return kSink ? fmaxf(anchor[r], m) : m;
+    if constexpr (kDividesByRounded<kMode>) return kSink ? fmaxf(anchor[r], ceilf(m)) : ceilf(m);
     if constexpr (kMode == SoftmaxMode::kPaper) {
       const bool repeated = top[r].OfQuad().second * scale_log2 >= m - paper.eps;
       const float wanted = m > 0.f ? (paper.beta - 1.f) * m : -m;

@@ -34,6 +34,19 @@ struct StandingRows {
   float near[2] = {-INFINITY, -INFINITY};
   float weighted[2] = {0, 0}, first_key[2] = {0, 0};
 
+  // Before the first score.  A sink in log2 units, no -inf, counts as a key without a value; `first`: this is the
+  // quad's first lane.  Returns what it adds to l and to lt.
+  __device__ __forceinline__ float BeginWithSink(float sink, bool first) {
+    const float weight = Exp2(sink - ceilf(sink));
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      anchor[r] = ceilf(sink);
+      sum[r] = first ? weight : 0.f;
+      if constexpr (kCounted) weighted[r] = first ? weight * (sink - anchor[r]) : 0.f;
+    }
+    return weight;
+  }
+
   // The largest of this thread's scores of each row.
   template <int kScores>
   static __device__ __forceinline__ void Largest(const float (&s)[kScores], float (&largest)[2]) {

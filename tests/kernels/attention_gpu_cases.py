@@ -11,7 +11,7 @@ import sys
 import torch
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "kernels" / "bench"))
-from attention_calls import Forward, Options  # noqa: E402
+from attention_calls import Forward, Options, Seen  # noqa: E402
 
 BF16, F16 = torch.bfloat16, torch.float16
 Lib = ctypes.CDLL
@@ -32,35 +32,54 @@ def repeat_heads(t: torch.Tensor, heads: int) -> torch.Tensor:
     return t.repeat_interleave(heads // t.shape[1], dim=1)
 
 
-def allowed(n: int, m: int, o: Options) -> torch.Tensor:
+def allowed(n: int, m: int, o: Options, seen: Seen = Seen()) -> torch.Tensor:
     row = torch.arange(n, device="cuda")[:, None] + m - n
     key = torch.arange(m, device="cuda")[None]
-    mask = key <= row if o.causal else torch.ones(n, m, dtype=torch.bool, device="cuda")
-    return mask & (key > row - o.window) if o.window else mask
+    shown = key <= row if o.causal else torch.ones(n, m, dtype=torch.bool, device="cuda")
+    shown = shown & (key > row - o.window) if o.window else shown
+    if seen.bounds is not None:
+        begin, end = seen.bounds[:, :1, None, None], seen.bounds[:, 1:, None, None]
+        shown = shown & (key >= begin) & (key < end)
+    if seen.mask is None:
+        return shown
+    hides = ~seen.mask if seen.mask.dtype == torch.bool else seen.mask.float() <= -9984
+    return shown & ~hides
 
 
-def scores(q: torch.Tensor, k: torch.Tensor, o: Options) -> torch.Tensor:
+def scores(q: torch.Tensor, k: torch.Tensor, o: Options, seen: Seen = Seen()) -> torch.Tensor:
     """In the type of q."""
     s = q @ repeat_heads(k, q.shape[1]).transpose(-1, -2) / math.sqrt(q.shape[-1])
     if o.softcap:
         s = o.softcap * torch.tanh(s / o.softcap)
-    return s.masked_fill(~allowed(q.shape[2], k.shape[2], o), -math.inf)
+    if seen.mask is not None and seen.mask.dtype != torch.bool:
+        s = s + seen.mask.to(s.dtype).clamp(min=-9984)  # what hides comes next
+    return s.masked_fill(~allowed(q.shape[2], k.shape[2], o, seen), -math.inf)
 
 
-def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: Options) -> torch.Tensor:
+def softmax(s: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
+    """Of the last dimension and a sink; rows of -inf are 0."""
+    if sinks is not None:
+        s = torch.cat((s, sinks.to(s.dtype).view(-1, 1, 1).expand(*s.shape[:3], 1)), -1)
+    empty = s.isneginf().all(-1, keepdim=True)
+    p = torch.softmax(s.masked_fill(empty, 0), -1).masked_fill(empty, 0)
+    return p if sinks is None else p[..., :-1]
+
+
+def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: Options,
+              seen: Seen = Seen()) -> torch.Tensor:
     """In the type of q; rows without keys are 0."""
-    p = torch.softmax(scores(q, k, o), -1)
-    return torch.where(p.isnan(), 0, p) @ repeat_heads(v, q.shape[1])
+    return softmax(scores(q, k, o, seen), seen.sinks) @ repeat_heads(v, q.shape[1])
 
 
 def gradients(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor,
-              o: Options) -> list[torch.Tensor]:
-    """dQ, dK, dV in the type of q; rows without keys give 0."""
+              o: Options, seen: Seen = Seen()) -> list[torch.Tensor]:
+    """dQ, dK, dV and that of sinks in the type of q; rows without keys give 0."""
     leaves = [t.detach().clone().requires_grad_() for t in (q, k, v)]
-    s = scores(*leaves[:2], o)
-    empty = s.isneginf().all(-1, keepdim=True)
-    p = torch.softmax(s.masked_fill(empty, 0), -1).masked_fill(empty, 0)
-    out = p @ repeat_heads(leaves[2], q.shape[1])
+    sinks = None
+    if seen.sinks is not None:
+        sinks = seen.sinks.to(q.dtype).detach().requires_grad_()
+        leaves.append(sinks)
+    out = softmax(scores(*leaves[:2], o, seen), sinks) @ repeat_heads(leaves[2], q.shape[1])
     return list(torch.autograd.grad(out, leaves, g))
 
 

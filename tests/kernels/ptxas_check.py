@@ -21,7 +21,7 @@ import tempfile
 
 # Each takes a second of one core: a template parameter more has to be worth it.  The portable
 # path counts twice, for compute capability 8.0 and 9.0.
-KERNELS_MAX = 580
+KERNELS_MAX = 840
 SPILLING = """
 __global__ void __launch_bounds__(1024) Spill(float* p) {
   float x[200];

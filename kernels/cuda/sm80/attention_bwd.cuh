@@ -42,7 +42,8 @@ namespace bellwether::kernels::cuda::sm80 {
 
 // The additions of this warp to dQ of `step` are over.
 template <class S>
-__device__ __forceinline__ void PassTurnOf(const BwdParams& p, const BwdTile& t, const BwdStep& step, int split) {
+__device__ __forceinline__ void PassTurnOf(const BwdParams& p, const typename S::Tile& t, const BwdStep& step,
+                                           int split) {
   const int thread = ThreadIndexAgain();
   PassTurn<S>(p, t, step.tile, step.head, split * S::kWarps + thread / 32, thread % 32);
 }
@@ -60,9 +61,12 @@ __device__ __forceinline__ void RunSteps(const BwdParams& p, const void* shared,
     CopyWait<0>();
     __syncthreads();  // Q and dO are there, and every warp has read the last ones and dS.
     {
-      const BwdTile t = sm.tile.Load();
+      const typename S::Tile t = sm.tile.Load();
       const BwdStep next = step.Next(t);
-      if (next.Exists(p.seq, t)) CopyQueries(p, BwdShared<S>(shared, stage ^ 1), t.sequence, next);
+      if (next.Exists(p.seq, t)) {
+        CopyQueries(p, BwdShared<S>(shared, stage ^ 1), t.sequence, next);
+        PrefetchMask<S>(p, t, next);
+      }
       CopyCommit();
       if (p.turns != nullptr && !step.IsFirst(p.seq, t)) PassTurnOf<S>(p, t, step.Last(t), split);
     }
@@ -75,7 +79,7 @@ __device__ __forceinline__ void RunSteps(const BwdParams& p, const void* shared,
       }
     }
     __syncthreads();  // dS is there, and every warp has read dO.
-    const BwdTile t = sm.tile.Load();
+    const typename S::Tile t = sm.tile.Load();
     const BwdStep next = step.Next(t);
     more = next.Exists(p.seq, t);
     if (more) CopyGradients(p, sm, t.sequence, next);
@@ -84,7 +88,7 @@ __device__ __forceinline__ void RunSteps(const BwdParams& p, const void* shared,
     step = next;
     stage ^= 1;
   }
-  const BwdTile t = BwdShared<S>(shared, 0).tile.Load();
+  const typename S::Tile t = BwdShared<S>(shared, 0).tile.Load();
   if (p.turns != nullptr) PassTurnOf<S>(p, t, step.Last(t), split);
 }
 
@@ -103,10 +107,11 @@ __device__ __forceinline__ void RunStepsApart(const BwdParams& p, const void* sh
     __syncthreads();  // Q, dO and dS of the last step are there, and all it read is read.
     BwdStep next;
     {
-      const BwdTile t = sm.tile.Load();
+      const typename S::Tile t = sm.tile.Load();
       next = step.Next(t);
       if (more && next.Exists(p.seq, t)) {
         CopyQueries(p, other, t.sequence, next);
+        PrefetchMask<S>(p, t, next);
         CopyGradients(p, other, t.sequence, next);
       }
       CopyCommit();
@@ -117,20 +122,20 @@ __device__ __forceinline__ void RunStepsApart(const BwdParams& p, const void* sh
       if (part == (warp < S::kWarps / 2 ? 0 : 1)) {
         if (more) AddKeys<S>(p, sm, step, warp % S::kShare * S::kChunk, split, dk, dv);
       } else if (!first) {
-        const BwdTile t = sm.tile.Load();
+        const typename S::Tile t = sm.tile.Load();
         const BwdStep last = step.Last(t);
         if (p.turns != nullptr && !last.IsFirst(p.seq, t)) PassTurnOf<S>(p, t, last.Last(t), split);
         AddQueries<S>(p, other, last, split);
       }
     }
     if (!more) break;
-    const BwdTile t = sm.tile.Load();
+    const typename S::Tile t = sm.tile.Load();
     step = next;
     more = step.Exists(p.seq, t);
     first = false;
     stage ^= 1;
   }
-  const BwdTile t = BwdShared<S>(shared, 0).tile.Load();
+  const typename S::Tile t = BwdShared<S>(shared, 0).tile.Load();
   if (p.turns != nullptr) PassTurnOf<S>(p, t, step.Last(t), split);
 }
 
@@ -143,14 +148,14 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks) AttentionBwdKernel(co
   bool any;
   {
     const BwdShared<S> sm(shared, 0);
-    BwdTile t;
+    typename S::Tile t;
     if (!LocateBwdTile<S>(p, blockIdx.x / S::kSplits, &t)) return;
     if (threadIdx.x == 0) sm.tile.Store(t);
     step = {t.kv_head * p.seq.group, t.first_tile};
     any = t.first_tile < t.end_tile;
     if (any) {
-      CopyKeys<S>(sm.k, p, t, p.k, p.k_stride);
-      CopyKeys<S>(sm.v, p, t, p.v, p.v_stride);
+      CopyKeys<S>(sm.k, t, p.k, p.k_stride, p.seq.head_dim);
+      CopyKeys<S>(sm.v, t, p.v, p.v_stride, p.seq.v_dim);
       CopyQueries(p, sm, t.sequence, step);
       CopyGradients(p, sm, t.sequence, step);
     }
@@ -166,9 +171,9 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks) AttentionBwdKernel(co
     }
   }
   __syncthreads();  // The tile is there, even if no query sees its keys.
-  const BwdTile t = BwdShared<S>(shared, 0).tile.Load();
-  StoreKeys<S>(p, t, dv, 1.f, p.dv, p.dv_stride, split);
-  StoreKeys<S>(p, t, dk, p.scale, p.dk, p.dk_stride, split);
+  const typename S::Tile t = BwdShared<S>(shared, 0).tile.Load();
+  StoreKeys<S>(t, dv, 1.f, p.dv, p.dv_stride, p.seq.v_dim, split);
+  StoreKeys<S>(t, dk, p.scale, p.dk, p.dk_stride, p.seq.head_dim, split);
 }
 
 template <class S>
@@ -179,7 +184,7 @@ Status LaunchAttentionBwd(const BwdParams& p, cudaStream_t stream) {
   }
   // Of the shape the other kernels read only what all shapes of its tiles share.
   using Rows = BwdShape<typename S::T, S::kHeadDim, S::kWarps, S::kShare, 1, false, false>;
-  LaunchBwdAround<Rows>(p, stream, [&] {
+  LaunchBwdAround<Rows, typename S::Keys>(p, stream, [&] {
     kernel<<<p.seq.kv_heads * p.key_tiles * S::kSplits, S::kThreads, S::kSharedBytes, stream>>>(p);
   });
   return cudaGetLastError() == cudaSuccess ? Status::kOk : Status::kDeviceError;

@@ -3,6 +3,7 @@
 #ifndef BELLWETHER_KERNELS_CUDA_SM80_ATTENTION_BWD_COPIES_CUH_
 #define BELLWETHER_KERNELS_CUDA_SM80_ATTENTION_BWD_COPIES_CUH_
 
+#include "cuda/attention_bias.cuh"
 #include "cuda/attention_bwd_tiles.cuh"
 #include "cuda/registers.cuh"
 #include "cuda/sm80/attention_bwd_layout.cuh"
@@ -11,13 +12,14 @@
 
 namespace bellwether::kernels::cuda::sm80 {
 
-// K or V of this CTA.
+// K or V of this CTA, `channels` of each.
 template <class S>
-__device__ __forceinline__ void CopyKeys(uint32_t to, const BwdParams& p, const BwdTile& t, const void* from,
-                                         const Strides& stride) {
-  const Sequence& seq = t.sequence;
-  TileCopier<S::kHeadDim, S::kCols, S::kThreads>::Copy(to, TokensOf(from, stride, seq.index, t.kv_head, seq.k_start),
-                                                       stride.token, p.seq.head_dim, t.key, seq.k_len);
+__device__ __forceinline__ void CopyKeys(uint32_t to, const typename S::Tile& t, const void* from,
+                                         const Strides& stride, int channels) {
+  const typename S::Seq& seq = t.sequence;
+  TileCopier<S::kHeadDim, S::kCols, S::kThreads>::template Copy<S::kMasked>(
+      to, TokensOf(from, stride, seq.index, t.kv_head, seq.k_start), stride.token, channels, t.key, KeyEnd(seq),
+      KeyBegin(seq));
 }
 
 template <class S>
@@ -40,8 +42,19 @@ template <class S>
 __device__ __forceinline__ void CopyGradients(const BwdParams& p, const BwdShared<S>& sm, const Sequence& seq,
                                               const BwdStep& step) {
   TileCopier<S::kHeadDim, S::kRows, S::kThreads>::Copy(
-      sm.d_o, TokensOf(p.d_o, p.d_o_stride, seq.index, step.head, seq.q_start), p.d_o_stride.token, p.seq.head_dim,
+      sm.d_o, TokensOf(p.d_o, p.d_o_stride, seq.index, step.head, seq.q_start), p.d_o_stride.token, p.seq.v_dim,
       step.tile * S::kRows, seq.q_len);
+}
+
+// What a mask has of a step's queries and this CTA's keys.
+template <class S>
+__device__ __forceinline__ void PrefetchMask(const BwdParams& p, const typename S::Tile& t, const BwdStep& step) {
+  if constexpr (S::kMasked) {
+    if (p.mask.tensor.data == nullptr) return;
+    const int thread = ThreadIndexAgain();
+    PrefetchBias(p.mask, MaskRowAt(p.mask.tensor, t.sequence.index, step.head, 0), t.sequence,
+                 step.tile * S::kRows + thread % S::kRows, t.key, S::kCols, thread / S::kRows);
+  }
 }
 
 }  // namespace bellwether::kernels::cuda::sm80

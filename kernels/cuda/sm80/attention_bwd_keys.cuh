@@ -4,6 +4,7 @@
 #ifndef BELLWETHER_KERNELS_CUDA_SM80_ATTENTION_BWD_KEYS_CUH_
 #define BELLWETHER_KERNELS_CUDA_SM80_ATTENTION_BWD_KEYS_CUH_
 
+#include "cuda/attention_bias.cuh"
 #include "cuda/attention_bwd_errors.cuh"
 #include "cuda/attention_bwd_scores.cuh"
 #include "cuda/attention_masks.cuh"
@@ -86,7 +87,7 @@ __device__ __forceinline__ void AddKeysOf(const BwdParams& p, const BwdShared<S>
   const uint32_t of_query = (row + lane % 4 * 2) * 4;
   const uint32_t lse = sm.lse + of_query, delta = sm.delta + of_query, inverse = sm.inverse + of_query;
   const int tile_row = step.tile * S::kRows;
-  const BwdTile t = sm.tile.Load();
+  const typename S::Tile t = sm.tile.Load();
   const bool masked = NeedsMask<true>(p.seq, t.sequence, t.key + key, 16 * S::kTiles, tile_row + row, S::kChunk);
   uint32_t a[S::kTiles][S::kChunk / 4];
 #pragma unroll
@@ -94,6 +95,12 @@ __device__ __forceinline__ void AddKeysOf(const BwdParams& p, const BwdShared<S>
     if (p.score.cap_scale != 0.f) {
 #pragma unroll
       for (int i = 0; i < kScores; ++i) s[m][i] = Tanh(s[m][i] * p.score.cap_scale);
+    }
+    if constexpr (S::kMasked) {
+      if (p.mask.tensor.data != nullptr) {
+        AddBiasTransposed(s[m], p.mask, MaskRowAt(p.mask.tensor, t.sequence.index, step.head, 0), t.sequence,
+                          t.key + key + 16 * m + lane / 4, tile_row + row + lane % 4 * 2);
+      }
     }
     if (masked) {
       MaskTransposed<true>(s[m], p.seq, t.sequence, t.key + key + 16 * m + lane / 4, tile_row + row + lane % 4 * 2);
@@ -122,7 +129,15 @@ __device__ __forceinline__ void AddKeysOf(const BwdParams& p, const BwdShared<S>
 #pragma unroll
   for (int m = 0; m < S::kTiles; ++m) {
     if (p.score.cap_scale != 0.f) {
-      ApplyCapDerivative<S::kRounded>(dp[m], s[m], p.score.scale_log2, lse, delta, inverse);
+      const auto apply = [&](const auto& bias) {
+        ApplyCapDerivative<S::kRounded>(dp[m], s[m], p.score.scale_log2, lse, delta, inverse, bias);
+      };
+      if constexpr (S::kMasked) {
+        apply(TransposedBias(p.mask, MaskRowAt(p.mask.tensor, t.sequence.index, step.head, 0), t.sequence,
+                             t.key + key + 16 * m + lane / 4, tile_row + row + lane % 4 * 2));
+      } else {
+        apply(NoBias{});
+      }
     }
 #pragma unroll
     for (int i = 0; i < kScores; i += 4) {
@@ -153,11 +168,10 @@ __device__ __forceinline__ void AddKeys(const BwdParams& p, const BwdShared<S>& 
   AddKeysOf<S, false>(p, sm, step, row, split, dk, dv);
 }
 
-// Rounds `sums` times `factor` to a tensor of keys.
+// Rounds `sums` times `factor` to a tensor of keys with `channels` channels.
 template <class S>
-__device__ __forceinline__ void StoreKeys(const BwdParams& p, const BwdTile& t,
-                                          const float (&sums)[S::kTiles][S::kOwned / 2], float factor, void* base,
-                                          const Strides& stride, int split) {
+__device__ __forceinline__ void StoreKeys(const typename S::Tile& t, const float (&sums)[S::kTiles][S::kOwned / 2],
+                                          float factor, void* base, const Strides& stride, int channels, int split) {
   const int thread = ThreadIndexAgain(), lane = thread % 32;
   const Sequence& seq = t.sequence;
   const int channel = split * S::kOutputs + thread / 32 % S::kShare * S::kOwned;
@@ -175,7 +189,7 @@ __device__ __forceinline__ void StoreKeys(const BwdParams& p, const BwdTile& t,
     for (int i = 0; i < S::kOwned / 4; ++i) {
       words[i] = PackPair<typename S::T>(sums[m][2 * i] * factor, sums[m][2 * i + 1] * factor);
     }
-    StoreRows<kStored>(words, place(key), place(key + 8), min(p.seq.head_dim - channel, S::kOwned), lane);
+    StoreRows<kStored>(words, place(key), place(key + 8), min(channels - channel, S::kOwned), lane);
   }
 }
 

@@ -29,6 +29,16 @@ BwdLauncher FindBwdF16Hd96(const AttentionBackwardParams& params, int shared_byt
 BwdLauncher FindBwdF16Hd128(const AttentionBackwardParams& params, int shared_bytes_max);
 BwdLauncher FindBwdF16Hd256(const AttentionBackwardParams& params, int shared_bytes_max);
 
+// One per source file attention_bwd_masked_<type>_hd<head_dim>.cu: calls with a mask, key bounds or sinks.
+BwdLauncher FindMaskedBwdBf16Hd64(const AttentionBackwardParams& params, int shared_bytes_max);
+BwdLauncher FindMaskedBwdBf16Hd96(const AttentionBackwardParams& params, int shared_bytes_max);
+BwdLauncher FindMaskedBwdBf16Hd128(const AttentionBackwardParams& params, int shared_bytes_max);
+BwdLauncher FindMaskedBwdBf16Hd256(const AttentionBackwardParams& params, int shared_bytes_max);
+BwdLauncher FindMaskedBwdF16Hd64(const AttentionBackwardParams& params, int shared_bytes_max);
+BwdLauncher FindMaskedBwdF16Hd96(const AttentionBackwardParams& params, int shared_bytes_max);
+BwdLauncher FindMaskedBwdF16Hd128(const AttentionBackwardParams& params, int shared_bytes_max);
+BwdLauncher FindMaskedBwdF16Hd256(const AttentionBackwardParams& params, int shared_bytes_max);
+
 }  // namespace bellwether::kernels::cuda::sm80
 
 #endif  // BELLWETHER_KERNELS_CUDA_SM80_ATTENTION_BWD_LAUNCH_H_

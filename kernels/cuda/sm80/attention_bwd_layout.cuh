@@ -10,18 +10,23 @@
 
 namespace bellwether::kernels::cuda::sm80 {
 
-template <class T_, int kHeadDim_>
+template <class T_, int kHeadDim_, bool kMasked_>
 struct BwdKeys {
   using T = T_;
   static constexpr int kHeadDim = kHeadDim_;
+  static constexpr bool kMasked = kMasked_;
 };
 
 // kRounded: P is what the forward's product read.  kRowSums: rowsum(dS) is taken, for
-// centring or for the statistics.
-template <class T_, int kHeadDim_, int kWarps_, int kShare_, int kStages_, bool kRounded_, bool kRowSums_>
+// centring or for the statistics.  kMasked: a mask, key bounds and sinks are honoured.
+template <class T_, int kHeadDim_, int kWarps_, int kShare_, int kStages_, bool kRounded_, bool kRowSums_,
+          bool kMasked_ = false>
 struct BwdShape {
   using T = T_;
-  using Keys = BwdKeys<T_, kHeadDim_>;
+  using Keys = BwdKeys<T_, kHeadDim_, kMasked_>;
+  using Seq = SequenceOf<kMasked_>;
+  using Tile = BwdTileOf<Seq>;
+  static constexpr bool kMasked = kMasked_;
   static constexpr int kHeadDim = kHeadDim_, kWarps = kWarps_, kThreads = 32 * kWarps;
   static constexpr int kShare = kShare_;    // warps that have the same keys
   static constexpr int kStages = kStages_;  // of dO and dS; Q has two
@@ -51,6 +56,7 @@ struct BwdShape {
   static constexpr int kRowBytes = kRows * 4;                                      // of L, delta or 1 / lt
   static constexpr int kStageBytes = (kQBytes + 3 * kRowBytes + 127) / 128 * 128;  // Q with these
   static constexpr int kPlaceBytes = 128;                                          // of the tile
+  static_assert(SharedCopy<Tile>::kBytes <= kPlaceBytes);
   static constexpr int kPBytes = kShare > 1 ? kDsBytes : 0;
   // These, K, V, P, stages of dO, of dS and of Q.
   static constexpr int kSharedBytes =
@@ -63,7 +69,7 @@ struct BwdShape {
 // Where things lie in shared memory, for a step whose stage is 0 or 1.
 template <class S>
 struct BwdShared {
-  SharedCopy<BwdTile> tile;
+  SharedCopy<typename S::Tile> tile;
   uint32_t k, v, p, d_o, ds, q, lse, delta, inverse;
 
   __device__ __forceinline__ BwdShared(const void* raw, int stage) : tile(SharedAddress(raw)) {
@@ -84,16 +90,20 @@ struct BwdShared {
 struct BwdStep {
   int head, tile;
 
-  __device__ __forceinline__ bool IsFirst(const SequenceParams& p, const BwdTile& t) const {
+  template <class Tile>
+  __device__ __forceinline__ bool IsFirst(const SequenceParams& p, const Tile& t) const {
     return head == t.kv_head * p.group && tile == t.first_tile;
   }
-  __device__ __forceinline__ bool Exists(const SequenceParams& p, const BwdTile& t) const {
+  template <class Tile>
+  __device__ __forceinline__ bool Exists(const SequenceParams& p, const Tile& t) const {
     return head < (t.kv_head + 1) * p.group;
   }
-  __device__ __forceinline__ BwdStep Next(const BwdTile& t) const {
+  template <class Tile>
+  __device__ __forceinline__ BwdStep Next(const Tile& t) const {
     return tile + 1 < t.end_tile ? BwdStep{head, tile + 1} : BwdStep{head + 1, t.first_tile};
   }
-  __device__ __forceinline__ BwdStep Last(const BwdTile& t) const {
+  template <class Tile>
+  __device__ __forceinline__ BwdStep Last(const Tile& t) const {
     return tile > t.first_tile ? BwdStep{head, tile - 1} : BwdStep{head - 1, t.end_tile - 1};
   }
 };

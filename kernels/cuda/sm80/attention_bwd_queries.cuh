@@ -31,7 +31,7 @@ __device__ __forceinline__ void AddQueries(const BwdParams& p, const BwdShared<S
     OuterStep<T, S::kQueryColumns>(dq, a, k, key, (split * S::kOutputs + S::QueryColumn(thread)) / 8);
     if constexpr (S::kRowSums) SumStep<T>(sums, 0, a);
   }
-  const BwdTile t = sm.tile.Load();
+  const typename S::Tile t = sm.tile.Load();
   if (p.turns != nullptr) AwaitTurn<S>(p, t, step.tile, step.head, split * S::kWarps + thread / 32, lane);
   const int64_t row = RowBase(p, t.sequence, step.head) + step.tile * S::kRows;
   float flat[S::kQueryTiles * kCount];

@@ -3,42 +3,45 @@
 #ifndef BELLWETHER_KERNELS_CUDA_SM80_ATTENTION_BWD_SHAPES_CUH_
 #define BELLWETHER_KERNELS_CUDA_SM80_ATTENTION_BWD_SHAPES_CUH_
 
+#include "cuda/attention_workspace.h"
 #include "cuda/sm80/attention_bwd.cuh"
 #include "cuda/sm80/attention_bwd_launch.h"
 
 namespace bellwether::kernels::cuda::sm80 {
 
-template <class T, int kHeadDim, int kWarps, int kShare, int kStages, bool kRounded>
-BwdLauncher MakeBwdLauncher(bool row_sums) {
-  const auto make = [](auto shape) -> BwdLauncher {
-    using S = decltype(shape);
-    return {S::kCols, S::kSharedBytes, LaunchAttentionBwd<S>};
-  };
-  if (row_sums) return make(BwdShape<T, kHeadDim, kWarps, kShare, kStages, kRounded, true>{});
-  return make(BwdShape<T, kHeadDim, kWarps, kShare, kStages, kRounded, false>{});
+template <class S>
+BwdLauncher MakeBwdLauncher() {
+  return {S::kCols, S::kSharedBytes, LaunchAttentionBwd<S>};
 }
 
-template <class T, int kHeadDim, int kWarps, int kShare, int kStages = 1>
+// Masked ones of mode hpm are built with row sums alone.
+template <class T, int kHeadDim, bool kMasked, int kWarps, int kShare, int kStages = 1>
 BwdLauncher FindBwdMode(const AttentionBackwardParams& p) {
-  const bool row_sums = p.center || p.forward.stats != nullptr;
-  return p.forward.mode == AttentionMode::kHpm ? MakeBwdLauncher<T, kHeadDim, kWarps, kShare, kStages, true>(row_sums)
-                                               : MakeBwdLauncher<T, kHeadDim, kWarps, kShare, kStages, false>(row_sums);
+  const bool row_sums = NeedsRowSums(p);
+  if (p.forward.mode != AttentionMode::kHpm) {
+    return row_sums ? MakeBwdLauncher<BwdShape<T, kHeadDim, kWarps, kShare, kStages, false, true, kMasked>>()
+                    : MakeBwdLauncher<BwdShape<T, kHeadDim, kWarps, kShare, kStages, false, false, kMasked>>();
+  }
+  if constexpr (!kMasked) {
+    if (!row_sums) return MakeBwdLauncher<BwdShape<T, kHeadDim, kWarps, kShare, kStages, true, false, kMasked>>();
+  }
+  return MakeBwdLauncher<BwdShape<T, kHeadDim, kWarps, kShare, kStages, true, true, kMasked>>();
 }
 
 // Where shared memory is short, head dim 128 first has one stage and then half the
 // warps and keys, and head dim 256 warps with keys of their own.
-template <class T, int kHeadDim>
+template <class T, int kHeadDim, bool kMasked = false>
 BwdLauncher FindBwdOf(const AttentionBackwardParams& p, int shared_bytes_max) {
   if constexpr (kHeadDim == 128) {
-    const BwdLauncher apart = FindBwdMode<T, kHeadDim, 8, kHeadDim / 64, 2>(p);
+    const BwdLauncher apart = FindBwdMode<T, kHeadDim, kMasked, 8, kHeadDim / 64, 2>(p);
     if (apart.shared_bytes <= shared_bytes_max) return apart;
   }
-  if constexpr (kHeadDim >= 128) {
-    const BwdLauncher wide = FindBwdMode<T, kHeadDim, 8, kHeadDim / 64>(p);
+  if constexpr (kHeadDim == 256 || (kHeadDim == 128 && !kMasked)) {
+    const BwdLauncher wide = FindBwdMode<T, kHeadDim, kMasked, 8, kHeadDim / 64>(p);
     if (wide.shared_bytes <= shared_bytes_max) return wide;
   }
   constexpr int kShare = kHeadDim == 96 || kHeadDim == 128 ? 2 : 1;
-  return FindBwdMode<T, kHeadDim, 4, kShare>(p);
+  return FindBwdMode<T, kHeadDim, kMasked, 4, kShare>(p);
 }
 
 }  // namespace bellwether::kernels::cuda::sm80

@@ -19,6 +19,7 @@
 #include <type_traits>
 
 #include "bellwether/kernels/status.h"
+#include "cuda/attention_bias.cuh"
 #include "cuda/attention_fwd_outputs.cuh"
 #include "cuda/attention_fwd_tiles.cuh"
 #include "cuda/attention_masks.cuh"
@@ -37,9 +38,14 @@ namespace bellwether::kernels::cuda::sm80 {
 // kCols keys a step.  kValueStages: of V, 1 or 2; with one, a step has a barrier more.
 // kCount: rows can be counted for the statistics: in tiles that count by a loop of
 // their own, kCountCols keys at a time, so that the others cost what they do without.
-template <class T_, int kHeadDim_, int kTiles_, int kCols_, int kValueStages_, SoftmaxMode kMode_, bool kCount_>
+// kMasked: a mask, key bounds and sinks are honoured.
+template <class T_, int kHeadDim_, int kTiles_, int kCols_, int kValueStages_, SoftmaxMode kMode_, bool kCount_,
+          bool kMasked_>
 struct FwdShape {
   using T = T_;
+  using Seq = SequenceOf<kMasked_>;
+  using Tile = FwdTileOf<Seq>;
+  static constexpr bool kMasked = kMasked_;
   static constexpr int kHeadDim = kHeadDim_, kTiles = kTiles_, kCols = kCols_;
   static constexpr int kValueStages = kValueStages_;
   static constexpr SoftmaxMode kMode = kMode_;
@@ -56,10 +62,10 @@ struct FwdShape {
 #else
   static constexpr bool kFewAhead = kTop;
 #endif
-  static constexpr int kUnroll = kHeadDim == 128 && kTop && kValueStages == 1 ? 2
-                                 : kHeadDim == 128 && kFewAhead               ? 4
-                                                                              : kHeadDim / 16;
-  static constexpr int kCountCols = kHeadDim <= 64 && kCols % 64 == 0 ? 64 : 32;
+  static constexpr int kUnroll = kHeadDim == 128 && (kMasked || (kTop && kValueStages == 1)) ? 2
+                                 : kHeadDim == 128 && kFewAhead                              ? 4
+                                                                                             : kHeadDim / 16;
+  static constexpr int kCountCols = kHeadDim <= 64 && kCols % 64 == 0 && !kMasked ? 64 : 32;
   static constexpr int kWarps = 4, kThreads = 32 * kWarps, kBlocks = 2;
   static constexpr int kWarpRows = 16 * kTiles, kRows = kWarpRows * kWarps;
   static constexpr int kQBytes = kRows * kHeadDim * 2, kKvBytes = kCols * kHeadDim * 2;
@@ -70,30 +76,30 @@ struct FwdShape {
 };
 
 // Masks the scores of one tile of 16 rows; `row` and `key` are this thread's first.
-template <int kScores>
-__device__ __forceinline__ void MaskScores(float (&s)[kScores], const SequenceParams& p, const Sequence& seq, int row,
+template <class Seq, int kScores>
+__device__ __forceinline__ void MaskScores(float (&s)[kScores], const SequenceParams& p, const Seq& seq, int row,
                                            int key) {
   MaskAfter(s, LastKey(p, seq, row) - key, LastKey(p, seq, row + 8) - key);
-  if (p.window > 0) MaskBefore(s, FirstKey(p, seq, row) - key, FirstKey(p, seq, row + 8) - key);
+  if (p.window > 0 || KeyBegin(seq) > 0) MaskBefore(s, FirstKey(p, seq, row) - key, FirstKey(p, seq, row + 8) - key);
 }
 
-// The keys of this CTA, from its sequence's first on.
+// The keys of this CTA, from its sequence's first on; those from `begin` to `end` - 1 exist.
 struct FwdKeys {
   const uint16_t *k, *v;
-  int k_len, none;
+  int end, begin;
 };
 
-// Copies keys of step n, of K or V.
+// Copies keys of step n, of K or V, `channels` of each.
 template <class S>
-__device__ __forceinline__ void CopyKeys(uint32_t to, const FwdParams& p, const FwdKeys& keys, const uint16_t* from,
+__device__ __forceinline__ void CopyKeys(uint32_t to, int channels, const FwdKeys& keys, const uint16_t* from,
                                          const Strides& stride, int n) {
-  TileCopier<S::kHeadDim, S::kCols, S::kThreads>::Copy(to, from, stride.token, p.seq.head_dim, n * S::kCols,
-                                                       keys.k_len);
+  TileCopier<S::kHeadDim, S::kCols, S::kThreads>::template Copy<S::kMasked>(to, from, stride.token, channels,
+                                                                            n * S::kCols, keys.end, keys.begin);
 }
 
 // This warp's first row of its sequence.
 template <class S>
-__device__ __forceinline__ int WarpRow(const FwdTile& t) {
+__device__ __forceinline__ int WarpRow(const typename S::Tile& t) {
   return t.row + ThreadIndexAgain() / 32 * S::kWarpRows;
 }
 
@@ -103,7 +109,7 @@ struct WarpSteps {
   int begin, end, clear_begin, clear_end;
 };
 template <class S>
-__device__ __forceinline__ WarpSteps StepsOfWarp(const SequenceParams& p, const FwdTile& t) {
+__device__ __forceinline__ WarpSteps StepsOfWarp(const SequenceParams& p, const typename S::Tile& t) {
   const int row = WarpRow<S>(t), last_row = row + S::kWarpRows - 1;
   const auto round_up = [](int keys) { return (keys + S::kCols - 1) / S::kCols; };
   const int end = row < t.sequence.q_len ? LastKey(p, t.sequence, last_row) + 1 : 0;
@@ -112,10 +118,10 @@ __device__ __forceinline__ WarpSteps StepsOfWarp(const SequenceParams& p, const 
 }
 
 // S = Q K^T of the keys of step n from `column` on, capped and masked.
-template <class S, int kUnroll, int kScores>
+template <class S, bool kCounted, int kUnroll, int kScores>
 __device__ __forceinline__ void ComputeScores(float (&s)[S::kTiles][kScores], const FwdParams& p,
-                                              const SharedCopy<FwdTile>& tile, uint32_t q_tile, uint32_t k_tile,
-                                              bool masked, int n, int column) {
+                                              const SharedCopy<typename S::Tile>& tile, uint32_t q_tile,
+                                              uint32_t k_tile, bool masked, int n, int column) {
   const int thread = ThreadIndexAgain(), lane = thread % 32;
   InnerProduct<typename S::T, S::kHeadDim, kUnroll>(
       s, RowsReader<S::kHeadDim>(q_tile + thread / 32 * (S::kWarpRows * S::kHeadDim * 2), lane),
@@ -127,18 +133,31 @@ __device__ __forceinline__ void ComputeScores(float (&s)[S::kTiles][kScores], co
       for (int i = 0; i < kScores; ++i) s[m][i] = Tanh(s[m][i] * p.score.cap_scale);
     }
   }
-  if (!masked) return;
-  const FwdTile t = tile.Load();
+  if (!masked && (!S::kMasked || p.mask.tensor.data == nullptr)) return;
+  const typename S::Tile t = tile.Load();
   const int row = WarpRow<S>(t) + lane / 4,
             key = n * S::kCols + column + lane % 4 * 2;  // this thread's first
+  if constexpr (S::kMasked) {
+    if (p.mask.tensor.data != nullptr) {
+      const int64_t at = MaskRowAt(p.mask.tensor, t.sequence.index, t.head, 0);
+#pragma unroll
+      for (int m = 0; m < S::kTiles; ++m) AddBias<!kCounted>(s[m], p.mask, at, t.sequence, row + 16 * m, key);
+    }
+    if (!masked) return;
+  }
 #pragma unroll
   for (int m = 0; m < S::kTiles; ++m) MaskScores(s[m], p.seq, t.sequence, row + 16 * m, key);
+}
+
+// In log2 units; -inf for none.
+__device__ __forceinline__ float SinkOf(const MaskParams& p, int head) {
+  return p.sinks != nullptr ? p.sinks[head] * kLog2E : -INFINITY;
 }
 
 // Shared memory of a CTA as addresses.
 template <class S>
 struct FwdShared {
-  SharedCopy<FwdTile> tile;
+  SharedCopy<typename S::Tile> tile;
   SharedCopy<FwdKeys> keys;
   SharedCopy<WarpSteps> steps;  // this warp's
   uint32_t q, k, v;
@@ -150,7 +169,7 @@ struct FwdShared {
         q(base + S::kPlaceBytes),
         k(q + S::kQBytes),
         v(k + 2 * S::kKvBytes) {
-    static_assert(SharedCopy<FwdTile>::kBytes + SharedCopy<FwdKeys>::kBytes +
+    static_assert(SharedCopy<typename S::Tile>::kBytes + SharedCopy<FwdKeys>::kBytes +
                       S::kWarps * SharedCopy<WarpSteps>::kBytes <=
                   S::kPlaceBytes);
   }
@@ -160,11 +179,21 @@ struct FwdShared {
 template <class S, bool kCounted>
 struct FwdRows {
   using T = typename S::T;
-  std::conditional_t<S::kStanding, StandingRows<T, kCounted>, SoftmaxRows<T, S::kMode, false, kCounted>>
+  std::conditional_t<S::kStanding, StandingRows<T, kCounted>, SoftmaxRows<T, S::kMode, false, kCounted, S::kMasked>>
       rows[S::kTiles];
   float o[S::kTiles][S::kOutputs / 2];
   static constexpr bool kKeepsMaxima = S::kStanding && S::kCount && !kCounted;
   RowMaxima<S::kTiles> maxima;  // if kKeepsMaxima
+
+  // `sink` in log2 units.
+  __device__ __forceinline__ void BeginWithSink(float sink, int lane) {
+#pragma unroll
+    for (int m = 0; m < S::kTiles; ++m) {
+      const float weight = rows[m].BeginWithSink(sink, lane % 4 == 0);
+#pragma unroll
+      for (int i = S::kHeadDim / 2; i < S::kOutputs / 2; ++i) o[m][i] = weight;
+    }
+  }
 };
 
 // P of the keys of step n from `column` on, and what they change of `w`.
@@ -173,7 +202,7 @@ __device__ __forceinline__ void ComputeProbabilities(uint32_t (&probs)[S::kTiles
                                                      const FwdParams& p, const FwdShared<S>& sm, uint32_t k_tile,
                                                      bool masked, int n, int column) {
   float s[S::kTiles][kScores], largest[S::kTiles][2];
-  ComputeScores<S, kUnroll>(s, p, sm.tile, sm.q, k_tile, masked, n, column);
+  ComputeScores<S, kCounted, kUnroll>(s, p, sm.tile, sm.q, k_tile, masked, n, column);
 #pragma unroll
   for (int m = 0; m < S::kTiles; ++m) {
     float rescale[2];
@@ -223,15 +252,19 @@ __device__ __forceinline__ void AddValues(float (&o)[S::kTiles][S::kOutputs / 2]
 }
 
 // The steps [begin, end) from the last on, whose first copies are under way, and what
-// they come to.  kCounted: the rows of this tile count for the statistics.
+// they come to.  kCounted: the rows of this tile count for the statistics.  sink: if kMasked,
+// in log2 units, -inf for none.
 template <class S, bool kCounted>
-__device__ __forceinline__ void RunTile(const FwdParams& p, const FwdShared<S>& sm, int begin, int end) {
+__device__ __forceinline__ void RunTile(const FwdParams& p, const FwdShared<S>& sm, int begin, int end, float sink) {
   constexpr bool kTwoValues = S::kValueStages == 2;
   FwdRows<S, kCounted> w;
 #pragma unroll
   for (int m = 0; m < S::kTiles; ++m) {
 #pragma unroll
     for (int i = 0; i < S::kOutputs / 2; ++i) w.o[m][i] = 0.f;
+  }
+  if constexpr (S::kMasked) {
+    if (sink != -INFINITY) w.BeginWithSink(sink, ThreadIndexAgain() % 32);
   }
   int stage = 0;  // of K, and of V if it has two, in bytes
 #pragma unroll 1
@@ -242,14 +275,24 @@ __device__ __forceinline__ void RunTile(const FwdParams& p, const FwdShared<S>& 
       const FwdKeys of = sm.keys.Load();
       const int other = S::kKvBytes - stage;
       if constexpr (!kTwoValues) {
-        CopyKeys<S>(sm.v, p, of, of.v, p.v_stride, n);
+        CopyKeys<S>(sm.v, p.seq.v_dim, of, of.v, p.v_stride, n);
         CopyCommit();
       }
       if (n > begin) {
-        CopyKeys<S>(sm.k + other, p, of, of.k, p.k_stride, n - 1);
-        if constexpr (kTwoValues) CopyKeys<S>(sm.v + other, p, of, of.v, p.v_stride, n - 1);
+        CopyKeys<S>(sm.k + other, p.seq.head_dim, of, of.k, p.k_stride, n - 1);
+        if constexpr (kTwoValues) CopyKeys<S>(sm.v + other, p.seq.v_dim, of, of.v, p.v_stride, n - 1);
       }
       CopyCommit();
+    }
+    if constexpr (S::kMasked && !kCounted) {
+      if (p.mask.tensor.data != nullptr && n > begin) {
+        const typename S::Tile t = sm.tile.Load();
+        const int lane = ThreadIndexAgain() % 32;
+        if (lane < S::kWarpRows) {
+          PrefetchBias(p.mask, MaskRowAt(p.mask.tensor, t.sequence.index, t.head, 0), t.sequence, WarpRow<S>(t) + lane,
+                       (n - 1) * S::kCols, S::kCols);
+        }
+      }
     }
     const WarpSteps of_warp = sm.steps.Load();
     const bool needed = n >= of_warp.begin && n < of_warp.end;
@@ -269,8 +312,8 @@ __device__ __forceinline__ void RunTile(const FwdParams& p, const FwdShared<S>& 
 #pragma unroll 1
         for (int column = S::kCols - S::kCountCols; column >= 0; column -= S::kCountCols) {
           uint32_t probs[S::kTiles][S::kCountCols / 4];
-          ComputeProbabilities<S, true, S::kHeadDim / 16, S::kCountCols / 2>(probs, w, p, sm, sm.k + stage, masked, n,
-                                                                             column);
+          ComputeProbabilities<S, true, S::kMasked ? 1 : S::kHeadDim / 16, S::kCountCols / 2>(
+              probs, w, p, sm, sm.k + stage, masked, n, column);
           __syncwarp();
           AddValues<S>(w.o, probs, v_tile, column);
         }
@@ -286,9 +329,9 @@ __device__ __forceinline__ void RunTile(const FwdParams& p, const FwdShared<S>& 
     stage = S::kKvBytes - stage;
   }
   __syncthreads();  // The tile is there, even if it needs no key.
-  const FwdTile t = sm.tile.Load();
+  const typename S::Tile t = sm.tile.Load();
   const int lane = ThreadIndexAgain() % 32;
-  const Sequence& seq = t.sequence;
+  const typename S::Seq& seq = t.sequence;
 #pragma unroll
   for (int m = 0; m < S::kTiles; ++m) {
     if constexpr (FwdRows<S, kCounted>::kKeepsMaxima) {
@@ -304,12 +347,20 @@ __device__ __forceinline__ void RunTile(const FwdParams& p, const FwdShared<S>& 
     const auto store = [&](const uint32_t(&words)[kStoredColumns<S::kHeadDim> / 4], bool residual) {
       void* const base = residual ? p.o_lo : p.o;
       const Strides& stride = residual ? p.o_lo_stride : p.o_stride;
-      StoreRows<kStoredColumns<S::kHeadDim>>(words, place(base, stride, row), place(base, stride, row + 8),
-                                             p.seq.head_dim, lane);
+      StoreRows<kStoredColumns<S::kHeadDim>>(words, place(base, stride, row), place(base, stride, row + 8), p.seq.v_dim,
+                                             lane);
     };
     FinishedRow done[2];
     WriteFwdSums(p, w.rows[m], row, t.head, seq, lane, done);
-    WriteFwdOutputs<S, kCounted>(p, w.rows[m], done, w.o[m], row, t.head, seq, lane, store);
+    if constexpr (S::kMasked) {
+      MaskedKeys keys = {{}, SinkOf(p.mask, t.head)};  // Again, so that it is in no register meanwhile.
+#pragma unroll
+      for (int r = 0; kCounted && r < 2; ++r)
+        keys.keys[r] = CountKeys(p.seq, p.mask.tensor, seq, t.head, row + 8 * r, lane);
+      WriteFwdOutputs<S, kCounted>(p, w.rows[m], done, w.o[m], row, t.head, seq, lane, store, keys);
+    } else {
+      WriteFwdOutputs<S, kCounted>(p, w.rows[m], done, w.o[m], row, t.head, seq, lane, store);
+    }
   }
 }
 
@@ -321,16 +372,18 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks) AttentionFwdKernel(co
   const FwdShared<S> sm(SharedAddress(shared));
   int begin, end;
   bool counted;
+  float sink = -INFINITY;
   {
-    FwdTile t;
+    typename S::Tile t;
     if (!LocateTile<S>(p, blockIdx.x, &t)) return;
     begin = t.begin;
     end = t.end;
-    const Sequence& seq = t.sequence;
+    const typename S::Seq& seq = t.sequence;
+    if constexpr (S::kMasked) sink = SinkOf(p.mask, t.head);
     counted = S::kCount && p.stats.Count(seq.index, t.row);
     const int kv_head = t.head / p.seq.group;
     const FwdKeys of = {TokensOf(p.k, p.k_stride, seq.index, kv_head, seq.k_start),
-                        TokensOf(p.v, p.v_stride, seq.index, kv_head, seq.k_start), seq.k_len, 0};
+                        TokensOf(p.v, p.v_stride, seq.index, kv_head, seq.k_start), KeyEnd(seq), KeyBegin(seq)};
     if (threadIdx.x == 0) {
       sm.tile.Store(t);
       sm.keys.Store(of);
@@ -340,15 +393,15 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks) AttentionFwdKernel(co
       TileCopier<S::kHeadDim, S::kRows, S::kThreads>::Copy(
           sm.q, TokensOf(p.q, p.q_stride, t.sequence.index, t.head, t.sequence.q_start), p.q_stride.token,
           p.seq.head_dim, t.row, t.sequence.q_len);
-      CopyKeys<S>(sm.k, p, of, of.k, p.k_stride, end - 1);
-      if constexpr (S::kValueStages == 2) CopyKeys<S>(sm.v, p, of, of.v, p.v_stride, end - 1);
+      CopyKeys<S>(sm.k, p.seq.head_dim, of, of.k, p.k_stride, end - 1);
+      if constexpr (S::kValueStages == 2) CopyKeys<S>(sm.v, p.seq.v_dim, of, of.v, p.v_stride, end - 1);
     }
     CopyCommit();
   }
   if (counted) {
-    if constexpr (S::kCount) RunTile<S, true>(p, sm, begin, end);
+    if constexpr (S::kCount) RunTile<S, true>(p, sm, begin, end, sink);
   } else {
-    RunTile<S, false>(p, sm, begin, end);
+    RunTile<S, false>(p, sm, begin, end, sink);
   }
 }
 

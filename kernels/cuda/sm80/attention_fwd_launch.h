@@ -28,6 +28,16 @@ FwdLauncher FindFwdF16Hd96(const AttentionForwardParams& params, int shared_byte
 FwdLauncher FindFwdF16Hd128(const AttentionForwardParams& params, int shared_bytes_sm);
 FwdLauncher FindFwdF16Hd256(const AttentionForwardParams& params, int shared_bytes_sm);
 
+// One per source file attention_fwd_masked_<type>_hd<head_dim>.cu: calls with a mask, key bounds or sinks.
+FwdLauncher FindMaskedFwdBf16Hd64(const AttentionForwardParams& params, int shared_bytes_sm);
+FwdLauncher FindMaskedFwdBf16Hd96(const AttentionForwardParams& params, int shared_bytes_sm);
+FwdLauncher FindMaskedFwdBf16Hd128(const AttentionForwardParams& params, int shared_bytes_sm);
+FwdLauncher FindMaskedFwdBf16Hd256(const AttentionForwardParams& params, int shared_bytes_sm);
+FwdLauncher FindMaskedFwdF16Hd64(const AttentionForwardParams& params, int shared_bytes_sm);
+FwdLauncher FindMaskedFwdF16Hd96(const AttentionForwardParams& params, int shared_bytes_sm);
+FwdLauncher FindMaskedFwdF16Hd128(const AttentionForwardParams& params, int shared_bytes_sm);
+FwdLauncher FindMaskedFwdF16Hd256(const AttentionForwardParams& params, int shared_bytes_sm);
+
 }  // namespace bellwether::kernels::cuda::sm80
 
 #endif  // BELLWETHER_KERNELS_CUDA_SM80_ATTENTION_FWD_LAUNCH_H_

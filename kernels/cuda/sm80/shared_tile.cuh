@@ -115,13 +115,15 @@ class TileCopier {
     return first + (row + thread / kGroup) * stride + thread % kGroup * 8;
   }
 
-  // To `tile`, from this thread's `source` on; `left` of the tile's rows exist, and
-  // `channels`.  The others become 0.  `stride` in elements.
+  // To `tile`, from this thread's `source` on; `left` of the tile's rows exist, with kSkips
+  // those from `skipped` on, and `channels`.  The others become 0.  `stride` in elements.
+  template <bool kSkips>
   static __device__ __forceinline__ void CopyFrom(uint32_t tile, const uint16_t* source, int64_t stride, int channels,
-                                                  int left) {
+                                                  int left, int skipped) {
     const int thread = ThreadIndexAgain(), in_tile = thread / kGroup, chunk = thread % kGroup;
     const uint32_t to = tile + Layout::Offset(in_tile, chunk);
     left -= in_tile;
+    skipped -= in_tile;
     int left_of[kGroups];
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) left_of[g] = (chunk + g * kGroup) * 8 < channels ? left : 0;
@@ -129,17 +131,19 @@ class TileCopier {
     for (int i = 0; i < kRows / kPass; ++i) {
 #pragma unroll
       for (int g = 0; g < kGroups; ++g) {
-        CopyAsync(to + i * (kPass * Layout::kPitch) + g * (kGroup * 16), source + g * (kGroup * 8),
-                  i * kPass < left_of[g]);
+        const bool exists = i * kPass < left_of[g] && (!kSkips || i * kPass >= skipped);
+        CopyAsync(to + i * (kPass * Layout::kPitch) + g * (kGroup * 16), source + g * (kGroup * 8), exists);
       }
       source += kPass * stride;
     }
   }
 
-  // Rows [row, row + kRows); those from `end` on become 0.  `first` is channel 0 of row 0.
+  // Rows [row, row + kRows); those from `end` on become 0, and with kSkips those before
+  // `begin`.  `first` is channel 0 of row 0.
+  template <bool kSkips = false>
   static __device__ __forceinline__ void Copy(uint32_t tile, const uint16_t* first, int64_t stride, int channels,
-                                              int row, int end) {
-    CopyFrom(tile, Source(first, stride, row), stride, channels, end - row);
+                                              int row, int end, int begin = 0) {
+    CopyFrom<kSkips>(tile, Source(first, stride, row), stride, channels, end - row, begin - row);
   }
 };
 

@@ -24,7 +24,7 @@ constexpr int64_t kSectionBytesOfOneWave = int64_t{16} << 20;
 int64_t SectionBytes(const AttentionBackwardParams& b, int shares) {
   const AttentionForwardParams& a = b.forward;
   const bool plain = a.heads == a.kv_heads && !IsPacked(a) && !b.center && !b.deterministic;
-  return plain && shares == 1 && a.head_dim <= 128 ? kSectionBytesOfOneWave : kSectionBytes;
+  return plain && shares == 1 && WidestDim(a) <= 128 ? kSectionBytesOfOneWave : kSectionBytes;
 }
 
 // Launches a batch by sections, whose dK is centred under the next one: see
@@ -77,11 +77,11 @@ Status AttentionBackward(const AttentionBackwardParams& b, void* stream) {
   }
 
   BwdMaps maps = {};
-  const TensorMapShape q = QueryShape(a), kv = KeyShape(a);
-  BELLWETHER_KERNELS_RETURN_IF_ERROR(EncodeTensorMap("q", a.q, q, a.dtype, launcher.rows, &maps.q));
-  BELLWETHER_KERNELS_RETURN_IF_ERROR(EncodeTensorMap("d_o", b.d_o, q, a.dtype, launcher.rows, &maps.d_o));
-  BELLWETHER_KERNELS_RETURN_IF_ERROR(EncodeTensorMap("k", a.k, kv, a.dtype, launcher.key_box, &maps.k));
-  BELLWETHER_KERNELS_RETURN_IF_ERROR(EncodeTensorMap("v", a.v, kv, a.dtype, launcher.key_box, &maps.v));
+  const TensorMapShape keys = KeyShape(a);
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(EncodeTensorMap("q", a.q, QueryShape(a), a.dtype, launcher.rows, &maps.q));
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(EncodeTensorMap("d_o", b.d_o, OutputShape(a), a.dtype, launcher.rows, &maps.d_o));
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(EncodeTensorMap("k", a.k, keys, a.dtype, launcher.key_box, &maps.k));
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(EncodeTensorMap("v", a.v, ValueShape(a), a.dtype, launcher.key_box, &maps.v));
 
   AttentionBwdParams p = ToBwdParams(b);
   PlaceWorkspace(b, &p);
@@ -92,7 +92,8 @@ Status AttentionBackward(const AttentionBackwardParams& b, void* stream) {
   p.section_queries = static_cast<int>(SectionBytes(b, p.shares) / (8 * a.head_dim));
   p.tile_step = TileStep(p, b.deterministic);
   if (launcher.center_rows > 0 && p.center && p.shares == 1) PlaceLaunches(launcher, &p);
-  if (p.launch_pairs > 0 && EncodeTensorMap("dk", b.dk, kv, a.dtype, launcher.center_rows, &maps.d_k) != Status::kOk) {
+  if (p.launch_pairs > 0 &&
+      EncodeTensorMap("dk", b.dk, keys, a.dtype, launcher.center_rows, &maps.d_k) != Status::kOk) {
     p.launch_pairs = 0;  // It can be centred without.
   }
   const Status status = launcher.launch(p, maps, static_cast<cudaStream_t>(stream));

@@ -47,13 +47,14 @@
 
 namespace bellwether::kernels::cuda::sm90 {
 
-// kGeneral: packed sequences, windows, caps and turns work.  kRounded: P is what the
+// kGeneral: packed sequences, key bounds, windows, caps and turns work.  kRounded: P is what the
 // forward's product read.  kRowSums: rowsum(dS) is taken, from a column of ones
 // beside K, for centring, or for the statistics.  kCount: they are taken without it.
 template <class T_, int kHeadDim_, bool kGeneral_, bool kRounded_, bool kRowSums_, bool kCount_>
 struct BwdShape {
   using T = T_;
   using Keys = BwdShape;
+  using Tile = BwdTileOf<SequenceOf<kGeneral_>>;
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr bool kGeneral = kGeneral_, kRounded = kRounded_, kRowSums = kRowSums_, kCount = kCount_;
   static constexpr int kCols = 128;                        // keys a CTA
@@ -71,7 +72,7 @@ struct BwdShape {
   // What a consumer thread has of a step's dQ: see attention_bwd_rows.cuh.
   static constexpr int kQueryThreads = 256, kQueryTiles = 1, kQueryColumns = 64;
   static constexpr int kOutputs = kHeadDim, kSplits = 1;
-  static constexpr bool kSumsKeys = true, kShares = true;
+  static constexpr bool kSumsKeys = true, kShares = true, kMasked = false;
   static_assert(kCols == kMeanKeys, "a CTA's keys are summed together");
   static __device__ int QueryRow(int thread) {
     return (kHalves == 1 ? thread / 128 * 64 : 0) + thread % 128 / 32 * 16 + thread % 32 / 4;
@@ -131,10 +132,10 @@ __device__ __forceinline__ int DqFull(int step) {
 // By a warp, of which one thread loads.
 template <class S>
 __device__ __forceinline__ void BwdProduce(const AttentionBwdParams& p, const BwdMaps& maps, const BwdShared<S>& sm,
-                                           const BwdTile* tile) {
+                                           const typename S::Tile* tile) {
   const bool loads = threadIdx.x % 32 == 0;
   {
-    const BwdTile t = *tile;
+    const typename S::Tile t = *tile;
     // Nothing would wait for K and V, and copies must not outlast the CTA.
     if (t.steps == 0 && !(S::kRowSums && p.center && t.share == 0)) return;
     if (loads) {
@@ -185,15 +186,15 @@ __device__ __forceinline__ void BwdProduce(const AttentionBwdParams& p, const Bw
 // tiles take turns, two warps do, each every other step from `first` on.  To wait for a turn, for
 // the addition and for its fence takes longer than a step.  24 registers are few: see BwdProduce().
 template <class S>
-__device__ __forceinline__ void BwdReduce(const AttentionBwdParams& p, const BwdShared<S>& sm, const BwdTile* tile,
-                                          int first) {
+__device__ __forceinline__ void BwdReduce(const AttentionBwdParams& p, const BwdShared<S>& sm,
+                                          const typename S::Tile* tile, int first) {
   constexpr int kTurn = 0;  // One adds the whole step.
   const bool turns = S::kGeneral && p.turns != nullptr, adds = threadIdx.x % 32 == 0;
   QueryStep at = FirstQueryStep(p, *tile);
   if (first > 0) Advance(p, *tile, &at);
 #pragma unroll 1
   for (int step = first; step < tile->steps; step += turns ? 2 : 1) {
-    const BwdTile t = *tile;
+    const typename S::Tile t = *tile;
     const int head = t.kv_head * p.seq.group + at.member, m = at.tile;
     if (turns && adds) {
       AwaitTurnAlone<S>(p, t, m, head, kTurn);
@@ -222,10 +223,28 @@ __device__ __forceinline__ void BwdReduce(const AttentionBwdParams& p, const Bwd
   BulkWait();
 }
 
+// Clears K and V of padding, whatever it holds: dS of it is 0, but 0 times NaN is not.  By the 256
+// threads of the consumers.
+template <class S>
+__device__ __forceinline__ void ClearPadding(const BwdShared<S>& sm, const typename S::Tile* tile) {
+  const int begin = tile->sequence.key_begin - tile->key, end = min(tile->sequence.key_end - tile->key, S::kCols);
+  if (begin <= 0 && end == min(tile->sequence.k_len - tile->key, S::kCols)) return;
+  const int thread = ThreadIndexAgain() - 128;
+  for (int row = thread / 8; row < S::kCols; row += 32) {
+    if (row >= begin && row < end) continue;
+#pragma unroll
+    for (int box = 0; box < 2 * S::kHalves; ++box) {  // of K, and of V behind it
+      StoreShared4(sm.k + box * (S::kCols * 128) + row * 128 + thread % 8 * 16, 0u);
+    }
+  }
+  ProxyFence();
+  NamedSync(kConsumers, 256);
+}
+
 // `tile` is t in shared memory, for what would otherwise stay in registers.
 template <class S>
-__device__ __forceinline__ void BwdConsume(const AttentionBwdParams& p, const BwdShared<S>& sm, const BwdTile& t,
-                                           const BwdTile* tile, int warpgroup) {
+__device__ __forceinline__ void BwdConsume(const AttentionBwdParams& p, const BwdShared<S>& sm,
+                                           const typename S::Tile& t, const typename S::Tile* tile, int warpgroup) {
   using T = typename S::T;
   constexpr int kScores = S::kRows / 2, kPairs = S::kRows / 4;
   const int first_column = threadIdx.x % 4 * 2;
@@ -255,6 +274,7 @@ __device__ __forceinline__ void BwdConsume(const AttentionBwdParams& p, const Bw
       WgmmaCommit();
     };
     BarrierWait(sm.kv_full, 0);
+    if constexpr (S::kGeneral) ClearPadding<S>(sm, tile);
     PinRegisters(dk);
     PinRegisters(dv);
     issue_scores();
@@ -306,7 +326,7 @@ __device__ __forceinline__ void BwdConsume(const AttentionBwdParams& p, const Bw
         WgmmaCommit();
       }
       if constexpr (decltype(counted)::value) {
-        const BwdTile of = *tile;
+        const typename S::Tile of = *tile;
         const int head = of.kv_head * p.seq.group + LoadShared(sm.steps + 8 * at.stage + 4);
         AddErrors<4, kScores>(p.errors + RowBase(p, of.sequence, head) + m * S::kRows, delta, ThreadIndexAgain() % 32,
                               [&](int i, float d) { return pr[i] * (dp[i] - d); });
@@ -398,7 +418,7 @@ __device__ __forceinline__ void BwdConsume(const AttentionBwdParams& p, const Bw
     PinRegisters(dk);
   }
 
-  const BwdTile done = *tile;
+  const typename S::Tile done = *tile;
   const Sequence& seq = done.sequence;
   const int thread = ThreadIndexAgain() - 128, lane = thread % 32;
   if (p.shares > 1) {
@@ -415,7 +435,7 @@ __device__ __forceinline__ void BwdConsume(const AttentionBwdParams& p, const Bw
   uint32_t words[S::kHeadDim / 4];
 #pragma unroll
   for (int i = 0; i < S::kHeadDim / 4; ++i) words[i] = PackPair<T>(dv[2 * i], dv[2 * i + 1]);
-  StoreRows<S::kHeadDim>(words, place(p.dv, p.dv_stride, key), place(p.dv, p.dv_stride, key + 8), p.seq.head_dim, lane);
+  StoreRows<S::kHeadDim>(words, place(p.dv, p.dv_stride, key), place(p.dv, p.dv_stride, key + 8), p.seq.v_dim, lane);
 #pragma unroll
   for (int i = 0; i < S::kHeadDim / 4; ++i) {
     words[i] = PackPair<T>(dk[2 * i] * p.scale, dk[2 * i + 1] * p.scale);
@@ -432,8 +452,8 @@ __global__ void __launch_bounds__(S::kThreads, 1)
     AttentionBwdKernel(const __grid_constant__ AttentionBwdParams p, const __grid_constant__ BwdMaps maps) {
   extern __shared__ char raw[];
   const BwdShared<S> sm(raw);
-  __shared__ BwdTile tile;
-  BwdTile t;
+  __shared__ typename S::Tile tile;
+  typename S::Tile t;
   if (!LocateBwdTile<S>(p, p.first_tile + blockIdx.x, &t)) return;
   if (threadIdx.x == 0) {
     if (S::kCenters) LetNextLaunchStart();
@@ -498,7 +518,7 @@ Status LaunchAttentionBwd(const AttentionBwdParams& p, const BwdMaps& maps, cuda
   }
   // Of the shape the other kernels read only what all shapes of a head dim share.
   using Rows = BwdShape<typename S::T, S::kHeadDim, false, false, false, false>;
-  LaunchBwdAround<Rows>(p, stream, [&] {
+  LaunchBwdAround<Rows, typename Rows::Keys>(p, stream, [&] {
     const int tiles = p.seq.kv_heads * p.key_tiles * p.shares;
     const int at_once = S::kCenters && p.launch_pairs > 0 ? p.launch_pairs * (p.key_tiles / p.seq.batch) : tiles;
     AttentionBwdParams part = p;

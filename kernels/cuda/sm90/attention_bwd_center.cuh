@@ -25,7 +25,7 @@ namespace bellwether::kernels::cuda::sm90 {
 // registers; two rows at a time, whose channels 16 lanes share.
 template <class S>
 __device__ __forceinline__ void BwdSumKeys(const AttentionBwdParams& p, uint32_t k, uint32_t full,
-                                           const BwdTile* tile) {
+                                           const typename S::Tile* tile) {
   const int lane = ThreadIndexAgain() % 32;
   BarrierWait(full, 0);
 #pragma unroll 1
@@ -65,7 +65,7 @@ __device__ __forceinline__ void HalveOverLanes(float (&sums)[kAll], bool upper, 
 // The sums over the CTA's keys of dK, as it is stored: `words` are a consumer's two rows of it,
 // from `key` and 8 behind.
 template <class S>
-__device__ __forceinline__ void BwdSumGradients(const AttentionBwdParams& p, const BwdTile& t, int key,
+__device__ __forceinline__ void BwdSumGradients(const AttentionBwdParams& p, const typename S::Tile& t, int key,
                                                 const uint32_t (&words)[S::kHeadDim / 4]) {
   using T = typename S::T;
   constexpr int kSums = S::kHeadDim / 4;  // of a thread: two columns of eight
@@ -109,8 +109,8 @@ inline constexpr int kCenterBytes = 2 * kCenterUnitBytes + S::kHeadDim * 4;
 // The units of this CTA, of a pair's dK cut into `units`: in proportion to what CenterWeight() says
 // of its tile.
 template <class S>
-__device__ __forceinline__ void ShareOfUnits(const SequenceParams& seq, const BwdTile* tile, int units, int* begin,
-                                             int* end) {
+__device__ __forceinline__ void ShareOfUnits(const SequenceParams& seq, const typename S::Tile* tile, int units,
+                                             int* begin, int* end) {
   const int first_key = tile->key;
   int before = 0, all = 0;
 #pragma unroll 1
@@ -143,7 +143,7 @@ struct CenterPart {
 // fence of the kernel wait for loads of shared memory, which costs 2 %.)
 template <class S>
 __device__ __forceinline__ void BwdCenterPartBefore(const AttentionBwdParams& p, const CUtensorMap* map,
-                                                    uint32_t shared, uint32_t full, const BwdTile* tile,
+                                                    uint32_t shared, uint32_t full, const typename S::Tile* tile,
                                                     CenterPart* part) {
   using T = typename S::T;
   constexpr int kUnitRows = kCenterUnitRows<S>, kHalfBytes = kCenterUnitBytes / S::kHalves;

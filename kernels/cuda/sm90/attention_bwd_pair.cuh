@@ -260,8 +260,8 @@ __device__ __forceinline__ void BwdPairConsume(const AttentionBwdParams& p, cons
     const auto sync = [] { NamedSync(1, 256); };
     if (!AddShares<S>(p, done, split, thread_again(), &arrived, sync, dv, dk)) return;
   }
-  StorePairKeys<S>(p, done, p.dv, p.dv_stride, 1.f, dv);
-  StorePairKeys<S>(p, done, p.dk, p.dk_stride, p.scale, dk);
+  StorePairKeys<S>(done, p.dv, p.dv_stride, p.seq.v_dim, 1.f, dv);
+  StorePairKeys<S>(done, p.dk, p.dk_stride, p.seq.head_dim, p.scale, dk);
 }
 
 // Grid: kv_heads * key_tiles * p.shares * kSplits, in clusters of kSplits.  Block: S::kThreads.
@@ -311,7 +311,7 @@ Status LaunchAttentionBwdPair(const AttentionBwdParams& p, const BwdMaps& maps, 
   }
   // Of the shape the other kernels read only what all shapes share.
   using Rows = BwdPairShape<typename S::T, false, false, false, false>;
-  LaunchBwdAround<Rows>(p, stream, [&] {
+  LaunchBwdAround<Rows, typename Rows::Keys>(p, stream, [&] {
     kernel<<<p.seq.kv_heads * p.key_tiles * p.shares * S::kSplits, S::kThreads, S::kSharedBytes, stream>>>(p, maps);
   });
   return cudaGetLastError() == cudaSuccess ? Status::kOk : Status::kDeviceError;

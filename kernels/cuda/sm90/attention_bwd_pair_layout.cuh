@@ -35,7 +35,7 @@ struct BwdPairShape {
   // What a consumer thread has of a step's dQ: see attention_bwd_rows.cuh.  A split is a CTA's.
   static constexpr int kQueryThreads = 256, kQueryTiles = 1, kQueryColumns = kChannels / 2;
   static constexpr int kSplits = 2, kOutputs = kHeadDim / kSplits;
-  static constexpr bool kSumsKeys = false, kShares = true;
+  static constexpr bool kSumsKeys = false, kShares = true, kMasked = false;
   static __device__ int QueryRow(int thread) { return thread % 128 / 32 * 16 + thread % 32 / 4; }
   static __device__ int QueryColumn(int thread) { return thread / 128 * kQueryColumns; }
   static constexpr int kTurnWarps = kQueryThreads / 32;  // of a CTA

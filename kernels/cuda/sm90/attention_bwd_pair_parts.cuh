@@ -97,10 +97,10 @@ __device__ __forceinline__ void PassPairTurn(const AttentionBwdParams& p, const 
               thread % 32);
 }
 
-// A warpgroup's channels of 64 keys of dV or dK.
+// A warpgroup's channels of 64 keys of dV or dK, which has `channels`.
 template <class S>
-__device__ __forceinline__ void StorePairKeys(const AttentionBwdParams& p, const BwdTile& t, void* base,
-                                              const Strides& stride, float scale, const float (&x)[S::kChannels / 2]) {
+__device__ __forceinline__ void StorePairKeys(const BwdTile& t, void* base, const Strides& stride, int channels,
+                                              float scale, const float (&x)[S::kChannels / 2]) {
   const int thread = ThreadIndexAgain() - 128, lane = thread % 32, channel = thread / 128 * S::kChannels;
   const int key = t.key + static_cast<int>(ClusterRank()) * S::kKeys + S::QueryRow(thread);
   const Sequence& seq = t.sequence;
@@ -112,7 +112,7 @@ __device__ __forceinline__ void StorePairKeys(const AttentionBwdParams& p, const
   uint32_t words[S::kChannels / 4];
 #pragma unroll
   for (int i = 0; i < S::kChannels / 4; ++i) words[i] = PackPair<typename S::T>(x[2 * i] * scale, x[2 * i + 1] * scale);
-  StoreRows<S::kChannels>(words, place(key), place(key + 8), p.seq.head_dim - channel, lane);
+  StoreRows<S::kChannels>(words, place(key), place(key + 8), channels - channel, lane);
 }
 
 }  // namespace bellwether::kernels::cuda::sm90

@@ -31,7 +31,8 @@ BwdLauncher MakeBwdLauncher(const AttentionBackwardParams& p) {
 template <class Kernels>
 BwdLauncher FindBwdOf(const AttentionBackwardParams& p) {
   const AttentionForwardParams& f = p.forward;
-  const bool general = f.cu_seqlens_q != nullptr || f.window > 0 || f.softcap > 0 || p.deterministic;
+  const bool general =
+      f.cu_seqlens_q != nullptr || f.key_bounds != nullptr || f.window > 0 || f.softcap > 0 || p.deterministic;
   if (f.mode == AttentionMode::kHpm) {
     return general ? MakeBwdLauncher<Kernels, true, true>(p) : MakeBwdLauncher<Kernels, false, true>(p);
   }

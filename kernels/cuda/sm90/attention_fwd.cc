@@ -27,14 +27,14 @@ Status AttentionForward(const AttentionForwardParams& a, int multiprocessors, vo
   }
 
   FwdMaps maps = {};
-  const TensorMapShape q = QueryShape(a), kv = KeyShape(a);
-  BELLWETHER_KERNELS_RETURN_IF_ERROR(EncodeTensorMap("q", a.q, q, a.dtype, launcher.rows, &maps.q));
-  BELLWETHER_KERNELS_RETURN_IF_ERROR(EncodeTensorMap("k", a.k, kv, a.dtype, launcher.cols, &maps.k));
-  BELLWETHER_KERNELS_RETURN_IF_ERROR(EncodeTensorMap("v", a.v, kv, a.dtype, launcher.cols, &maps.v));
-  BELLWETHER_KERNELS_RETURN_IF_ERROR(EncodeTensorMap("o", a.o, q, a.dtype, launcher.out_rows, &maps.o));
+  const TensorMapShape out = OutputShape(a);
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(EncodeTensorMap("q", a.q, QueryShape(a), a.dtype, launcher.rows, &maps.q));
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(EncodeTensorMap("k", a.k, KeyShape(a), a.dtype, launcher.cols, &maps.k));
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(EncodeTensorMap("v", a.v, ValueShape(a), a.dtype, launcher.cols, &maps.v));
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(EncodeTensorMap("o", a.o, out, a.dtype, launcher.out_rows, &maps.o));
   if (a.o_lo.data != nullptr) {
     BELLWETHER_KERNELS_RETURN_IF_ERROR(
-        EncodeTensorMap("o_lo", a.o_lo, q, DType::kBFloat16, launcher.out_rows, &maps.o_lo));
+        EncodeTensorMap("o_lo", a.o_lo, out, DType::kBFloat16, launcher.out_rows, &maps.o_lo));
   }
 
   FwdParams p = {ToFwdParams(a), nullptr, 0};

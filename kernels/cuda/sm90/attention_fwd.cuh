@@ -83,10 +83,10 @@ __device__ __forceinline__ void PrepareScores(float (&s)[S::kCols / 2], const Fw
     }
   }
   if constexpr (kMasked) {
-    const Sequence seq = tile.sequence(p.seq);
+    const typename S::Seq seq = tile.sequence(p.seq);
     const int row = tile.row() + RowInTile(), column = key + ThreadIndexAgain() % 4 * 2;
     MaskAfter(s, LastKey(p.seq, seq, row) - column, LastKey(p.seq, seq, row + 8) - column);
-    if (S::kGeneral && p.seq.window > 0) {
+    if (S::kGeneral && (p.seq.window > 0 || KeyBegin(seq) > 0)) {
       MaskBefore(s, FirstKey(p.seq, seq, row) - column, FirstKey(p.seq, seq, row + 8) - column);
     }
   }
@@ -115,6 +115,25 @@ struct Consumer {
       v[i] = v_tiles + (S::VPart(0, i) - S::VPart(0, 0)) + v_at.stage * (S::VPart(1, i) - S::VPart(0, i));
     }
     sm90::IssueValues<S>(o, p, v);
+  }
+
+  // Clears V of padding among the keys of tile n, which come next, whatever it holds: P of it is 0,
+  // but 0 times NaN is not.  All warpgroups write the same.
+  __device__ __forceinline__ void ClearPadding(const FwdShared<S>& sm, const typename S::Seq& seq, int n) const {
+    const int begin = seq.key_begin - n * S::kCols, end = min(seq.key_end - n * S::kCols, S::kCols);
+    if (begin <= 0 && end == min(seq.k_len - n * S::kCols, S::kCols)) return;
+    BarrierWait(sm.v_full + 8 * v_at.stage, v_at.parity);
+    const int thread = ThreadIndexAgain() % 128;
+    for (int at = thread / 8; at < S::kCols; at += 16) {
+      if (at >= begin && at < end) continue;
+#pragma unroll
+      for (int box = 0; box < S::kBoxes; ++box) {
+        const int place = v_at.stage == 0 ? S::VPlace(0, box) : S::VPlace(1, box);
+        StoreShared4(sm.k + place * S::kKvBoxBytes + at * 128 + thread % 8 * 16, 0u);
+      }
+    }
+    ProxyFence();
+    NamedSync(1 + S::kWarpgroups + warpgroup, 128);
   }
 
   // Of a stage that only wgmma reads; q_empty also covers the tile's number, which
@@ -174,7 +193,7 @@ __device__ __forceinline__ void ConsumeTile(const FwdParams& p, const FwdMaps& m
 #pragma unroll
   for (int i = 0; i < S::kOutputs / 2; ++i) o[i] = 0.f;
 
-  Sequence seq;
+  typename S::Seq seq;
   int row, head;
   FinishedRow done[2];
   const auto write_sums = [&] {
@@ -221,6 +240,7 @@ __device__ __forceinline__ void ConsumeTile(const FwdParams& p, const FwdMaps& m
       }
       rows.Probabilities(s, probs);
     }
+    if constexpr (S::kBounded) c.ClearPadding(sm, tile.sequence(p.seq), end - 1);
     const auto step = [&](auto masked) {
       constexpr bool kMasked = decltype(masked)::value;
       float s[S::kCols / 2];
@@ -290,6 +310,9 @@ __device__ __forceinline__ void ConsumeTile(const FwdParams& p, const FwdMaps& m
       if (!S::kGeneral) break;
       masked_begin = begin;
     }
+    if constexpr (S::kBounded) {
+      if (begin < end - 1) c.ClearPadding(sm, tile.sequence(p.seq), begin);
+    }
     BarrierWait(sm.v_full + 8 * c.v_at.stage, c.v_at.parity);
     PinRegisters(o);
     PinRegisters(probs);
@@ -318,7 +341,7 @@ __device__ __forceinline__ void Consume(const FwdParams& p, const FwdMaps& maps,
   uint32_t q_parity = 0;
   while (true) {
     BarrierWait(sm.q_full, q_parity);
-    const TileInShared<S> tile = {sm.tiles + q_parity * static_cast<int>(sizeof(FwdTile))};
+    const TileInShared<S> tile = {sm.tiles + q_parity * static_cast<int>(sizeof(typename S::Tile))};
     q_parity ^= 1;
     if (tile.row() == kNoTile) break;
     if (S::kWarpgroups == 3 && tile.row() + 64 * warpgroup >= p.seq.q_len) {

@@ -4,8 +4,6 @@
 #ifndef BELLWETHER_KERNELS_CUDA_SM90_ATTENTION_FWD_LAYOUT_CUH_
 #define BELLWETHER_KERNELS_CUDA_SM90_ATTENTION_FWD_LAYOUT_CUH_
 
-#include <cstddef>
-
 #include "cuda/attention_fwd_tiles.cuh"
 #include "cuda/sm90/attention_fwd_params.h"
 #include "cuda/sm90/ptx.cuh"
@@ -17,12 +15,15 @@ namespace bellwether::kernels::cuda::sm90 {
 // kCols keys a tile, kStages tiles of K and of V in flight.  kOnes: V has eight
 // more columns of ones behind it, so that the PV product sums the rounded P: 3 to
 // 12 % more of that product instead of two and a half instructions an element.
-// kGeneral: packed sequences, windows, caps and random rounding work, at the price
+// kGeneral: packed sequences, key bounds, windows, caps and random rounding work, at the price
 // of registers.  kCount: rows can be counted for the statistics: in tiles that count
 // by a loop of their own, so that the others cost what they do without.
 template <class T_, int kHeadDim_, int kWarpgroups_, SoftmaxMode kMode_, bool kGeneral_, bool kCount_>
 struct FwdShape {
   using T = T_;
+  static constexpr bool kBounded = kGeneral_ && kHeadDim_ <= 128;  // key bounds work: at 256 registers are short
+  using Seq = SequenceOf<kBounded>;
+  using Tile = FwdTileOf<Seq>;
   static constexpr int kBoxes = (kHeadDim_ + 63) / 64;  // 128-byte columns of a tile
   // kHeadDim_ rounded up, with zeros, which S need not multiply.
   static constexpr int kHeadDim = kBoxes * 64, kScoreChannels = kHeadDim_, kWarpgroups = kWarpgroups_;
@@ -77,7 +78,7 @@ struct FwdShape {
 template <class S>
 struct FwdShared {
   uint32_t q, k, out, q_full, q_empty, k_full, k_empty, v_full, v_empty;
-  // FwdTile of this tile and of the next, by q_full's parity: written before it,
+  // S::Tile of this tile and of the next, by q_full's parity: written before it,
   // read while the tile lasts.
   uint32_t tiles;
 
@@ -95,13 +96,14 @@ struct FwdShared {
     tiles = v_empty + 8 * S::kStages;
   }
 };
-static_assert(2 * sizeof(FwdTile) <= 128);
+static_assert(2 * sizeof(FwdTileOf<MaskedSequence>) <= 128);
 
-__device__ __forceinline__ void StoreTile(uint32_t to, const FwdTile& t) {
-  static_assert(sizeof(FwdTile) % sizeof(int) == 0);
+template <class Tile>
+__device__ __forceinline__ void StoreTile(uint32_t to, const Tile& t) {
+  static_assert(sizeof(Tile) % sizeof(int) == 0);
   const int* const words = reinterpret_cast<const int*>(&t);
 #pragma unroll
-  for (int i = 0; i < static_cast<int>(sizeof(FwdTile) / sizeof(int)); ++i) {
+  for (int i = 0; i < static_cast<int>(sizeof(Tile) / sizeof(int)); ++i) {
     StoreShared(to + i * sizeof(int), words[i]);
   }
 }
@@ -111,22 +113,38 @@ template <class S>
 struct TileInShared {
   uint32_t address;
 
-  __device__ __forceinline__ int row() const { return Load(offsetof(FwdTile, row)); }
-  __device__ __forceinline__ int head() const { return Load(offsetof(FwdTile, head)); }
-  __device__ __forceinline__ int begin() const { return Load(offsetof(FwdTile, begin)); }
-  __device__ __forceinline__ int left() const { return Load(offsetof(FwdTile, left)); }
-  __device__ __forceinline__ int right() const { return Load(offsetof(FwdTile, right)); }
-  __device__ __forceinline__ int end() const { return Load(offsetof(FwdTile, end)); }
+  __device__ __forceinline__ int row() const { return Load(0); }
+  __device__ __forceinline__ int head() const { return Load(1); }
+  __device__ __forceinline__ int begin() const { return Load(kBehind); }
+  __device__ __forceinline__ int left() const { return Load(kBehind + 1); }
+  __device__ __forceinline__ int right() const { return Load(kBehind + 2); }
+  __device__ __forceinline__ int end() const { return Load(kBehind + 3); }
   // Without k_start, which only the producer needs.
-  __device__ __forceinline__ Sequence sequence(const SequenceParams& p) const {
-    const int index = Load(offsetof(FwdTile, sequence.index));
-    if constexpr (!S::kGeneral) return BatchSequence(p, index);
-    return {index, Load(offsetof(FwdTile, sequence.q_start)), Load(offsetof(FwdTile, sequence.q_len)), 0,
-            Load(offsetof(FwdTile, sequence.k_len))};
+  __device__ __forceinline__ typename S::Seq sequence(const SequenceParams& p) const {
+    const int index = Load(kSequence);
+    if constexpr (!S::kGeneral) {
+      return BatchSequence(p, index);
+    } else {
+      typename S::Seq seq;
+      seq.index = index;
+      seq.q_start = Load(kSequence + 1);
+      seq.q_len = Load(kSequence + 2);
+      seq.k_start = 0;
+      seq.k_len = Load(kSequence + 4);
+      if constexpr (S::kBounded) {
+        seq.key_begin = Load(kSequence + 5);
+        seq.key_end = Load(kSequence + 6);
+      }
+      return seq;
+    }
   }
 
  private:
-  __device__ __forceinline__ int Load(int offset) const { return LoadShared(address + offset); }
+  // Which words they are.
+  static constexpr int kSequence = 2, kBehind = kSequence + sizeof(typename S::Seq) / sizeof(int);
+  static_assert(sizeof(typename S::Tile) == (kBehind + 4) * sizeof(int));
+
+  __device__ __forceinline__ int Load(int word) const { return LoadShared(address + word * 4); }
 };
 
 }  // namespace bellwether::kernels::cuda::sm90

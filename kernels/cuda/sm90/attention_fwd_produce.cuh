@@ -30,14 +30,14 @@ __device__ __forceinline__ void Produce(const FwdParams& p, const FwdMaps& maps,
     // Asked for now, needed after this tile's loads: the latency is hidden.
     int next = tile + static_cast<int>(gridDim.x);
     if (p.counter != nullptr && tile < p.tiles) next = gridDim.x + atomicAdd(p.counter, 1);
-    FwdTile t;
+    typename S::Tile t;
     t.row = kNoTile;
     if (tile < p.tiles && !LocateTile<S>(p, tile, &t)) {
       tile = next;
       continue;
     }
     BarrierWait(sm.q_empty, q_parity ^ 1);
-    StoreTile(sm.tiles + q_parity * sizeof(FwdTile), t);
+    StoreTile(sm.tiles + q_parity * sizeof(typename S::Tile), t);
     q_parity ^= 1;
     if (t.row == kNoTile) {
       BarrierArrive(sm.q_full);

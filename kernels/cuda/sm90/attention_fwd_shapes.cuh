@@ -3,6 +3,7 @@
 #ifndef BELLWETHER_KERNELS_CUDA_SM90_ATTENTION_FWD_SHAPES_CUH_
 #define BELLWETHER_KERNELS_CUDA_SM90_ATTENTION_FWD_SHAPES_CUH_
 
+#include "cuda/attention_convert.h"
 #include "cuda/sm90/attention_fwd.cuh"
 #include "cuda/sm90/attention_fwd_launch.h"
 
@@ -23,9 +24,9 @@ FwdLauncher FindFwdMode(AttentionMode mode) {
   return MakeFwdLauncher<FwdShape<T, kHeadDim, kWarpgroups, M::kHp, kGeneral, kCount>>();
 }
 
-// Packed sequences, windows, caps: registers and instructions that others need not pay for.
+// Packed sequences, key bounds, windows, caps: registers and instructions that others need not pay for.
 inline bool IsGeneral(const AttentionForwardParams& p) {
-  return p.cu_seqlens_q != nullptr || p.window > 0 || p.softcap > 0;
+  return p.cu_seqlens_q != nullptr || p.key_bounds != nullptr || p.window > 0 || p.softcap > 0;
 }
 
 // Tiles of 128 keys.  Head dim 64: three warpgroups, because the exponentials
@@ -46,7 +47,7 @@ FwdLauncher FindFwdCount(const AttentionForwardParams& p) {
   if (IsGeneral(p)) return FindFwdMode<T, kHeadDim, 2, true, kCount>(p.mode);
   // Of 96 only what is common: the rest runs as 128.
   if constexpr (kHeadDim == 128) {
-    if (p.head_dim <= 96) return FindFwdPlain<T, 96, kCount>(p);
+    if (WidestDim(p) <= 96) return FindFwdPlain<T, 96, kCount>(p);
   }
   return FindFwdPlain<T, kHeadDim, kCount>(p);
 }

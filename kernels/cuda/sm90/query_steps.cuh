@@ -25,13 +25,15 @@ __device__ __forceinline__ void AdvanceByTiles(const AttentionBwdParams& p, int 
   }
 }
 
-__device__ __forceinline__ QueryStep FirstQueryStep(const AttentionBwdParams& p, const BwdTile& t) {
+template <class Tile>
+__device__ __forceinline__ QueryStep FirstQueryStep(const AttentionBwdParams& p, const Tile& t) {
   QueryStep step = {0, p.tile_step < 0 ? t.end_tile - 1 : t.first_tile};
   if (p.tile_step != 0) AdvanceByTiles(p, t.share, &step);
   return step;
 }
 
-__device__ __forceinline__ void Advance(const AttentionBwdParams& p, const BwdTile& t, QueryStep* step) {
+template <class Tile>
+__device__ __forceinline__ void Advance(const AttentionBwdParams& p, const Tile& t, QueryStep* step) {
   if (p.tile_step != 0) {
     AdvanceByTiles(p, p.shares, step);
   } else if (++step->tile == t.end_tile) {

@@ -28,6 +28,14 @@ inline TensorMapShape QueryShape(const AttentionForwardParams& a) {
   return {a.head_dim, a.q_len, a.heads, a.batch, a.cu_seqlens_q != nullptr};
 }
 
+inline TensorMapShape OutputShape(const AttentionForwardParams& a) {
+  return {ValueDim(a), a.q_len, a.heads, a.batch, a.cu_seqlens_q != nullptr};
+}
+
+inline TensorMapShape ValueShape(const AttentionForwardParams& a) {
+  return {ValueDim(a), a.k_len, a.kv_heads, a.batch, a.cu_seqlens_q != nullptr};
+}
+
 inline TensorMapShape KeyShape(const AttentionForwardParams& a) {
   return {a.head_dim, a.k_len, a.kv_heads, a.batch, a.cu_seqlens_q != nullptr};
 }

@@ -145,14 +145,15 @@ size_t AttentionForwardWorkspaceBytes(const AttentionForwardParams& params);
 //
 // kUnsupported on kCuda, one of:
 // * a GPU below compute capability 8.0; dtype float32; stats in mode kSr;
-// * a mask, key_bounds or sinks; v_dim unlike head_dim;
-// * head_dim above 256 or no multiple of 8;
+// * head_dim or v_dim above 256 or no multiple of 8;
 // * a base that is not 16-byte aligned; a stride of q, k, v, o or o_lo that is
 //   not a multiple of 8 elements;
 // * more than 2^29 tokens or 65535 heads.
 //
-// head_dim costs as the next of 64, 96, 128, 256.  On Hopper 65..96 costs as
-// 128, too, and above 128 the portable kernels serve.
+// The larger of head_dim and v_dim costs as the next of 64, 96, 128, 256.  On Hopper 65..96 costs as
+// 128, too, but for the plain forward.  The portable kernels serve masks and sinks on any
+// GPU.  Hopper's take key_bounds up to 128, but not in a backward with center.  A mask's
+// tensor is read again for every head and pass; keys that it hides cost what others do.
 //
 // kInvalidArgument: a bound above is violated.  Both errors mean that nothing
 // was written.  kDeviceError: the launch failed.  Any thread; calls that write

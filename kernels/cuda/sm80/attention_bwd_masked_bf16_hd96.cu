@@ -1,0 +1,9 @@
+#include "cuda/sm80/attention_bwd_shapes.cuh"
+
+namespace bellwether::kernels::cuda::sm80 {
+
+BwdLauncher FindMaskedBwdBf16Hd96(const AttentionBackwardParams& p, int shared_bytes_max) {
+  return FindBwdOf<__nv_bfloat16, 96, true>(p, shared_bytes_max);
+}
+
+}  // namespace bellwether::kernels::cuda::sm80
