@@ -11,12 +11,14 @@ from typing import Any, Optional
 import pytest
 import torch
 import torch.nn.functional as F
+from test_attention_masks import drawn, formula, run
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 import bellwether
 from bellwether import sdpa
+from bellwether._attention import dispatch
 
 from attention_reference import KINDS, Features, inputs, plain, with_gradients
 from gpu import LACKS, SKIPPED
@@ -64,7 +66,10 @@ def test_as_exact_as_pytorch(kind: str, mode: str) -> None:
     yardstick = with_gradients(reference, qkv, d_o)
     factor = 2.5 if mode == "sr" else 2.0
     for name, g, w, y in zip(("o", "dq", "dk", "dv"), got, want, yardstick):
-        error, bar = float((g.cpu() - w).abs().max()), factor * float((y - w).abs().max()) + 1e-5
+        error, bar = (
+            float((g.cpu() - w).abs().max()),
+            factor * float((y - w).abs().max()) + 1e-5,
+        )
         assert error <= bar, f"{name}: {error:.2e} > {bar:.2e}"
 
 
@@ -85,6 +90,87 @@ def test_packed_sequences_agree_with_the_cpu() -> None:
         ours(cu_seqlens=cu.cuda()), tuple(t.cuda() for t in given[:3]), given[3].cuda()
     )
     assert close(got, want)
+
+
+# ---- masks, key lengths, sinks, values of another width ----
+
+
+def on_device(how: dict[str, Any]) -> dict[str, Any]:
+    return {name: t.cuda() if isinstance(t, Tensor) else t for name, t in how.items()}
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.message for r in caplog.records if r.name == "bellwether"]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_masked_calls_equal_the_formula(
+    seed: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch, "_said", set())
+    tensors, how = drawn(seed, lengths=(1, 70, 200), dims=(8, 40, 64, 128, 192))
+    tensors = [t.bfloat16().double() for t in tensors]
+    want = run(formula, tensors, how, torch.double)
+    on_gpu_tensors = [t.cuda() for t in tensors]
+    got = run(bellwether.attention, on_gpu_tensors, on_device(how), torch.bfloat16)
+    for number, (g, w) in enumerate(zip(got, want)):
+        error = float((g.cpu().double() - w).abs().max()) if g.numel() else 0.0
+        assert error <= 2**-6 * max(1.0, float(w.abs().max())), (number, error, how)
+    assert said(caplog) == []
+
+
+def test_masked_calls_repeat_and_compile_whole() -> None:
+    torch.manual_seed(5)
+    q, k, v, d_o = on_gpu("randn", q_len=500, k_len=500)
+    how = {
+        "mask": torch.rand(2, 1, 500, 500, device="cuda") > 0.3,
+        "key_lengths": torch.tensor([500, 411], device="cuda"),
+        "sinks": torch.randn(4, device="cuda"),
+    }
+    torch.use_deterministic_algorithms(True)
+    try:
+        first = with_gradients(ours(**how), (q, k, v), d_o)
+        assert all(same(with_gradients(ours(**how), (q, k, v), d_o), first) for _ in range(10))
+        torch._dynamo.reset()
+        compiled = torch.compile(ours(**how), fullgraph=True, backend="aot_eager")
+        assert same(with_gradients(compiled, (q, k, v), d_o), first)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize("center", [False, True])
+def test_padding_is_never_read(left: bool, center: bool) -> None:
+    q, k, v, d_o = on_gpu("randn")
+    begin, end = (77, 300) if left else (0, 211)
+    bounds = torch.tensor([[0, 300], [begin, end]], device="cuda")
+    call = ours(key_lengths=bounds, center=center)
+    clean = with_gradients(call, (q, k, v), d_o)
+    for t in (k, v):
+        t[1, :, :begin] = t[1, :, end:] = math.nan
+    got = with_gradients(call, (q, k, v), d_o)
+    assert all(bool(t.isfinite().all()) for t in got)
+    assert close(got, tuple(t.cpu() for t in clean))
+    assert not got[2][1, :, :begin].any() and not got[3][1, :, end:].any()
+
+
+def test_stabilize_serves_masks(caplog: pytest.LogCaptureFixture) -> None:
+    q, k, v, _ = on_gpu("randn", heads=2)
+    mask = torch.rand(2, 1, 300, 300, device="cuda") > 0.3
+
+    class Attends(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q_proj = self.k_proj = torch.nn.Identity()
+
+        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+    model = Attends()
+    with bellwether.stabilize(model):
+        got = model(q, k, v)
+    assert torch.equal(got, bellwether.attention(q, k, v, mask=mask))
+    assert said(caplog) == []
 
 
 def test_deterministic_algorithms_repeat() -> None:
@@ -154,7 +240,10 @@ def test_the_current_stream_is_used() -> None:
 def test_views_that_are_not_aligned_are_copied() -> None:
     q, k, v, d_o = on_gpu("randn", q_len=64, k_len=64)
     moved = [shifted_in_memory(t) for t in (q, k, v)]
-    assert same(with_gradients(ours(), tuple(moved), d_o), with_gradients(ours(), (q, k, v), d_o))
+    assert same(
+        with_gradients(ours(), tuple(moved), d_o),
+        with_gradients(ours(), (q, k, v), d_o),
+    )
 
 
 def shifted_in_memory(t: Tensor) -> Tensor:

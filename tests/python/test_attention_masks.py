@@ -58,7 +58,9 @@ def formula(
     return weights.masked_fill(~seen, 0.0) @ v
 
 
-def drawn(seed: int) -> tuple[list[Tensor], dict[str, Any]]:
+def drawn(
+    seed: int, lengths: tuple[int, ...] = (1, 9, 40), dims: tuple[int, ...] = (8, 20)
+) -> tuple[list[Tensor], dict[str, Any]]:
     """q, k, v, d_o in double and the options of a call."""
     draw = random.Random(seed)
     torch.manual_seed(seed)
@@ -68,9 +70,9 @@ def drawn(seed: int) -> tuple[list[Tensor], dict[str, Any]]:
         draw.choice((1, 3)),
     )
     q_len, k_len, dim = (
-        draw.choice((1, 9, 40)),
-        draw.choice((1, 33, 40)),
-        draw.choice((8, 20)),
+        draw.choice(lengths),
+        draw.choice((1, 33, lengths[-1])),
+        draw.choice(dims),
     )
     v_dim = draw.choice((dim, 8, 24))
     heads = kv_heads * group

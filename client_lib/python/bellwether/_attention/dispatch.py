@@ -33,10 +33,7 @@ def say_once(reason: str) -> None:
         log.warning(f"attention is PyTorch's own, not stabilized: {reason}")
 
 
-def unsupported(
-    q: Tensor, k: Tensor, v: Tensor, mask: Optional[Tensor] = None,
-    key_bounds: Optional[Tensor] = None, sinks: Optional[Tensor] = None,
-) -> Optional[str]:  # fmt: skip
+def unsupported(q: Tensor, k: Tensor, v: Tensor, mask: Optional[Tensor] = None) -> Optional[str]:
     """Why no kernel takes these [batch, heads, tokens, dim]; None if one does."""
     device = q.device
     lacks = machine_lacks(device)
@@ -47,20 +44,18 @@ def unsupported(
         return f"{q.dtype} on {device.type}"
     if not q.dtype == k.dtype == v.dtype:
         return f"q, k and v are {q.dtype}, {k.dtype} and {v.dtype}"
-    if v.shape[3] == 0 or (on_cuda and v.shape[3] != q.shape[3]):
-        return f"the values have {v.shape[3]} elements a head and the keys {q.shape[3]}"
+    if v.shape[3] == 0:
+        return "the values have no elements"
     widest = max(q.shape[3], v.shape[3])
     if widest > HEAD_DIM_MAX[device.type]:
         return f"heads have {widest} elements, and {HEAD_DIM_MAX[device.type]} is the most"
-    if on_cuda and q.shape[3] % 8:
-        return f"heads have {q.shape[3]} elements, which is no multiple of 8"
+    for dim in (q.shape[3], v.shape[3]) if on_cuda else ():
+        if dim % 8:
+            return f"heads have {dim} elements, which is no multiple of 8"
     if k.shape[2] == 0:
         return "there are no keys"
     if mask is not None and mask.requires_grad and torch.is_grad_enabled():
         return "the mask requires a gradient"
-    for name, given in (("mask", mask), ("key_lengths", key_bounds), ("sinks", sinks)):
-        if on_cuda and given is not None:
-            return f"{name} on cuda"
     return None
 
 
@@ -235,9 +230,9 @@ def attention(
     Mode sr draws its seed from torch's CPU generator; a CUDA graph replays the captured one.
 
     Where no kernel serves the call PyTorch's attention computes it, and the log says why, once.  On
-    a GPU that are float32, heads of more than 256 elements, values of another width, a mask,
-    key_lengths and sinks.  Everywhere it is a mask that requires a gradient.  With a softcap or
-    sinks every score is in memory then.  Raises ValueError if the arguments do not fit each other.
+    a GPU that are float32 and heads of more than 256 elements, or of no multiple of 8.  Everywhere
+    it is a mask that requires a gradient.  With a softcap or sinks every score is in memory then.
+    Raises ValueError if the arguments do not fit each other.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     check(q, k, v, mode, scale, window, softcap, center, enable_gqa)
@@ -246,7 +241,7 @@ def attention(
     seen = _seen(q, k, causal, window, cu_seqlens, mask, key_lengths)
     sinks = None if sinks is None else _sinks(sinks, q)
     q, k, v = cast_as_autocast(q, k, v)
-    reason = unsupported(q, k, v, seen.mask, seen.key_bounds, sinks)
+    reason = unsupported(q, k, v, seen.mask)
     if reason is not None:
         say_once(reason)
         return _fallback(q, k, v, scale, seen, softcap, center, enable_gqa, sinks)

@@ -158,7 +158,7 @@ def stabilize(model: nn.Module, *, mode: str = "hp", center: bool = False) -> St
     Works on every call of scaled_dot_product_attention inside the model's attention modules,
     together with bellwether.attach on the same model and under torch.compile.  Nothing of the
     model itself changes: weights, state_dict and copies are as before.  Calls that have no
-    stabilized counterpart (dropout, other devices, attn_mask on a GPU, ...) stay PyTorch's, with
+    stabilized counterpart (dropout, other devices, ...) stay PyTorch's, with
     centred keys if center is set, and the log says why, once for each reason.
 
     Returns a handle: set its mode or center to switch in flight, close() it to undo.  A model
