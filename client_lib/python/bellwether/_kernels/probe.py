@@ -373,20 +373,21 @@ class Spectrum:
 
     def measure(self, weight: Tensor) -> None:
         """weight [heads, dim, width], any strides."""
-        weight = weight.detach()
-        if weight.dtype not in DTYPES:
-            weight = weight.float()
-        params = c_api.struct(
-            c_api.SpectralParams, dtype=DTYPES[weight.dtype], **self.memory.call_fields()
-        )
-        params.heads, params.rows, params.columns = weight.shape
-        params.weight = weight.data_ptr()
-        params.head_stride, params.row_stride, params.column_stride = weight.stride()
-        for i, output in enumerate(self.OUTPUTS):
-            setattr(params, output, self.memory.address(self._begin + i * self.heads))
-        params.direction = self._direction.data_ptr()
         with self.memory.running():
+            weight = weight.detach()
+            if weight.dtype not in DTYPES:
+                weight = weight.float()
+            params = c_api.struct(
+                c_api.SpectralParams, dtype=DTYPES[weight.dtype], **self.memory.call_fields()
+            )
+            params.heads, params.rows, params.columns = weight.shape
+            params.weight = weight.data_ptr()
+            params.head_stride, params.row_stride, params.column_stride = weight.stride()
+            for i, output in enumerate(self.OUTPUTS):
+                setattr(params, output, self.memory.address(self._begin + i * self.heads))
+            params.direction = self._direction.data_ptr()
             call("bw_spectral_norms", params)
+            self.memory.reads(weight)
         self.samples += 1
         self.measured = True
 

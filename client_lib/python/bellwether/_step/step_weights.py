@@ -11,6 +11,7 @@ from torch import nn
 from .._hook import parallel
 from .._hook.layer import Layer
 from .._hook.parallel import Parallel
+from .._kernels.memory import Memories
 from .grams import GramBatch, Grams
 from .increments import Increments
 
@@ -19,9 +20,11 @@ class StepWeights:
     """model  gives the model, None once it is gone"""
 
     def __init__(
-        self, gram_bytes: int, placed: Parallel, model: Callable[[], Optional[nn.Module]]
-    ) -> None:
+        self, gram_bytes: int, placed: Parallel, memories: Memories,
+        model: Callable[[], Optional[nn.Module]],
+    ) -> None:  # fmt: skip
         self._model = model
+        self._memories = memories
         self._ranks = Increments()
         self._grams = Grams(gram_bytes, placed)
         self._sharded: Optional[bool] = None
@@ -40,8 +43,9 @@ class StepWeights:
             return
         self._done = True
         found = [layer for layer in layers if layer.watched and layer.location is not None]
-        for layer in found:
-            layer.measure_weights()
+        with self._memories.beside():  # A kernel has a block for each head: too few for a GPU.
+            for layer in found:
+                layer.measure_weights()
         if not self.whole_in_backward_only():
             self.increments = self._ranks.measure(found)
             self.gram_batch = self._grams.measure(found)
