@@ -134,7 +134,7 @@ class PatchedLayer(Protocol):
         """The same in two parts: q, k and v for the call, and what its output passes through."""
 
     def unsure_projections(self, heads: int, kv_heads: int, dim: int) -> dict[str, nn.Module]:
-        """By their paths, those whose rows only a call can show; none where that is known."""
+        """By their paths, those whose rows a call can show; none where each has its own."""
 
     def compiled_backward(
         self, read: Callable[[], Union[AttentionCall, str, None]], o: Tensor, d_o: Tensor, site: int

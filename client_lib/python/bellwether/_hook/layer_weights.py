@@ -168,12 +168,12 @@ class LayerWeights:
         return paths + [path for path in others if path not in paths]
 
     def unsure_projections(self, heads: int, kv_heads: int, dim: int) -> dict[str, nn.Module]:
-        """By their paths, those whose rows only a call can show; none where that is known."""
+        """By their paths, those whose rows a call can show; none where each has its own."""
         holder = self._look_around()
         if holder is None or self._checked or self.paths == NO_WEIGHTS:
             return {}
         places = locate.candidates(holder, self._prefix, heads, kv_heads, dim, self.paths)
-        if places and places[0].sure:
+        if places and places[0].sure and places[0].query.path != places[0].key.path:
             return {}
         return split_check.modules_of(holder, self._projection_paths(holder))
 

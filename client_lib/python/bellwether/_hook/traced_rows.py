@@ -45,15 +45,34 @@ def _output_of(weight: fx.Node) -> Optional[fx.Node]:
     return None
 
 
+def _writes(node: fx.Node) -> bool:
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    inplace = name.endswith("_") and not name.endswith("__")
+    return inplace or name == "setitem" or name in ("iadd", "imul", "isub", "itruediv", "ior")
+
+
+def _written(graph: fx.Graph) -> set[fx.Node]:
+    """Nodes that others write to, perhaps through a view: their values are not what made them."""
+    found = set()
+    for node in graph.nodes:
+        to = node.args[0] if _writes(node) and node.args else None
+        while isinstance(to, fx.Node):
+            found.add(to)
+            to = to.args[0] if to.args else None
+    return found
+
+
 class _Part:
     """The part of a graph behind some outputs, whose values are given."""
 
     def __init__(self, given: dict[fx.Node, Tensor]) -> None:
         self._values: dict[fx.Node, Any] = dict(given)
-        self._given = set(given)
+        self._written = _written(next(iter(given)).graph)
         self._count = 0
 
     def value(self, node: fx.Node) -> Any:
+        if node in self._written:
+            raise _Unclear
         if node in self._values:
             return self._values[node]
         self._count += 1
