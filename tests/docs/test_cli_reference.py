@@ -68,6 +68,14 @@ def test_the_committed_reference_is_current(tmp_path: Path) -> None:
     assert written.read_text() == committed, "cmake --build build/cpu --target reference"
 
 
+def test_excluded_options_are_listed_in_one_order() -> None:
+    code = "import cli_reference; print(cli_reference.plain('--a Excludes: --json --b-d --c'))"
+    done = run(
+        sys.executable, "-c", f"import sys; sys.path.insert(0, {str(ROOT / 'docs')!r}); {code}"
+    )
+    assert (done.stdout, done.stderr) == ("--a Excludes: --b-d --c --json\n", "")
+
+
 @pytest.mark.parametrize("page", PROGRAMS)
 def test_every_flag_is_on_its_page_and_in_the_reference(page: str, man: Path) -> None:
     program = PROGRAMS[page]
