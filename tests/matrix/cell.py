@@ -17,7 +17,7 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional, TextIO
 from unittest import mock
 
 HERE = Path(__file__).resolve().parent
@@ -242,9 +242,15 @@ def prepare(
     WrappedFlexAttention._compiled_flex_attention = staticmethod(flex_attention.flex_attention)
 
 
-def main(device: str) -> int:
+def answering() -> TextIO:
+    """Standard output, for answers alone: what others print there goes to standard error."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # What else is printed is no answer.
+    os.dup2(2, 1)
+    return answers
+
+
+def main(device: str) -> int:
+    answers = answering()
     with tempfile.TemporaryDirectory() as folder:
         prepare(Path(folder), device=device)
         for line in sys.stdin:

@@ -31,6 +31,7 @@ from bellwether._attention.dispatch import attention
 from bellwether._hook import function_calls, intercept
 from bellwether.tools.doctor import layer_findings
 
+import transformers_training
 from definitions import of_tensors
 from models import Attention, Masked, Model, Shape, batch, causal
 from recording import Recording
@@ -488,27 +489,9 @@ def llama_run(implementation: str, kind: str, path: Optional[Path]) -> tuple[lis
     )  # fmt: skip
     model = transformers.LlamaForCausalLM._from_config(config, attn_implementation="sdpa")
     model.config._attn_implementation_internal = implementation
-    monitor = None
-    if path is not None:
-        monitor = bellwether.attach(
-            model.train(), record=str(path), run="llama", every=1, rows=0, overhead_budget=1e9
-        )
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    losses = []
-    for _ in range(3):
-        loss = model(**llama_batch(kind), use_cache=False).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    if monitor is None:
-        return losses, None
-    assert monitor.flush(20)
-    status = monitor.status()
-    assert status["errors"] == 0 and not any(layer["notes"] for layer in status["layers"])
-    found = {k: v for k, v in monitor.metrics().items() if "/layer" in k}
-    monitor.detach()
-    return losses, found
+    return transformers_training.trained(
+        model, llama_batch(kind), path, run="llama", every=1, rows=0, overhead_budget=1e9
+    )
 
 
 @pytest.mark.parametrize("kind", ["plain", "padded", "packed"])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,6 +25,7 @@ from torch.nn.attention import flex_attention as flex
 import bellwether
 from bellwether._hook import compiled_taps, recipes
 
+from compiled_training import Flex, train
 from models import Attention, Model, Shape, batch, causal
 from recording import Recording
 
@@ -94,26 +95,6 @@ class Ours(Attention):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, gqa: bool) -> Tensor:
         o = bellwether.attention(q, k, v[..., :8], causal=True, enable_gqa=gqa)
         return o.repeat(1, 1, 1, 2)
-
-
-class Flex(Attention):
-    """A mask of documents, and a change of the scores with a tensor of its own."""
-
-    def __init__(self, shape: Shape) -> None:
-        super().__init__(shape)
-        self.register_buffer("slopes", torch.linspace(0.1, 0.5, shape.heads))
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, gqa: bool) -> Tensor:
-        document = torch.arange(q.shape[2]) // 11
-
-        def mask(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            return (i >= j) & (document[i] == document[j])
-
-        def change(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            return score - self.slopes[h] * (i - j)
-
-        blocks = flex.create_block_mask(mask, None, None, q.shape[2], k.shape[2], "cpu")
-        return flex.flex_attention(q, k, v, change, blocks, enable_gqa=gqa)
 
 
 class FlexPlain(Attention):
@@ -205,55 +186,6 @@ CASES: dict[str, tuple[Shape, type[nn.Module]]] = {
     "order of rows": (Shape(), Fused),
     "order of known rows": (Shape(), KnownFused),
 }
-
-
-class Found:
-    """What a training left."""
-
-    def __init__(self) -> None:
-        self.bits: list[Tensor] = []  # Losses and weights.
-        self.recorded: dict[int, dict[str, np.ndarray]] = {}
-        self.notes: list[list[str]] = []
-        self.graphs = 0
-
-
-def train(
-    path: Optional[Path], shape: Shape, kind: type[nn.Module], compiled: bool = True
-) -> Found:
-    torch.manual_seed(5)
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    model, found = Model(shape, kind=kind), Found()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    monitor = None
-    if path is not None:
-        monitor = bellwether.attach(
-            model, record=str(path), run="c", every=1, rows=0, overhead_budget=1e9
-        )
-    if compiled:
-        for block in model.blocks:
-            block.compile(fullgraph=True, backend="aot_eager")
-    for step in range(STEPS):
-        torch.manual_seed(step)
-        with torch._dynamo.config.patch(error_on_recompile=step > 0):
-            loss = model(batch(shape, step)).float().square().mean()
-            loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        found.bits.append(loss.detach())
-        if monitor is not None:
-            monitor.step(loss=loss)
-    found.bits += [p.detach() for p in model.parameters()]
-    found.graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-    if monitor is not None:
-        assert monitor.flush(20)
-        status = monitor.status()
-        assert status["errors"] == 0, status["last_error"]
-        found.notes = [sorted(layer["notes"]) for layer in status["layers"]]
-        monitor.detach()
-        assert path is not None
-        found.recorded = Recording(path, ended=True).steps()
-    return found
 
 
 @pytest.mark.parametrize("name", CASES)

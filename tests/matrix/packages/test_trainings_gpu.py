@@ -15,13 +15,12 @@ import pytest
 import torch
 import transformers
 
-import bellwether
-
 import matrix
 import training
 import trainings
 from cell import prepare
 from gpu import LACKS, SKIPPED
+from transformers_training import trained
 
 pytestmark = pytest.mark.skipif(SKIPPED, reason=LACKS)
 
@@ -75,27 +74,7 @@ def _trained(implementation: str, kind: str, path: Optional[Path]) -> tuple[list
     model = transformers.LlamaForCausalLM._from_config(
         config, attn_implementation=implementation, dtype=torch.bfloat16
     )
-    model = model.to(DEVICE).train()
-    monitor = None
-    if path is not None:
-        monitor = bellwether.attach(model, record=str(path), **training.WATCH)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    losses = []
-    for _ in range(3):
-        loss = model(**_batch(kind), use_cache=False).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    if monitor is None:
-        return losses, None
-    assert monitor.flush(20)
-    status = monitor.status()
-    assert status["errors"] == 0, status["last_error"]
-    assert not any(layer["notes"] for layer in status["layers"]), status["layers"]
-    found = {k: v for k, v in monitor.metrics().items() if "/layer" in k}
-    monitor.detach()
-    return losses, found
+    return trained(model.to(DEVICE), _batch(kind), path, **training.WATCH)
 
 
 @pytest.mark.parametrize("kind", ["plain", "padded", "packed"])

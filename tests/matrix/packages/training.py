@@ -109,6 +109,22 @@ def llama(**options: Any) -> nn.Module:
     return model.to(device).train()
 
 
+def deepspeed_engine(model: nn.Module, stage: int) -> Any:
+    """Of the process group that there is."""
+    import deepspeed
+
+    engine, *_ = deepspeed.initialize(
+        model=model,
+        optimizer=torch.optim.AdamW(model.parameters(), 1e-3),
+        config={
+            "train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": stage},
+            "bf16": {"enabled": True}, "zero_allow_untested_optimizer": True,
+            "wall_clock_breakdown": False,
+        },
+    )  # fmt: skip
+    return engine
+
+
 def job_of_one() -> None:
     """The process group of a job of one; DeepSpeed keeps what it makes of the first for good."""
     if torch.distributed.is_initialized():

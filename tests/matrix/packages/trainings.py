@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import importlib.metadata
 import json
-import os
 import sys
 import tempfile
 import time
@@ -29,7 +28,17 @@ import megatron_training  # noqa: E402
 import projections  # noqa: E402
 import torchtitan_training  # noqa: E402
 from comparison import Result, in_words, judge, recorded  # noqa: E402
-from training import STEPS, VOCABULARY, WATCH, Training, job_of_one, llama, padded, tokens  # noqa: E402
+from training import (  # noqa: E402
+    STEPS,
+    VOCABULARY,
+    WATCH,
+    Training,
+    deepspeed_engine,
+    job_of_one,
+    llama,
+    padded,
+    tokens,
+)
 
 # ---- peft ----
 
@@ -281,15 +290,7 @@ def _deepspeed(training: Training, stage: int) -> None:
     deepspeed.init_distributed(dist_backend="gloo", verbose=False)
     model = llama()
     training.begins(model)
-    engine, *_ = deepspeed.initialize(
-        model=model,
-        optimizer=torch.optim.AdamW(model.parameters(), 1e-3),
-        config={
-            "train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": stage},
-            "bf16": {"enabled": True}, "zero_allow_untested_optimizer": True,
-            "wall_clock_breakdown": False,
-        },
-    )  # fmt: skip
+    engine = deepspeed_engine(model, stage)
 
     def whole() -> Any:
         if stage < 3:
@@ -453,8 +454,7 @@ def main(arguments: list[str]) -> int:
     if len(arguments) != 1 or arguments[0] not in ALL:
         print(f"trainings.py: one of {', '.join(ALL)} is legal", file=sys.stderr)
         return 2
-    answer = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
+    answer = cell.answering()
     with tempfile.TemporaryDirectory() as folder:
         cell.prepare(Path(folder))
         result = run(arguments[0], Path(folder))
