@@ -73,12 +73,6 @@ inline AllowedKeys AllowedKeysOf(const AttentionForwardParams& p, const Attentio
           p.causal ? std::min(s.seen_end, diagonal + 1) : s.seen_end};
 }
 
-inline Tensor4 Shifted(Tensor4 t, int64_t batch, int64_t token, int64_t element_bytes) {
-  if (t.data == nullptr) return t;
-  t.data = static_cast<const char*>(t.data) + (batch * t.batch_stride + token * t.token_stride) * element_bytes;
-  return t;
-}
-
 // `count` rows of one head as doubles, 0 where a row ends.
 template <typename Element>
 class RowPacker {
