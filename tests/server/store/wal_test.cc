@@ -95,11 +95,13 @@ TEST(WalTest, RefusesBeyondPendingBytesUntilTheDiskRecovers) {
   Lsn last = 0;
   absl::Status refused;
   for (int i = 0; i < 1000 && refused.ok(); ++i) {
+    // Read before the record is offered: a writer that was merely busy may take the queue and only then find no room.
+    const bool stuck = !wal->health().ok();
     const auto lsn = wal->Append(Record(std::string(1000, 'x')));
     if (lsn.ok()) {
       last = *lsn;
-    } else if (!wal->health().ok()) {
-      refused = lsn.status();  // Stuck for want of a segment, not merely busy.
+    } else if (stuck) {
+      refused = lsn.status();
     } else {
       std::this_thread::yield();
       --i;
