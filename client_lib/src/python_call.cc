@@ -1,4 +1,4 @@
-// For the hook (client_lib/python/bellwether/_hook/native_call.py, python_call.py): what function objects of
+// For the hook (client_lib/python/bellwether/_hook/functions): what function objects of
 // CPython call while their calls are diverted.  Nothing of Python is linked: its addresses come from the hook.
 // All of this is called with the interpreter locked.
 

@@ -1,5 +1,5 @@
 """What a call that an adapter has read comes to, in fp64, straight from the words of
-_hook/call.py: tests compare it with what the function itself returned."""
+_hook/calls/call.py: tests compare it with what the function itself returned."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import math
 import torch
 from torch import Tensor
 
-from bellwether._hook.call import AttentionCall, Mask
+from bellwether._hook.calls.call import AttentionCall, Mask
 
 HIDES = -10_000.0
 

@@ -17,7 +17,8 @@ import torch._dynamo
 from torch import Tensor
 
 import bellwether
-from bellwether._hook import attention_switch, intercept
+from bellwether._hook import attention_switch
+from bellwether._hook.patches import intercept
 
 import models
 from asking import Training

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 
-from bellwether._hook import python_call
+from bellwether._hook.functions import python_call
 
 WARM = 100
 

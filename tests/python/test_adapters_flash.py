@@ -16,7 +16,7 @@ from read_calls import check
 from torch import Tensor
 
 from bellwether._adapters import flash_attention
-from bellwether._hook.call import AttentionCall
+from bellwether._hook.calls.call import AttentionCall
 
 DOCUMENTS = torch.tensor([0, 5, 6, 19], dtype=torch.int32)
 MORE_KEYS = torch.tensor([0, 8, 12, 30], dtype=torch.int32)

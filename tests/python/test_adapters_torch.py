@@ -27,7 +27,8 @@ from bellwether._adapters import (
 )
 from bellwether._attention.composed import composed
 from bellwether._attention.dispatch import attention
-from bellwether._hook import probe_mask, python_call
+from bellwether._hook.functions import python_call
+from bellwether._hook.layer import probe_mask
 from bellwether._kernels.probe import Unsupported
 
 LENGTHS = torch.tensor([20, 17, 5])

@@ -18,7 +18,7 @@ from read_calls import check
 from torch import Tensor, nn
 
 from bellwether._adapters import transformers_eager
-from bellwether._hook.call import AttentionCall
+from bellwether._hook.calls.call import AttentionCall
 
 # One of each way in which they compute.
 MODELS = ("llama", "bert", "gpt_neox", "clip", "gemma2", "t5", "vit", "gpt_oss", "gpt2",

@@ -28,7 +28,8 @@ import bellwether
 from bellwether import _adapters
 from bellwether._adapters import flash_attention
 from bellwether._attention.dispatch import attention
-from bellwether._hook import function_calls, intercept
+from bellwether._hook.functions import function_calls
+from bellwether._hook.patches import intercept
 from bellwether.tools.doctor import layer_findings
 
 import transformers_training

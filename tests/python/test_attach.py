@@ -22,7 +22,8 @@ from torch import Tensor
 
 import bellwether
 from bellwether import monitor as monitor_module
-from bellwether._hook import intercept, layer_backward, layer_calls
+from bellwether._hook.layer import layer_backward, layer_calls
+from bellwether._hook.patches import intercept
 from bellwether._step.patches import Patches
 from bellwether._step.steps import Steps
 from bellwether.settings import Settings

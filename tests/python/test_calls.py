@@ -17,8 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import bellwether
-from bellwether._hook import intercept, mask_parts, probe_mask, sdpa_call
-from bellwether._hook.call import VIEWS, AttentionCall, Mask
+from bellwether._hook.calls import sdpa_call
+from bellwether._hook.calls.call import VIEWS, AttentionCall, Mask
+from bellwether._hook.layer import mask_parts, probe_mask
+from bellwether._hook.patches import intercept
 from bellwether._native import c_api
 from bellwether.tools.doctor import layer_findings
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import bellwether
-from bellwether._hook import compiled_taps
+from bellwether._hook.compiled import compiled_taps
 
 from models import Attention, Biased, Model, PaddedLeft, Shape, batch
 from recording import Recording
@@ -272,7 +272,7 @@ def test_an_older_torch_compiles_what_it_always_did(
 def test_an_error_in_a_compiled_backward_stays_inside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from bellwether._hook import layer_backward
+    from bellwether._hook.layer import layer_backward
 
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("planted")

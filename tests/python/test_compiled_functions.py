@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.attention import flex_attention as flex
 
 import bellwether
-from bellwether._hook import compiled_taps, recipes
+from bellwether._hook.compiled import compiled_taps, recipes
 
 from compiled_training import Flex, train
 from models import Attention, Model, Shape, batch, causal

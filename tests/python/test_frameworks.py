@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import bellwether
-from bellwether._hook import intercept
+from bellwether._hook.patches import intercept
 from bellwether._step import grad_scale
 
 from models import Model, Shape, batch
@@ -475,7 +475,7 @@ def test_megatron_and_transformer_engine(
 
 def test_packed_and_masked_megatron_attention() -> None:
     from bellwether import megatron
-    from bellwether._hook import contract as contracts
+    from bellwether._hook.calls import contract as contracts
 
     assert megatron.wrap(Gpt(1, qkv_format="thd")) == []
     model = Gpt(1, attn_mask_type=types.SimpleNamespace(name="padding"))

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import bellwether
-from bellwether._hook.parallel import Parallel
+from bellwether._hook.model.parallel import Parallel
 from bellwether._native.run_client import _deeper_heads
 from bellwether._step.grams import Grams, triangle
 from bellwether.settings import Settings

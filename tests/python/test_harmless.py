@@ -22,7 +22,8 @@ from torch import Tensor
 
 import bellwether
 from bellwether import _unwatched, monitor
-from bellwether._hook import compiled_taps, intercept, traced_calls
+from bellwether._hook.compiled import compiled_taps, traced_calls
+from bellwether._hook.patches import intercept
 from bellwether._step import grad_scale, steps
 from bellwether._util import guard
 
@@ -30,7 +31,7 @@ from models import Model, Shape, batch
 
 for name in (
     "_server.alerts", "_hf_callback", "attach_pid.inside", "lightning", "tools.runner",
-    "_hook.wrap_attention",
+    "_hook.patches.wrap_attention",
 ):  # fmt: skip
     with contextlib.suppress(ImportError):  # The frameworks need not be there.
         importlib.import_module(f"bellwether.{name}")
@@ -136,7 +137,7 @@ def test_each_that_fails_once_in_a_checkpointed_forward(
 ) -> None:
     """The recomputation, in which nothing fails, finds what the forward has left."""
     for name in ("_before", "_after"):
-        entry = guard.ENTRIES[f"bellwether._hook.layer.Layer.{name}"]
+        entry = guard.ENTRIES[f"bellwether._hook.layer.layer.Layer.{name}"]
         good, calls = entry.function, []
 
         def once(*args: Any, good: Any = good, calls: Any = calls, **kwargs: Any) -> Any:

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import bellwether
-from bellwether._hook import intercept
-from bellwether._hook.candidates import find_candidates
+from bellwether._hook.model.candidates import find_candidates
+from bellwether._hook.patches import intercept
 from bellwether._weights import names
 
 import models

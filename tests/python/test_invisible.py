@@ -31,7 +31,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import bellwether
-from bellwether._hook import compiled_taps, intercept
+from bellwether._hook.compiled import compiled_taps
+from bellwether._hook.patches import intercept
 
 BARE = F.scaled_dot_product_attention
 KNOWN_TO_ALL = {BARE: "the function"}  # As an override is registered: at import, by the object.
@@ -417,12 +418,13 @@ def test_default_dtype_and_device_do_not_change_measurements(dtype: Any, watched
 
 def test_every_tensor_of_ours_says_its_type_and_its_device() -> None:
     makers = {f"torch.{x}" for x in ("arange", "empty", "full", "ones", "tensor", "zeros")}
-    hooks = ("_actions/agreement", "_hook/compiled_taps", "_step/frames", "_step/grams",
-             "_hook/kernel_choice", "_hook/layer", "_hook/probe_mask", "_kernels/memory", "monitor",
-             "_kernels/probe", "_actions/qk_clip", "_step/grad_scale",
-             "_actions/head_rows")  # fmt: skip
-    for name in hooks:
-        path = Path(bellwether.__file__).parent / f"{name}.py"
+    package = Path(bellwether.__file__).parent
+    hooks = [package / f"{name}.py" for name in
+             ("_actions/agreement", "_actions/head_rows", "_actions/qk_clip", "_kernels/memory",
+              "_kernels/probe", "_step/frames", "_step/grad_scale", "_step/grams",
+              "monitor")]  # fmt: skip
+    for path in [*hooks, *(package / "_hook").rglob("*.py")]:
+        name = path.relative_to(package)
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and ast.unparse(node.func) in makers:
                 said = {keyword.arg for keyword in node.keywords}

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import bellwether
-from bellwether._hook.judged import FAMILIES as ALL_FAMILIES
+from bellwether._hook.layer.judged import FAMILIES as ALL_FAMILIES
 from bellwether._native import c_api
 from bellwether._server import private_server
 from bellwether.scan import command as scan_command

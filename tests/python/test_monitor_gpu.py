@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 import bellwether
-from bellwether._hook.compiled_taps import TORCH_MIN
+from bellwether._hook.compiled.compiled_taps import TORCH_MIN
 from bellwether._kernels.memory import DeviceMemory
 from bellwether._kernels.probe import Spectrum
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from bellwether import Parallel
-from bellwether._hook import parallel
+from bellwether._hook.model import parallel
 
 import parallel_job
 from conftest import ROOT

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 import bellwether
 from bellwether._attention import dispatch
-from bellwether._hook import intercept
+from bellwether._hook.patches import intercept
 
 import models
 from models import ByAttribute, ByName, Model, Shape, batch

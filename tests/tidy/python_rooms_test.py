@@ -21,9 +21,12 @@ ATTRIBUTES_MAX = 20
 HANDLE_LINES_MAX = 300
 _PRIVATE = re.compile(r"\b(?:monitor|mon|handle)\._[a-z]\w*")
 
-# A room is a folder of the package, or a module beside the folders.
+# A room is a folder of the package, a folder within one, or a module beside the folders.
 _LOW = {"_util", "actions", "settings", "_native", "_kernels"}
-_WATCHING = _LOW | {"_weights", "_server", "_hook", "_step", "_actions", "_attention", "monitor"}
+_HOOK = {"_hook"} | {
+    f"_hook.{name}" for name in ("calls", "model", "functions", "compiled", "layer", "patches")
+}
+_WATCHING = _LOW | _HOOK | {"_weights", "_server", "_step", "_actions", "_attention", "monitor"}
 _ATTACHING = _WATCHING | {"_attach"}
 ALLOWED: dict[str, set[str]] = {
     "_util": set(),
@@ -33,11 +36,18 @@ ALLOWED: dict[str, set[str]] = {
     "_server": {"_util", "_native", "settings"},
     "_kernels": {"_util", "_native"},
     "_weights": {"_util"},
-    "_hook": _LOW | {"_weights"},
-    "_adapters": {"_util", "_hook"},
-    "_attention": _LOW | {"_hook", "_weights"},
-    "_step": _LOW | {"_hook", "_weights"},
-    "_actions": _LOW | {"_weights", "_hook", "_attention", "_step"},
+    "_hook.calls": {"_weights"},
+    "_hook.model": {"_util", "_weights", "_hook.calls"},
+    "_hook.functions": {"_util", "_native", "_hook.calls"},
+    "_hook": {"_kernels", "settings", "_hook.calls"},
+    "_hook.compiled": {"_util", "_kernels", "_weights", "_hook", "_hook.calls", "_hook.functions"},
+    "_hook.layer": {"_util", "settings", "_kernels", "_weights", "_hook", "_hook.calls"}
+    | {"_hook.model"},
+    "_hook.patches": {"_util"} | _HOOK - {"_hook.layer"},
+    "_adapters": {"_util", "_hook.calls", "_hook.functions", "_hook.patches"},
+    "_attention": _LOW | {"_weights", "_hook", "_hook.model", "_hook.patches"},
+    "_step": _LOW | {"_weights", "_hook", "_hook.model", "_hook.layer", "_hook.patches"},
+    "_actions": _LOW | (_HOOK - {"_hook.compiled"}) | {"_weights", "_attention", "_step"},
     "monitor": _WATCHING - {"_attention", "monitor"},
     "_unwatched": {"_util"},
     "_attach": _WATCHING | {"_adapters", "_unwatched"},
@@ -47,7 +57,7 @@ ALLOWED: dict[str, set[str]] = {
     "hf": {"_attention", "_hf_callback"},
     "_hf_callback": _ATTACHING,
     "lightning": _ATTACHING,
-    "megatron": {"_adapters", "_hook"},
+    "megatron": {"_adapters", "_hook.model", "_hook.patches"},
     "sdpa": {"_util", "_native", "_attention"},
     "attach_pid": _ATTACHING,
     "forward": {"_util", "_server", "query"},
@@ -67,7 +77,7 @@ def modules(package: Path) -> dict[str, str]:
 
 
 def room(place: str) -> str:
-    return place.split(".")[0]
+    return place.rpartition(".")[0] or place
 
 
 def violations(texts: dict[str, str]) -> list[str]:
@@ -133,14 +143,15 @@ def main() -> int:
         print(f"rooms of the table that are not there: {', '.join(sorted(unused))}")
     failed = bool(found or unused)
     planted = {
-        "at the top": "from ..monitor import Monitor\n",
-        "in a function": "def f() -> None:\n    from .. import monitor\n",
-        "for types alone": "if TYPE_CHECKING:\n    from ..monitor import Monitor\n",
+        "at the top": "from ...monitor import Monitor\n",
+        "in a function": "def f() -> None:\n    from ... import monitor\n",
+        "for types alone": "if TYPE_CHECKING:\n    from ...monitor import Monitor\n",
         "by its whole name": "import bellwether.monitor\n",
-        "a name of a room": "from .._actions import executor\n",
+        "a name of a room": "from ..._actions import executor\n",
+        "a room beside it": "from ..patches import intercept\n",
     }
     for how, line in planted.items():
-        place = "_hook.layer"
+        place = "_hook.layer.layer"
         if not violations({**texts, place: texts[place] + line}):
             print(f"a planted import was not found: {how}")
             failed = True

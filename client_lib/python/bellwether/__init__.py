@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from ._attention.center_keys import center_keys
     from ._attention.dispatch import attention
     from ._attention.stabilizer import Stabilizer, stabilize
-    from ._hook.parallel import Parallel
-    from ._hook.wrap_attention import unwrap_attention, wrap_attention
+    from ._hook.model.parallel import Parallel
+    from ._hook.patches.wrap_attention import unwrap_attention, wrap_attention
     from ._server.alerts import Alert
     from ._step.status import Status
     from .actions import Action
@@ -55,7 +55,7 @@ _HOMES = {
     "Alert": "_server.alerts",
     "Client": "query",
     "Monitor": "monitor",
-    "Parallel": "_hook.parallel",
+    "Parallel": "_hook.model.parallel",
     "Settings": "settings",
     "Stabilizer": "_attention.stabilizer",
     "Status": "_step.status",
@@ -64,8 +64,8 @@ _HOMES = {
     "center_keys": "_attention.center_keys",
     "on_action": "_actions.callbacks",
     "stabilize": "_attention.stabilizer",
-    "unwrap_attention": "_hook.wrap_attention",
-    "wrap_attention": "_hook.wrap_attention",
+    "unwrap_attention": "_hook.patches.wrap_attention",
+    "wrap_attention": "_hook.patches.wrap_attention",
 }
 
 

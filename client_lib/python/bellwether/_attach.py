@@ -11,9 +11,10 @@ from torch import nn
 
 from ._actions.agreement import usable
 from ._adapters import functions
-from ._hook import function_calls, intercept
-from ._hook.candidates import unwrapped
-from ._hook.parallel import Parallel, detect
+from ._hook.functions import function_calls
+from ._hook.model.candidates import unwrapped
+from ._hook.model.parallel import Parallel, detect
+from ._hook.patches import intercept
 from ._kernels import probe
 from ._server import private_server
 from ._server.alerts import Alert

@@ -13,7 +13,7 @@ from typing import Any, Optional
 from torch import Tensor, nn
 
 from ._attach import attach
-from ._hook.candidates import find_candidates
+from ._hook.model.candidates import find_candidates
 from ._util.guard import harmless
 from ._weights import names
 from .actions import Action

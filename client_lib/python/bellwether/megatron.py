@@ -14,9 +14,9 @@ from typing import Any
 from torch import nn
 
 from ._adapters import functions
-from ._hook.intercept import own_forward
-from ._hook.parallel import Parallel
-from ._hook.wrap_attention import wrap_attention
+from ._hook.model.parallel import Parallel
+from ._hook.patches.intercept import own_forward
+from ._hook.patches.wrap_attention import wrap_attention
 
 _CLASSES = ("DotProductAttention", "TEDotProductAttention")
 _LAYOUTS = {"sbhd": "sbhd", "bshd": "bthd"}

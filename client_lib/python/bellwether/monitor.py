@@ -15,8 +15,8 @@ from torch import nn
 from . import __version__
 from ._actions.callbacks import Callback, check_kind
 from ._actions.executor import Actions
-from ._hook.layer import Layer
-from ._hook.parallel import Parallel
+from ._hook.layer.layer import Layer
+from ._hook.model.parallel import Parallel
 from ._native import c_api
 from ._server.alerts import Alert, Follower
 from ._step import optimizer_hooks

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Optional
 
-from .._hook.layer import Layer
+from .._hook.layer.layer import Layer
 from ..actions import Action
 from .host import ActionHost
 

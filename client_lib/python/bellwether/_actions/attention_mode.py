@@ -15,10 +15,11 @@ from .._attention import stabilizer
 from .._attention.attention_op import machine_lacks
 from .._attention.center_keys import center_keys
 from .._attention.dispatch import unsupported
-from .._hook import attention_switch, intercept
-from .._hook.contract import contract_of
-from .._hook.kernel_choice import NAMES as KERNEL_NAMES
-from .._hook.layer import Layer
+from .._hook import attention_switch
+from .._hook.calls.contract import contract_of
+from .._hook.calls.kernel_choice import NAMES as KERNEL_NAMES
+from .._hook.layer.layer import Layer
+from .._hook.patches import intercept
 from ..actions import MODES, Action
 from .applier import Applier, layer_number, layers_in, unknown_place
 from .host import ActionHost

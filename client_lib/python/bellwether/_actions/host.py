@@ -11,8 +11,8 @@ from typing import Optional, Protocol
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
-from .._hook.layer import Layer
-from .._hook.parallel import Parallel
+from .._hook.layer.layer import Layer
+from .._hook.model.parallel import Parallel
 from .._native.run_client import RunClient
 from .._step.governor import Governor
 from ..settings import Settings

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from .._hook.layer import Layer
-from .._hook.parallel import is_fully_sharded
+from .._hook.layer.layer import Layer
+from .._hook.model.parallel import is_fully_sharded
 from .._weights.location import Location
 from ..actions import Action, Refused
 from . import head_rows

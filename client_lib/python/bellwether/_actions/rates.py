@@ -12,7 +12,7 @@ from typing import Any, Optional
 import torch
 from torch.optim.optimizer import Optimizer
 
-from .._hook import compiled
+from .._hook.model import already_compiled
 from ..actions import Action
 from .applier import Applier
 from .host import ActionHost
@@ -69,7 +69,7 @@ class RateScale(Applier):
 
     def refusal(self, action: Action) -> Optional[str]:
         why = self.impossible(action.kind)
-        if why is None and compiled.optimizer_step():
+        if why is None and already_compiled.optimizer_step():
             why = "optimizer.step() is compiled: no hook is called"
         return why
 

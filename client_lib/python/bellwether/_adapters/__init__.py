@@ -2,7 +2,7 @@
 some.
 
 Each has NAME, TRIED (the versions that it was tried with) and functions(): those of the package
-that are imported already, each with its Reader (_hook/call.py).  Nothing is imported for it.
+that are imported already, each with its Reader (_hook/calls/call.py).  Nothing is imported for it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from .._hook.call import Reader
+from .._hook.calls.call import Reader
 from .._util import log
 from .._util.guard import in_words
 from . import (

@@ -11,7 +11,7 @@ from typing import Any, Optional, Union
 
 from torch import Tensor
 
-from .._hook.call import AttentionCall, Reader
+from .._hook.calls.call import AttentionCall, Reader
 from .._util.guard import in_words
 
 _PLAIN = (bool, int, float, str, tuple)  # Of a value that tells by itself what it is.
@@ -112,8 +112,8 @@ class Arguments:
 
 
 def reader(read: Callable[[Arguments], Union[AttentionCall, str, None]]) -> Reader:
-    """A Reader (_hook/call.py) of what `read` makes of the arguments.  Another version of a package
-    may have what it does not expect: that call is left out."""
+    """A Reader (_hook/calls/call.py) of what `read` makes of the arguments.  Another version of a
+    package may have what it does not expect: that call is left out."""
 
     @functools.wraps(read)
     def reading(

@@ -15,7 +15,7 @@ from typing import Any, Optional, Union
 import torch
 from torch import Tensor
 
-from .._hook.call import VIEWS, AttentionCall, Mask, Reader, View
+from .._hook.calls.call import VIEWS, AttentionCall, Mask, Reader, View
 from .arguments import Arguments, first_of, reader, scale_of, with_first
 from .imported import imported
 

@@ -15,8 +15,8 @@ from typing import Any, Optional, Union
 import torch
 from torch import Tensor, nn
 
-from .._hook.call import VIEWS, AttentionCall, Mask, Reader, View
-from .._hook.intercept import own_forward
+from .._hook.calls.call import VIEWS, AttentionCall, Mask, Reader, View
+from .._hook.patches.intercept import own_forward
 from .arguments import Arguments, are_tensors, reader, scale_of
 from .imported import imported
 

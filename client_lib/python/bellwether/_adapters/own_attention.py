@@ -9,7 +9,7 @@ from typing import Any, Union
 
 from torch import Tensor
 
-from .._hook.call import VIEWS, AttentionCall, Mask, Reader
+from .._hook.calls.call import VIEWS, AttentionCall, Mask, Reader
 from .arguments import Arguments, are_tensors, reader, scale_of
 from .imported import imported
 

@@ -15,7 +15,7 @@ from typing import Any, Optional, Union
 import torch
 from torch import Tensor, nn
 
-from .._hook.call import VIEWS, AttentionCall, Mask, Reader
+from .._hook.calls.call import VIEWS, AttentionCall, Mask, Reader
 from .arguments import Arguments, are_tensors, first_of, reader, scale_of, with_first
 from .imported import compiled, imported
 

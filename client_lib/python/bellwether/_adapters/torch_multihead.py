@@ -15,8 +15,8 @@ from typing import Any, Union
 from torch import Tensor
 from torch.nn import functional
 
-from .._hook.call import AttentionCall, Reader, View
-from .._hook.function_calls import Begin
+from .._hook.calls.call import AttentionCall, Reader, View
+from .._hook.functions.function_calls import Begin
 from .._util.guard import in_words
 from .arguments import Arguments, scale_of
 from .terms import mask_of
@@ -109,7 +109,7 @@ def _between(begin: Begin, function: Any, args: tuple[Any, ...], kwargs: dict[st
 
 
 class _Reader:
-    """A Reader (_hook/call.py) of calls that are met in their midst."""
+    """A Reader (_hook/calls/call.py) of calls that are met in their midst."""
 
     between = staticmethod(_between)
 

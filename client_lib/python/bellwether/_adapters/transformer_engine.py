@@ -13,7 +13,7 @@ from typing import Any, Optional, Union
 import torch
 from torch import Tensor
 
-from .._hook.call import VIEWS, AttentionCall, Mask, Reader
+from .._hook.calls.call import VIEWS, AttentionCall, Mask, Reader
 from .arguments import Arguments, are_tensors, reader, scale_of
 from .flash_attention import linear_bias, window_of
 from .megatron import forward_of, side_by_side

@@ -19,7 +19,7 @@ from typing import Any, Optional, Union
 
 from torch import Tensor, nn
 
-from .._hook.call import VIEWS, AttentionCall, Reader
+from .._hook.calls.call import VIEWS, AttentionCall, Reader
 from .arguments import Arguments, are_tensors, first_of, reader, scale_of, with_first
 from .terms import mask_of
 

@@ -9,8 +9,8 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
-from .._hook import intercept
-from .._hook.candidates import find_candidates, unwrapped
+from .._hook.model.candidates import find_candidates, unwrapped
+from .._hook.patches import intercept
 from .._hook.running import checkpoint_inside
 from .._native.attention_c_api import MODES
 from .._weights import names

@@ -1,1 +1,5 @@
-"""Gets between a model and its attention: layers, weights, and what is seen of each call."""
+"""Gets between a model and its attention.
+
+Here is what the rooms inside share: what each asks of the others (hosts.py), and which forwards run
+(running.py, attention_switch.py).
+"""

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from .._kernels.memory import Memories
 from ..settings import Settings
-from .call import AttentionCall
-from .call_sites import Forward
+from .calls.call import AttentionCall
+from .calls.call_sites import Forward
 
 
 class StepHost(Protocol):

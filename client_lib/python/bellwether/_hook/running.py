@@ -10,7 +10,7 @@ from typing import Any, Optional
 
 import torch
 
-from .call_sites import Forward
+from .calls.call_sites import Forward
 from .hosts import PatchedLayer
 
 

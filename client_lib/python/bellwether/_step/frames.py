@@ -14,7 +14,7 @@ from typing import Any, Optional, Union
 
 import torch
 
-from .._hook.parallel import is_dtensor
+from .._hook.model.parallel import is_dtensor
 from .._native import c_api
 from .._native.run_client import Block, RunClient
 from .._util import log

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, Optional
 import torch
 from torch import Tensor
 
-from .._hook.parallel import Parallel
+from .._hook.model.parallel import Parallel
 from .._kernels.memory import capturing
 from .._native import c_api
 from .._native.run_client import RunClient
 
 if TYPE_CHECKING:
-    from .._hook.layer import Layer
+    from .._hook.layer.layer import Layer
 
 _Head = tuple[int, int]  # Index of the layer, of the head: of those in this process.
 

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any, Optional
 
 import torch
 
-from .._hook.parallel import Parallel
+from .._hook.model.parallel import Parallel
 from .._native.run_client import RunOptions
 from .._util.launch import launch_unix_ms
 from .._util.ranks import rank_and_world
 from ..settings import Settings
 
 if TYPE_CHECKING:
-    from .._hook.layer import Layer
+    from .._hook.layer.layer import Layer
 
 _SCORES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 

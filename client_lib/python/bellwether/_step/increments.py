@@ -9,7 +9,7 @@ from torch import Tensor
 from .._kernels import probe
 
 if TYPE_CHECKING:
-    from .._hook.layer import Layer
+    from .._hook.layer.layer import Layer
 
 # Copies of W_Q and W_K that are kept for it: all layers of a toy, one of a real model.
 INCREMENT_BYTES_MAX = 1 << 20

@@ -8,7 +8,7 @@ from typing import Any, Optional, Union
 import torch
 from torch.optim.optimizer import Optimizer
 
-from .._hook.layer import Layer
+from .._hook.layer.layer import Layer
 from .._kernels.memory import capturing
 from . import grad_scale
 from .frames import FOUND_INF, GRAD_SCALE, OVERFLOWS_MAX

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 from torch import nn
 
-from .._hook import intercept
-from .._hook.candidates import find_candidates
-from .._hook.discovery import Discovery
 from .._hook.hosts import StepHost
-from .._hook.layer import Layer
+from .._hook.layer.layer import Layer
+from .._hook.model.candidates import find_candidates
+from .._hook.patches import intercept
+from .._hook.patches.discovery import Discovery
 from .._util.guard import harmless
 from .._util.presence import Presence
 from .._weights import names

@@ -9,9 +9,9 @@ from typing import Any, Optional, Union
 import torch
 from torch import nn
 
-from .._hook.judged import Judged
-from .._hook.layer import Layer
-from .._hook.parallel import Parallel
+from .._hook.layer.judged import Judged
+from .._hook.layer.layer import Layer
+from .._hook.model.parallel import Parallel
 from .._kernels.memory import Memories
 from .._native.run_client import RunClient
 from .._util import log

@@ -7,8 +7,8 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING, Any, Optional
 
-from .._hook.judged import FAMILIES
-from .._hook.parallel import Parallel
+from .._hook.layer.judged import FAMILIES
+from .._hook.model.parallel import Parallel
 from .._kernels.memory import Copy, Memory
 from .._kernels.probe import Spectrum, Sums
 from .._native import c_api
@@ -18,7 +18,7 @@ from .grad_scale import POWERS
 from .grams import GramBatch
 
 if TYPE_CHECKING:
-    from .._hook.layer import Layer
+    from .._hook.layer.layer import Layer
 
 _DELTA = STATS["delta"]
 _PER_KEY_HEAD = ("sequences", "key_coherence_sum", "key_leak_sum", "key_gradient_sum")

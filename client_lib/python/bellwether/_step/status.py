@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Optional, TypedDict
 
-from .._hook.layer import Layer
+from .._hook.layer.layer import Layer
 from .._native.run_client import Counters
 from .steps import Steps
 

@@ -8,9 +8,9 @@ from typing import Any, Optional
 
 from torch import nn
 
-from .._hook import parallel
-from .._hook.layer import Layer
-from .._hook.parallel import Parallel
+from .._hook.layer.layer import Layer
+from .._hook.model import parallel
+from .._hook.model.parallel import Parallel
 from .._kernels.memory import Memories
 from .grams import GramBatch, Grams
 from .increments import Increments

@@ -17,10 +17,10 @@ import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
-from .._hook import mask_parts
-from .._hook.discovery import Discovery
-from .._hook.layer import Layer
-from .._hook.parallel import Parallel
+from .._hook.layer import mask_parts
+from .._hook.layer.layer import Layer
+from .._hook.model.parallel import Parallel
+from .._hook.patches.discovery import Discovery
 from .._kernels import probe
 from .._kernels.memory import Memories, capturing
 from .._native.run_client import RunClient

@@ -27,9 +27,9 @@ from torch.optim.optimizer import Optimizer
 
 from .. import __version__, monitor
 from .._attach import attach
-from .._hook import compiled
-from .._hook.candidates import find_candidates, unwrapped
-from .._hook.find_model import owner_of
+from .._hook.model import already_compiled
+from .._hook.model.candidates import find_candidates, unwrapped
+from .._hook.model.find_model import owner_of
 from .._util import log
 from .._util.guard import harmless
 from .._util.integers import step as step_number
@@ -90,7 +90,7 @@ class Visit:
             return
         if self._request["version"] != __version__:
             self._refuse(f"the process uses bellwether {__version__} already")
-        elif compiled.optimizer_step():
+        elif already_compiled.optimizer_step():
             self._refuse("optimizer.step() is compiled: no hook would be called")
         elif _inside_optimizer():
             self._later()
@@ -197,7 +197,7 @@ class Visit:
             }
         # Where the libraries are was known to the command only.
         os.environ.setdefault("BELLWETHER_LIB_DIR", self._request["libraries"])
-        without_forward = compiled.attention(model)
+        without_forward = already_compiled.attention(model)
         # Not all ranks are at the same step when they are entered: each acts for itself.
         handle = attach(model, weights_only=bool(without_forward), agree=False, **arguments)
         if handle.why_off:

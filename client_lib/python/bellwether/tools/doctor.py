@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from .. import __version__
-from .._hook.notes import why
+from .._hook.layer.notes import why
 from .._native import c_api
 from .._server import private_server
 
@@ -39,7 +39,7 @@ def installation() -> list[Finding]:
     try:
         import torch
 
-        from .._hook import intercept
+        from .._hook.patches import intercept
 
         too_old = intercept.too_old()
         found.append(Finding(None, f"torch {torch.__version__}"))

@@ -18,7 +18,7 @@ from torch import nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from .._attach import attach
-from .._hook.find_model import owner_of
+from .._hook.model.find_model import owner_of
 from .._util import log
 from .._util.guard import harmless
 from ..monitor import Monitor

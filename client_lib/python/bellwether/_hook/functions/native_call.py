@@ -22,7 +22,7 @@ import types
 from collections.abc import Callable
 from typing import Any, Optional
 
-from .._native import c_api
+from ..._native import c_api
 
 _WORD = ctypes.sizeof(ctypes.c_void_p)
 _TUPLE_AND_KEYWORDS = 0x0001 | 0x0002  # METH_VARARGS | METH_KEYWORDS

@@ -14,7 +14,7 @@ from typing import Any, Optional
 from torch import nn
 from torch.optim import optimizer as optimizers
 
-from .._weights import names
+from ..._weights import names
 from .candidates import find_candidates
 
 

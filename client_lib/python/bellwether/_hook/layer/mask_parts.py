@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from .._kernels.memory import capturing
-from .call import Mask
+from ..._kernels.memory import capturing
+from ..calls.call import Mask
 
 ENTRIES_MAX = 4  # Masks of one step that are remembered: models have one or two.
 

@@ -12,9 +12,9 @@ from typing import Optional
 
 from torch import nn
 
-from .._util.guard import harmless
+from ..._util.guard import harmless
+from ..calls.contract import ATTRIBUTE, LAYOUTS, Contract, contract_of
 from . import intercept
-from .contract import ATTRIBUTE, LAYOUTS, Contract, contract_of
 
 
 @harmless("wrap_attention()", lambda module, *_, **__: module, passes=(ValueError,))

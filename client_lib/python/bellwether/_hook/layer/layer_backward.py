@@ -13,9 +13,9 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from .._kernels.memory import capturing
-from .._kernels.probe import DTYPES, Unsupported, add_key_leak, add_probe
-from .._util.guard import harmless, in_words
+from ..._kernels.memory import capturing
+from ..._kernels.probe import DTYPES, Unsupported, add_key_leak, add_probe
+from ..._util.guard import harmless, in_words
 from .kept import Kept
 from .layer_calls import LayerCalls
 from .probe_mask import Sampled, first_sequences, probe_mask

@@ -12,8 +12,8 @@ from typing import Any, Optional
 
 from torch import Tensor, nn
 
-from .._util.ranks import rank_and_world
-from .._weights import names, projection
+from ..._util.ranks import rank_and_world
+from ..._weights import names, projection
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,24 +28,20 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
-from .._util.guard import harmless
-from .._util.torch_version import TORCH_MIN, dotted
-from . import (
-    attention_switch,
-    compiled_taps,
-    dynamo_calls,
-    function_calls,
-    sdpa_call,
-    traced_forward,
-)
-from .call import Reader
-from .call_sites import Forward
-from .contract import ATTRIBUTE as CONTRACT
-from .contract import Contract
-from .hosts import PatchedLayer, Seeker
-from .native_call import NativeCall
-from .running import Entry, being_traced, checkpointed, saved_tensor_hooks
-from .running import running as _running
+from ..._util.guard import harmless
+from ..._util.torch_version import TORCH_MIN, dotted
+from .. import attention_switch
+from ..calls import sdpa_call
+from ..calls.call import Reader
+from ..calls.call_sites import Forward
+from ..calls.contract import ATTRIBUTE as CONTRACT
+from ..calls.contract import Contract
+from ..compiled import compiled_taps, dynamo_calls, traced_forward
+from ..functions import function_calls
+from ..functions.native_call import NativeCall
+from ..hosts import PatchedLayer, Seeker
+from ..running import Entry, being_traced, checkpointed, saved_tensor_hooks
+from ..running import running as _running
 
 _lock = threading.RLock()
 _original = traced_forward.ORIGINAL

@@ -15,9 +15,11 @@ from typing import Any, Optional
 
 from torch import nn
 
-from .._util import log
-from . import compiled_taps, function_calls, sdpa_call, traced_calls, traced_flex
-from .call import Reader
+from ..._util import log
+from ..calls import sdpa_call
+from ..calls.call import Reader
+from ..functions import function_calls
+from . import compiled_taps, traced_calls, traced_flex
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -13,15 +13,15 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
-from .._kernels.memory import capturing
-from .._kernels.probe import Spectrum, Unsupported
-from .._util.guard import harmless
-from .._weights import locate, split_check
-from .._weights.adapters import NotWhole, Unreadable
-from .._weights.location import Location
-from .._weights.low_rank import Factors
-from .._weights.projection import resolve
-from .hosts import StepHost
+from ..._kernels.memory import capturing
+from ..._kernels.probe import Spectrum, Unsupported
+from ..._util.guard import harmless
+from ..._weights import locate, split_check
+from ..._weights.adapters import NotWhole, Unreadable
+from ..._weights.location import Location
+from ..._weights.low_rank import Factors
+from ..._weights.projection import resolve
+from ..hosts import StepHost
 from .notes import OTHER_CALL
 
 NO_WEIGHTS = ("", "")  # Paths of a layer that is another call of the same module.

@@ -12,8 +12,8 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, fx, nn
 
-from .._weights import split_check
-from .call import View
+from ..._weights import split_check
+from ..calls.call import View
 
 NODES_MAX = 300  # Between a projection and the call.
 NUMBERS_MAX = 1 << 25  # Of a projection's output.

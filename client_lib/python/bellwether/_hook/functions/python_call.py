@@ -27,7 +27,7 @@ import types
 from collections.abc import Callable
 from typing import Any, Optional
 
-from .._native.c_api import python_calls
+from ..._native.c_api import python_calls
 from .native_call import address, asked
 
 Target = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]

@@ -15,10 +15,10 @@ from typing import Any, Optional, Union
 
 from torch import Tensor
 
-from .._util import log
-from .._util.guard import harmless
+from ..._util import log
+from ..._util.guard import harmless
+from ..calls.call import AttentionCall, Reader
 from . import python_call
-from .call import AttentionCall, Reader
 
 Seen = Callable[[Callable[..., Any], Reader, tuple[Any, ...], dict[str, Any]], Any]
 # Makes q, k and v of a call, which is read when it is known: (those behind their taps, what its

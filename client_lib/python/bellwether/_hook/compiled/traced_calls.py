@@ -16,12 +16,13 @@ from typing import Any, NamedTuple, Optional, TypeVar
 import torch
 from torch import Tensor, nn
 
-from .._util.guard import harmless, in_words
-from .._weights import split_check
-from . import compiled_taps, function_calls, traced_rows
-from .call import AttentionCall, Reader, View
-from .contract import Contract
-from .hosts import PatchedLayer
+from ..._util.guard import harmless, in_words
+from ..._weights import split_check
+from ..calls.call import AttentionCall, Reader, View
+from ..calls.contract import Contract
+from ..functions import function_calls
+from ..hosts import PatchedLayer
+from . import compiled_taps, traced_rows
 from .recipes import UNKNOWN, Recipe, Slot, Submodule, number_of
 
 T = TypeVar("T")

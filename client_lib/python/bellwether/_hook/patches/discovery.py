@@ -16,8 +16,9 @@ from typing import Optional
 
 from torch import nn
 
-from . import compiled_taps, intercept
-from .hosts import PatchedLayer, StepHost
+from ..compiled import compiled_taps
+from ..hosts import PatchedLayer, StepHost
+from . import intercept
 
 _DEPTH_MAX = 1000  # Frames that are looked at.
 

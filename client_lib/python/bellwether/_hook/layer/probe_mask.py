@@ -11,9 +11,9 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from .._kernels.probe import ProbeMask, Unsupported, sampled_rows, visible_keys
+from ..._kernels.probe import ProbeMask, Unsupported, sampled_rows, visible_keys
+from ..calls.call import Mask
 from . import mask_parts
-from .call import Mask
 
 SCORES_MAX = 1 << 28  # That a function is asked for at most, to find the keys that are seen.
 _BLOCK = 1 << 24  # Of them at a time.

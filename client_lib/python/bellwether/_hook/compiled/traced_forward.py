@@ -10,8 +10,10 @@ from typing import Any
 
 import torch.nn.functional as functional
 
-from . import attention_switch, compiled_taps, sdpa_call
-from .running import running
+from .. import attention_switch
+from ..calls import sdpa_call
+from ..running import running
+from . import compiled_taps
 
 ORIGINAL: Callable[..., Any] = functional.scaled_dot_product_attention
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Optional
 from .notes import WITHOUT_LEAK, why
 
 if TYPE_CHECKING:
-    from ..settings import Settings
+    from ...settings import Settings
     from .layer import Layer
 
 # Rules of the server, and which of the statistics they take (settings.STATS).

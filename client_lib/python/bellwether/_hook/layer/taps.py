@@ -15,9 +15,9 @@ import torch
 import torch.utils.checkpoint
 from torch import Tensor
 
-from .call import AttentionCall
+from ..calls.call import AttentionCall
+from ..calls.kernel_choice import unseen
 from .kept import Kept, tensors_of
-from .kernel_choice import unseen
 
 # By them a checkpoint ends a recomputation early, or the backward: raised where a tensor is saved.
 CHECKPOINTS: tuple[type[Exception], ...] = tuple(
@@ -93,3 +93,11 @@ def as_cast(call: AttentionCall) -> AttentionCall:
 def behind_tap(tap: Tapped) -> tuple[Tensor, Tensor, Tensor]:
     call, _, k = tap
     return k if call.q is call.k else call.q, k, k if call.v is call.k else call.v
+
+
+def same_place(a: Tensor, b: Tensor) -> bool:
+    """Whether their gradients are added to each other where they come from.  With a tap on one of
+    them they would be added in another order, and be rounded differently."""
+    return a is b or (
+        a.grad_fn is not None and a.grad_fn is b.grad_fn and a.output_nr == b.output_nr
+    )

@@ -16,8 +16,8 @@ from typing import Any, Optional, Union
 import torch
 from torch import Tensor, nn
 
-from .._weights.split_check import Evidence
-from .call import AttentionCall, Reader
+from ..._weights.split_check import Evidence
+from ..calls.call import AttentionCall, Reader
 
 RECIPES_MAX = 4096  # Of a process: each graph of torch.compile has some.
 LOST = "compiled in another process: not measured"

@@ -13,7 +13,7 @@ from typing import Any, Optional, Union
 import torch
 from torch import Tensor, nn
 
-from .._weights.split_check import Evidence
+from ..._weights.split_check import Evidence
 
 View = Callable[[Tensor], Tensor]
 

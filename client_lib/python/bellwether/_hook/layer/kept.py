@@ -8,7 +8,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from .call import AttentionCall, Mask, View
+from ..calls.call import AttentionCall, Mask, View
 
 
 def tensors_of(call: AttentionCall) -> dict[str, Tensor]:

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-from .._kernels.memory import capturing
-from .._kernels.probe import DTYPES, Sums
-from .._weights import locate
-from .._weights.names import KEY_NORMS, QUERY_NORMS, plain
-from .call import AttentionCall, View
-from .candidates import is_attention
-from .hosts import StepHost
-from .kernel_choice import unseen
+from ..._kernels.memory import capturing
+from ..._kernels.probe import DTYPES, Sums
+from ..._weights import locate
+from ..._weights.names import KEY_NORMS, QUERY_NORMS, plain
+from ..calls.call import AttentionCall, View
+from ..calls.kernel_choice import unseen
+from ..hosts import StepHost
+from ..model.candidates import is_attention
 from .layer_weights import LayerWeights
 from .notes import CALLED_AGAIN
 

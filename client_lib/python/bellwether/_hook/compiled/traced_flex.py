@@ -12,8 +12,8 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, fx, nn
 
-from .call import Reader, same
-from .hosts import PatchedLayer
+from ..calls.call import Reader, same
+from ..hosts import PatchedLayer
 from .recipes import UNKNOWN, Bound, Recipe, Slot, number_of
 from .traced_calls import (
     NOT_APART,

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as functional
 from torch import nn
 
-from .contract import contract_of
+from ..calls.contract import contract_of
 from .own_code import functions_of, mentions
 from .softmax_code import has_softmax
 

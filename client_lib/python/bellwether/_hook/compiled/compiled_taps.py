@@ -17,10 +17,10 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
-from .._kernels.memory import capturing
-from .._util.guard import harmless
+from ..._kernels.memory import capturing
+from ..._util.guard import harmless
+from ..hosts import PatchedLayer
 from . import recipes
-from .hosts import PatchedLayer
 
 ATTRIBUTE = "_bellwether_mark"
 # What is traced here goes to the edge of what dynamo can: with an older one, where nobody has
@@ -210,14 +210,6 @@ def tap_output(result: Any, mark: Mark, recipe: int, site: int, *tensors: Tensor
     if hasattr(result, "_fields"):
         return type(result)(o, *result[1:])
     return type(result)([o, *result[1:]])
-
-
-def same_place(a: Tensor, b: Tensor) -> bool:
-    """Whether their gradients are added to each other where they come from.  With a tap on one of
-    them they would be added in another order, and be rounded differently."""
-    return a is b or (
-        a.grad_fn is not None and a.grad_fn is b.grad_fn and a.output_nr == b.output_nr
-    )
 
 
 def tapped(

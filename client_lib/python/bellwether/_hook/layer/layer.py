@@ -11,18 +11,26 @@ from typing import Any, Optional, Union, cast
 import torch
 from torch import Tensor, nn
 
-from .._kernels.memory import capturing
-from .._util.guard import harmless, in_words
-from .call import AttentionCall
-from .call_sites import MORE, SITES_MAX, Forward
-from .compiled_taps import same_place
-from .hosts import StepHost
+from ..._kernels.memory import capturing
+from ..._util.guard import harmless, in_words
+from ..calls.call import AttentionCall
+from ..calls.call_sites import MORE, SITES_MAX, Forward
+from ..hosts import StepHost
+from ..running import checkpoint_inside, checkpointed, host_reads_back
 from .kept import Kept, tensors_of
 from .layer_backward import LayerBackward
 from .layer_weights import NO_WEIGHTS
 from .notes import NO_KEY_GRADIENT, NO_LEAK
-from .running import checkpoint_inside, checkpointed, host_reads_back
-from .taps import CHECKPOINTS, KeyTap, Tapped, apply_tap, as_cast, behind_tap, output_tap
+from .taps import (
+    CHECKPOINTS,
+    KeyTap,
+    Tapped,
+    apply_tap,
+    as_cast,
+    behind_tap,
+    output_tap,
+    same_place,
+)
 
 
 def _apart() -> AbstractContextManager[Any]:

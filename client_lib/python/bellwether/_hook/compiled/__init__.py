@@ -1,0 +1,1 @@
+"""torch.compile: what it traces in the place of a call, and the taps in its graph."""

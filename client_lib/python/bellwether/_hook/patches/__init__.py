@@ -1,0 +1,1 @@
+"""The patched forward of modules, and what a call inside it comes to."""
