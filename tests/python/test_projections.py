@@ -155,6 +155,30 @@ def test_a_gate_in_the_projection_of_queries(norm: bool, tmp_path: Path) -> None
     assert status["weights"] == "gated q_proj k_proj"
 
 
+@pytest.mark.parametrize("heads_first", [False, True])
+def test_keys_that_are_repeated_behind_their_norm(heads_first: bool, tmp_path: Path) -> None:
+    def split(module: Any, x: Tensor) -> tuple[Tensor, ...]:
+        def normed(norm: nn.Module, x: Tensor) -> Tensor:
+            found: Tensor = norm(x) if heads_first else norm(x.transpose(1, 2)).transpose(1, 2)
+            return found
+
+        q, k = by_head(module.q_proj(x)), by_head(module.k_proj(x), 2)
+        q, k = normed(module.q_norm, q), normed(module.k_norm, k)
+        copies = (t.repeat_interleave(2, 1) for t in (k, by_head(module.v_proj(x), 2)))
+        return q, *copies
+
+    rows = {"q_proj": HEADS, "k_proj": 2, "v_proj": 2}
+    parts: dict[str, nn.Module] = {n: nn.Linear(WIDTH, r * DIM) for n, r in rows.items()}
+    status = check(
+        Attention(split, True, **parts, q_norm=nn.RMSNorm(DIM), k_norm=nn.RMSNorm(DIM)),
+        tmp_path / "a.bwrun",
+        lambda m: (
+            m.q_proj.weight.unflatten(0, (HEADS, -1)), m.k_proj.weight.unflatten(0, (2, -1)),
+        ),
+    )  # fmt: skip
+    assert status["weights"] == "separate q_proj k_proj" and not status["notes"]
+
+
 def test_rows_are_checked_after_an_evaluation(tmp_path: Path) -> None:
     class Evaluated(nn.Module):
         def __init__(self, inner: nn.Module) -> None:

@@ -190,21 +190,34 @@ class _Side:
         return any(_agree(have, want, self.tolerance) for want in together)
 
 
+def _before_norm(given: Optional[Tensor], shape: torch.Size, chosen: Tensor) -> list[Tensor]:
+    """What a norm was given of the chosen tokens, as [chosen, heads, dim].  `shape` is that of the
+    call's tensor, whose heads may be repeated behind the norm."""
+    batch, heads, tokens, dim = shape
+    if given is None or not given.numel() or heads * given.numel() % shape.numel():
+        return []
+    own = heads * given.numel() // shape.numel()
+    if not own or heads % own:
+        return []
+    if tuple(given.shape[-2:]) == (own, dim):
+        found = given.reshape(batch * tokens, own, dim)[chosen]
+    elif tuple(given.shape) == (batch, own, tokens, dim):
+        found = given[chosen // tokens, :, chosen % tokens]
+    else:
+        return []
+    return [found.repeat_interleave(heads // own, 1)]
+
+
 def _side(x: Tensor, before_norm: Optional[Tensor]) -> _Side:
     """x  [batch, heads, tokens, dim]"""
-    batch, heads, tokens, dim = x.shape
+    batch, _, tokens, _ = x.shape
     count = batch * tokens
     chosen = _chosen(count, x.device)
     orders = [(chosen // tokens, chosen % tokens)]
     if batch > 1 and tokens > 1:
         orders.append((chosen % batch, chosen // batch))
     vectors = [x.detach()[sequence, :, token] for sequence, token in orders]
-    if before_norm is not None and before_norm.numel() == x.numel():
-        shape = tuple(before_norm.shape)
-        if shape[-2:] == (heads, dim):
-            vectors.append(before_norm.reshape(count, heads, dim)[chosen])
-        elif shape == tuple(x.shape):
-            vectors.append(before_norm[chosen // tokens, :, chosen % tokens])
+    vectors += _before_norm(before_norm, x.shape, chosen)
     return _Side(count, vectors, _TOLERANCE.get(x.dtype, _TOLERANCE_16_BITS))
 
 
