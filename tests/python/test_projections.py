@@ -6,6 +6,7 @@ matrix that the test itself takes from the model.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 import bellwether
 from bellwether._weights import locate
@@ -52,6 +54,17 @@ class Attention(nn.Module):
         return x + y.transpose(1, 2).flatten(2)
 
 
+def train(model: nn.Module, steps: int = 3, stepped: Callable[[], None] = lambda: None) -> None:
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.SGD(trained, lr=0.05)
+    for step in range(steps):
+        torch.manual_seed(step)
+        model(torch.randn(3, 10, WIDTH)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        stepped()
+
+
 def sampled(
     model: nn.Module, path: Path, matrices: Matrices, steps: int = 3, **attach: Any
 ) -> tuple[Any, list[dict[str, Any]]]:
@@ -59,16 +72,13 @@ def sampled(
     monitor = bellwether.attach(
         model, record=str(path), run="w", every=1, overhead_budget=1e9, **attach
     )
-    trained = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.SGD(trained, lr=0.05)
     want = []
-    for step in range(steps):
-        torch.manual_seed(step)
-        model(torch.randn(3, 10, WIDTH)).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+
+    def stepped() -> None:
         with torch.no_grad():
             want.append([torch.linalg.svdvals(w.detach().double())[:, 0] for w in matrices(model)])
+
+    train(model, steps, stepped)
     assert monitor.flush(20) and monitor.status()["errors"] == 0, monitor.status()
     status = next(layer for layer in monitor.status()["layers"] if layer["calls"])
     monitor.detach()
@@ -365,7 +375,9 @@ def test_calls_of_one_forward_with_projections_of_their_own(tmp_path: Path) -> N
     )  # fmt: skip
     for sample in samples:
         assert torch.allclose(
-            torch.tensor(sample["wq_sigma"]).double(), torch.stack(sample["want"]), rtol=1e-5
+            torch.tensor(sample["wq_sigma"]).double(),
+            torch.stack(sample["want"]),
+            rtol=1e-5,
         )
 
 
@@ -562,6 +574,61 @@ def test_a_weight_that_is_elsewhere_has_its_whole_shape() -> None:
     assert place.how == "separate q_proj k_proj" and place.views(model) is None
     with pytest.raises(Unreadable, match="not whole"):
         place.query.matrices(model)
+
+
+class Noisy(nn.Module):
+    def forward(self, weight: Tensor) -> Tensor:
+        return F.dropout(weight, 0.1, self.training)
+
+
+class Delta(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.up = (
+            nn.Parameter(torch.randn(2, WIDTH)),
+            nn.Parameter(torch.randn(32, 2)),
+        )
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight + self.up @ self.down
+
+
+def by_spectral_norm(linear: nn.Module) -> None:
+    nn.utils.parametrizations.spectral_norm(linear)
+
+
+def by_noise(linear: nn.Module) -> None:
+    parametrize.register_parametrization(linear, "weight", Noisy())
+
+
+def by_delta(linear: nn.Module) -> None:
+    parametrize.register_parametrization(linear, "weight", Delta())
+
+
+@pytest.mark.parametrize("change", [by_spectral_norm, by_noise, by_delta])
+def test_weights_that_are_computed_when_asked_for(
+    change: Callable[[nn.Module], None], tmp_path: Path
+) -> None:
+    def made() -> nn.Module:
+        torch.manual_seed(0)
+        model = separate(plain)
+        for part in (model.q_proj, model.k_proj):
+            change(part)
+        return model
+
+    def matrices(model: Any) -> tuple[Tensor, Tensor]:
+        as_told = copy.deepcopy(model).eval()
+        q, k = as_told.q_proj.weight, as_told.k_proj.weight
+        return q.unflatten(0, (HEADS, -1)), k.unflatten(0, (HEADS, -1))
+
+    watched, alone = made(), made()
+    check(watched, tmp_path / "a.bwrun", matrices)
+    drawn = torch.get_rng_state()
+    torch.manual_seed(0)
+    train(alone)
+    assert torch.equal(torch.get_rng_state(), drawn)
+    for name, tensor in alone.state_dict().items():
+        assert torch.equal(watched.state_dict()[name], tensor), name
 
 
 @pytest.mark.parametrize("backward", [False, True])

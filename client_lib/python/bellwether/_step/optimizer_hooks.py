@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch.optim.optimizer import (
     Optimizer,
     register_optimizer_step_post_hook,
@@ -45,6 +46,8 @@ class _Hook:
 
     @harmless("optimizer hook")
     def __call__(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if torch.compiler.is_compiling():
+            return  # A step that is compiled is seen by the weights that change.
         for listener in list(self._listeners.values()):
             listener(optimizer, args, kwargs)
 

@@ -11,6 +11,8 @@ from typing import Any, Optional
 
 from torch import Tensor, nn
 
+from .parametrized import attribute
+
 
 class Unreadable(Exception):
     """A matrix cannot be read now; the text says why."""
@@ -36,7 +38,7 @@ def _matrix(holder: Any, name: str, dims: int) -> Optional[Tensor]:
         item = holder[name]
     except (KeyError, TypeError, AttributeError):
         return None
-    weight = item if isinstance(item, Tensor) else getattr(item, "weight", None)
+    weight = item if isinstance(item, Tensor) else attribute(item, "weight")
     if not isinstance(weight, Tensor):
         return None
     local = getattr(weight, "to_local", None)

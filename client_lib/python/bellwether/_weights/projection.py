@@ -9,6 +9,7 @@ from typing import Any, Optional
 from torch import Tensor, nn
 
 from .adapters import LowRank, NotWhole, Unreadable, split
+from .parametrized import attribute
 from .quantised import UNPACKED_BYTES_MAX, Packed, packed
 
 
@@ -17,7 +18,7 @@ def resolve(holder: nn.Module, path: str) -> object:
     have adapters beside its weight."""
     item: object = holder
     for part in path.split("."):
-        parent, item = item, getattr(item, part, None)
+        parent, item = item, attribute(item, part)
     named = path.rpartition(".")[2] == "weight" and isinstance(item, Tensor)
     return parent if named and isinstance(parent, nn.Module) and parent is not holder else item
 
@@ -26,9 +27,9 @@ def stored(item: object) -> Optional[Tensor]:
     """The tensor that a projection keeps its weight in, however that is packed or split."""
     if isinstance(item, nn.Module):
         try:
-            item = getattr(split(item)[0], "weight", None)
+            item = attribute(split(item)[0], "weight")
         except Unreadable:
-            item = getattr(item, "weight", None)
+            item = attribute(item, "weight")
     return item if isinstance(item, Tensor) else None
 
 
@@ -113,7 +114,7 @@ def read(item: object) -> Projection:
     weight = item
     if isinstance(item, nn.Module):
         base, updates = split(item)
-        weight = getattr(base, "weight", None)
+        weight = attribute(base, "weight")
     if not isinstance(weight, Tensor):
         raise Unreadable("the weights are gone")
     local = _local(weight)

@@ -119,7 +119,9 @@ def evidence(
     from torch._dynamo.utils import preserve_rng_state
     from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-    weights = {id(m.weight): path for path, m in modules.items() if hasattr(m, "weight")}
+    # (Not as an attribute, which some modules compute.)
+    held = {path: m._parameters.get("weight") for path, m in modules.items()}
+    weights = {id(weight): path for path, weight in held.items() if weight is not None}
     outputs: dict[str, fx.Node] = {}
     for node in q.graph.nodes:
         path = weights.get(id(_example(node))) if node.op == "placeholder" else None
