@@ -307,3 +307,20 @@ def test_compiling_and_looking_end_in_any_order(inside: bool, calls: Calls) -> N
         seen(lambda: (compiled(x), by_default())) if inside else around(x)
         by_default()
         assert len(calls) == count
+
+
+def test_nothing_is_tried_out_while_torch_compile_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(python_call, "_library", None)
+    early: list[bool] = []
+
+    @torch.compile(backend="eager")
+    def compiled(x: torch.Tensor) -> torch.Tensor:
+        torch._dynamo.graph_break()
+        early.append(python_call.too_early())
+        return x + 1
+
+    compiled(torch.ones(1))
+    assert early == [True] and not python_call.too_early()
+    assert python_call.why_not() is None

@@ -134,6 +134,18 @@ def test_two_optimizers_in_every_step(tmp_path: Path) -> None:
     assert ended(monitor, tmp_path / "a.bwrun") == list(range(6))
 
 
+def test_a_step_that_is_compiled(tmp_path: Path) -> None:
+    model = Model(SHAPE)
+    monitor = attached(model, tmp_path / "a.bwrun")
+    optimizer = sgd(model)
+    compiled = torch.compile(optimizer.step, backend="eager")
+    for step in range(4):
+        model(batch(SHAPE, step, 1, 8)).square().mean().backward()
+        compiled()
+        optimizer.zero_grad()
+    assert ended(monitor, tmp_path / "a.bwrun") == [0, 1, 2, 3]
+
+
 @pytest.mark.parametrize("checkpointing", [None, "reentrant", "non-reentrant"])
 def test_an_optimizer_for_each_weight_within_the_backward(
     checkpointing: Any, tmp_path: Path

@@ -95,6 +95,8 @@ def _look() -> None:
 @harmless("functions of attention")
 def _divert() -> None:
     """Those that were found.  (Not while torch.compile traces, which runs frames by itself.)"""
+    if python_call.too_early():
+        return
     reason = python_call.why_not()
     if reason is not None and reason not in _told:
         _told.add(reason)

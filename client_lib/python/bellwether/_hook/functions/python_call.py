@@ -120,6 +120,16 @@ def _try_out() -> None:
         raise RuntimeError("a call of a function did not reach its target")
 
 
+def too_early() -> bool:
+    """Whether it cannot be tried out now, since torch.compile runs the frames: what it traces and
+    runs sees no other calls."""
+    if _library is not None or _reason is not None or "torch._dynamo" not in sys.modules:
+        return False
+    interpreter = asked("PyInterpreterState_Get", ctypes.c_void_p)()
+    frames = asked("_PyInterpreterState_GetEvalFrameFunc", ctypes.c_void_p, ctypes.c_void_p)
+    return bool(frames(interpreter) != address(ctypes.pythonapi._PyEval_EvalFrameDefault))
+
+
 def why_not() -> Optional[str]:
     """None if calls can be diverted, else why they cannot."""
     global _reason
