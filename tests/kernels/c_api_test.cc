@@ -430,6 +430,10 @@ TEST(KernelsCApiTest, OtherCallsNameTheBadArgument) {
   EXPECT_STREQ(bw_kernels_last_error(), "wq is NULL, but must point to data");
 }
 
+// Callers of this major version give memory for so many statistics, and read them in this order.
+static_assert(BW_KERNELS_API_VERSION_MAJOR != 1 || (BW_PROBE_STAT_COUNT == 15 && BW_PROBE_KV_STAT_COUNT == 2),
+              "another number of statistics needs another major version");
+
 TEST(KernelsCApiTest, TheLastErrorBelongsToItsThread) {
   EXPECT_EQ(bw_probe(nullptr), BW_KERNEL_INVALID_ARGUMENT);
   std::thread([] { EXPECT_STREQ(bw_kernels_last_error(), ""); }).join();

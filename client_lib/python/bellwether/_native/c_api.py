@@ -37,7 +37,10 @@ KERNELS_LIBRARY = "libbellwether_kernels.so"
 SENDER = "bellwether-sender"
 SERVER = "bellwetherd"
 
-API_VERSION_MAJOR = 1
+# The major versions of the headers that the structures below are of, and the least minors that
+# have all of them.  Each library has a version of its own.
+CLIENT_ABI = (1, 4)
+KERNELS_ABI = (1, 3)
 
 
 class LibraryError(RuntimeError):
@@ -107,12 +110,12 @@ def _load(name: str) -> CDLL:
         raise LibraryError(f"{path} does not load: {e}") from e
 
 
-def _check_abi(name: str, version: int, minor_needed: int = 0) -> None:
+def _check_abi(name: str, version: int, needed: tuple[int, int]) -> None:
     major, minor = version >> 16, version & 0xFFFF
-    if major != API_VERSION_MAJOR or minor < minor_needed:
+    if major != needed[0] or minor < needed[1]:
         raise LibraryError(
-            f"{name} speaks ABI {major}.{minor}, this package needs {API_VERSION_MAJOR}."
-            f"{minor_needed} or a later one of the same major version: install both from one build."
+            f"{name} speaks ABI {major}.{minor}, this package needs {needed[0]}.{needed[1]} "
+            "or a later one of the same major version: install both from one build."
         )
 
 
@@ -514,7 +517,7 @@ def client() -> CDLL:
         library = _load(CLIENT_LIBRARY)
         handle = c_void_p
         _declare(library, "bw_abi_version", c_uint32)
-        _check_abi(CLIENT_LIBRARY, library.bw_abi_version(), 4)
+        _check_abi(CLIENT_LIBRARY, library.bw_abi_version(), CLIENT_ABI)
         _declare(library, "bw_last_error", c_char_p)
         _declare(library, "bw_signal_by_name", c_uint32, c_char_p)
         _declare(library, "bw_signal_at", c_int, c_uint32, POINTER(SignalInfo))
@@ -574,7 +577,7 @@ def kernels() -> CDLL:
             return _kernels
         library = _load(KERNELS_LIBRARY)
         _declare(library, "bw_kernels_abi_version", c_uint32)
-        _check_abi(KERNELS_LIBRARY, library.bw_kernels_abi_version(), 3)
+        _check_abi(KERNELS_LIBRARY, library.bw_kernels_abi_version(), KERNELS_ABI)
         _declare(library, "bw_kernels_last_error", c_char_p)
         _declare(library, "bw_kernels_available", c_int, c_uint32)
         _declare(library, "bw_probe", c_int, POINTER(ProbeParams))
