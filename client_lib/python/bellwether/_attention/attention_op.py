@@ -19,6 +19,8 @@ from .._native import attention_c_api as c
 from .._native import c_api
 
 PAPER_EPS, PAPER_BETA = 1e-3, 2.0  # The paper's choice, attention.h's defaults.
+_SETTINGS = 6  # mode, scale, causal, window, softcap, center: the last inputs of both operators
+_MASK, _SINKS = 5, 7  # Which inputs of attention_forward these are.
 
 
 def _readable(t: Tensor) -> Tensor:
@@ -206,24 +208,9 @@ def attention_forward(
 
 
 @attention_forward.register_fake
-def _(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Optional[Tensor],
-    cu_seqlens_k: Optional[Tensor],
-    mask: Optional[Tensor],
-    key_bounds: Optional[Tensor],
-    sinks: Optional[Tensor],
-    seed: Optional[Tensor],
-    mode: str,
-    scale: float,
-    causal: bool,
-    window: int,
-    softcap: float,
-    center: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    return _outputs(q, v, mode)
+def _(*inputs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    q, _, v, *_ = inputs
+    return _outputs(q, v, inputs[-_SETTINGS])
 
 
 def _gradients(
@@ -286,33 +273,9 @@ def attention_backward(
 
 
 @attention_backward.register_fake
-def _(
-    d_o: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    o: Tensor,
-    o_lo: Tensor,
-    lse: Tensor,
-    anchor: Tensor,
-    rounded_sum: Tensor,
-    cu_seqlens_q: Optional[Tensor],
-    cu_seqlens_k: Optional[Tensor],
-    mask: Optional[Tensor],
-    key_bounds: Optional[Tensor],
-    sinks: Optional[Tensor],
-    mode: str,
-    scale: float,
-    causal: bool,
-    window: int,
-    softcap: float,
-    center: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return _gradients(q, k, v, sinks)
-
-
-_SETTINGS = 6  # mode, scale, causal, window, softcap, center: the last inputs of both operators
-_MASK, _SINKS = 5, 7  # Which inputs of attention_forward these are.
+def _(*inputs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    _, q, k, v, *_ = inputs
+    return _gradients(q, k, v, inputs[-_SETTINGS - 1])
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
