@@ -403,13 +403,12 @@ class _Writing:
     def close(self) -> None:
         """Waits for the sender's end.  Raises ClientError."""
         deadline = time.monotonic() + END_SECONDS
-        pid, link = 0, ""
-        while self.begun and not pid and link != "failed" and time.monotonic() < deadline:
-            counters = self.client.counters()
-            pid, link = counters.sender_pid, counters.link
-            time.sleep(0.001)
+        pid = self.client.counters().sender_pid
+        if self.begun and not pid:
+            self.client.flush(END_SECONDS)  # After it the sender has a number, or failed for good.
+            pid = self.client.counters().sender_pid
         self.client.close()
-        while pid and _runs(pid):
+        while pid and _runs(pid):  # Not by a pidfd: kernels before Linux 5.3 have none.
             if time.monotonic() > deadline:
                 raise ClientError(
                     f"{self._target}: the sender did not end the file in {END_SECONDS:g} s"
