@@ -460,6 +460,44 @@ def test_adapters_of_low_rank(kind: str, base: str, tmp_path: Path) -> None:
     check(model, tmp_path / "a.bwrun", matrices)
 
 
+class OfOne(nn.Linear):
+    """As loralib has it; as LitGPT and torchtune do where it `holds` its projection."""
+
+    def __init__(self, holds: bool, modules: bool) -> None:
+        super().__init__(WIDTH, HEADS * DIM)
+        if holds:
+            self.linear, self.weight = nn.Linear(WIDTH, HEADS * DIM), None  # type: ignore[assignment]
+        down, up = torch.randn(3, WIDTH), torch.randn(HEADS * DIM, 3)
+        if modules:
+            self.lora_a, self.lora_b = nn.Linear(WIDTH, 3, False), nn.Linear(3, HEADS * DIM, False)
+            self.alpha, self.rank = 1.5, 3
+        else:
+            self.lora_A, self.lora_B = nn.Parameter(down), nn.Parameter(up)
+            self.scaling, self.merged = 0.5, False
+
+    def whole(self) -> Tensor:
+        base = self.weight if self.weight is not None else self.linear.weight
+        if hasattr(self, "lora_a"):
+            return base + 0.5 * self.lora_b.weight @ self.lora_a.weight
+        return base + self.scaling * self.lora_B @ self.lora_A
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.whole().T
+
+
+@pytest.mark.parametrize("holds", [False, True])
+@pytest.mark.parametrize("modules", [False, True])
+def test_a_projection_with_one_adapter(holds: bool, modules: bool, tmp_path: Path) -> None:
+    parts = {name: OfOne(holds, modules) for name in ("q_proj", "k_proj")}
+
+    def matrices(model: Any) -> tuple[Tensor, Tensor]:
+        q, k = (p.whole().unflatten(0, (HEADS, -1)) for p in (model.q_proj, model.k_proj))
+        return q, k
+
+    status = check(separate(plain, **parts), tmp_path / "a.bwrun", matrices)
+    assert not status["notes"]
+
+
 def test_an_adapter_of_another_kind_is_left_out(tmp_path: Path) -> None:
     class Other(nn.Linear):
         def __init__(self) -> None:

@@ -1,7 +1,8 @@
 """Low-rank adapters of a projection: what a layer of LoRA or DoRA adds to the weight of its base.
 
-Known by the structure of peft's layers, which are not imported here.  An adapter that is not
-understood is refused: the base alone is not what the model computes with.
+Known by the structure of peft's layers, and of those with a single adapter (loralib's, LitGPT's,
+torchtune's); none is imported here.  An adapter that is not understood is refused: the base alone
+is not what the model computes with.
 """
 
 from __future__ import annotations
@@ -35,9 +36,12 @@ class LowRank:
 
 def _matrix(holder: Any, name: str, dims: int) -> Optional[Tensor]:
     try:
-        item = holder[name]
+        return _whole(holder[name], dims)
     except (KeyError, TypeError, AttributeError):
         return None
+
+
+def _whole(item: Any, dims: int) -> Optional[Tensor]:
     weight = item if isinstance(item, Tensor) else attribute(item, "weight")
     if not isinstance(weight, Tensor):
         return None
@@ -73,6 +77,36 @@ def _active(layer: Any) -> list[str]:
     return [names] if isinstance(names, str) else list(names)
 
 
+_SINGLE = frozenset({"lora_a", "lora_b", "lora_dropout"})
+
+
+def _number(module: nn.Module, name: str) -> Optional[float]:
+    value = getattr(module, name, None)
+    return float(value) if isinstance(value, (int, float)) else None
+
+
+def _single(module: nn.Module, own: dict[str, Any]) -> Optional[tuple[nn.Module, list[LowRank]]]:
+    """Of a projection with one adapter beside its weight, or beside the projection that it holds.
+    own  its children and parameters by their names, in small letters"""
+    others = own.keys() - _SINGLE
+    if any("lora" in name or "magnitude" in name for name in others):
+        return None
+    inner = [own[n] for n in others if isinstance(getattr(own[n], "weight", None), Tensor)]
+    base = module if "weight" in own else inner[0] if len(inner) == 1 else None
+    down, up = (_whole(own.get(name), 2) for name in ("lora_a", "lora_b"))
+    alpha, rank, scale = (_number(module, name) for name in ("alpha", "rank", "scaling"))
+    if scale is None and alpha is not None and rank:
+        scale = alpha / rank
+    weight = None if base is None else _whole(base, 2)
+    if base is None or weight is None or down is None or up is None or scale is None:
+        return None
+    fits = (up.shape[0], down.shape[1]) == weight.shape and up.shape[1] == down.shape[0]
+    if not fits or getattr(module, "fan_in_fan_out", False):
+        return None
+    without = getattr(module, "merged", False) or getattr(module, "disabled", False)
+    return base, [] if without else [LowRank(down, up, scale, None)]
+
+
 def split(module: nn.Module) -> tuple[nn.Module, list[LowRank]]:
     """(the module with the base's weight, what is added to that).  Raises Unreadable."""
     saved = getattr(module, "modules_to_save", None)
@@ -82,8 +116,12 @@ def split(module: nn.Module) -> tuple[nn.Module, list[LowRank]]:
         return trained[-1] if trained else original, []
     base = getattr(module, "base_layer", None)
     if not isinstance(base, nn.Module):
-        own = [n for n, _ in (*module.named_children(), *module.named_parameters(recurse=False))]
-        if any("lora" in name.lower() for name in own):
+        parts = (*module.named_children(), *module.named_parameters(recurse=False))
+        own = {name.lower(): part for name, part in parts}
+        found = _single(module, own) if "lora_a" in own else None
+        if found is not None:
+            return found
+        if any("lora" in name for name in own):
             raise Unreadable(f"{type(module).__name__} as an adapter is not known")
         return module, []
     if isinstance(getattr(base, "base_layer", None), nn.Module):
@@ -92,5 +130,5 @@ def split(module: nn.Module) -> tuple[nn.Module, list[LowRank]]:
         raise Unreadable(f"{type(module).__name__} as an adapter is not known")
     if getattr(module, "merged", False):
         return base, []  # The base has them inside.
-    found = [name for name in _active(module) if name in module.lora_A]  # type: ignore[operator]
-    return base, [_of_adapter(module, name) for name in found]
+    used = [name for name in _active(module) if name in module.lora_A]  # type: ignore[operator]
+    return base, [_of_adapter(module, name) for name in used]

@@ -16,8 +16,8 @@ _KEY = ("kproj", "wk", "key", "tok", "klin", "lineark", "klinear", "keyproj", "k
 _FUSED = ("cattn", "qkv", "qkvproj", "wqkv", "toqkv", "inproj", "inprojweight", "attnqkv",
           "linearqkv", "querykeyvalue")  # fmt: skip
 # Of two steps, as latent attention has them: the second, from the latent to the heads.
-_SECOND_QUERY = ("qbproj", "wqb", "linearqupproj")
-_SECOND_KEY = ("kvbproj", "wkvb", "linearkvupproj")
+_SECOND_QUERY = ("qbproj", "wqb", "linearqupproj", "qb", "qup", "qupproj", "wuq")
+_SECOND_KEY = ("kvbproj", "wkvb", "linearkvupproj", "kvb", "kvup", "kvupproj", "wukv")
 # Rows by group: the queries of a key head, its key, its value, then the next group.
 GROUPED = ("querykeyvalue", "linearqkv")
 # Whole blocks of q, k and v in some models, by group in others.
