@@ -134,6 +134,37 @@ def test_two_optimizers_in_every_step(tmp_path: Path) -> None:
     assert ended(monitor, tmp_path / "a.bwrun") == list(range(6))
 
 
+@pytest.mark.parametrize("explicit", [False, True])
+@pytest.mark.parametrize("attention_last", [False, True])
+def test_norms_are_those_behind_all_optimizers_of_a_step(
+    attention_last: bool, explicit: bool, tmp_path: Path
+) -> None:
+    model = Model(SHAPE)
+    monitor = bellwether.attach(
+        model, record=str(tmp_path / "a.bwrun"), run="t", every=1, overhead_budget=1e9
+    )
+    weight = model.blocks[0].attention.q_proj.weight
+    others = [p for p in model.parameters() if p is not weight]
+    optimizers = [torch.optim.SGD([weight], lr=1.0), torch.optim.SGD(others, lr=0.1)]
+    if attention_last:
+        optimizers.reverse()
+    want = []
+    for step in range(3):
+        model(batch(SHAPE, step, 1, 8)).square().mean().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        if explicit:
+            monitor.step()
+        heads = weight.detach().double().unflatten(0, (SHAPE.heads, -1))
+        want.append(torch.linalg.matrix_norm(heads, ord=2))
+    assert monitor.flush(20) and monitor.status()["errors"] == 0
+    monitor.detach()
+    steps = Recording(tmp_path / "a.bwrun", ended=True).steps()
+    for step, norms in enumerate(want):
+        assert torch.allclose(torch.tensor(steps[step]["wq_sigma"][0]).double(), norms, rtol=1e-5)
+
+
 def test_a_step_that_is_compiled(tmp_path: Path) -> None:
     model = Model(SHAPE)
     monitor = attached(model, tmp_path / "a.bwrun")

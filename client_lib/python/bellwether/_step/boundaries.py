@@ -35,6 +35,10 @@ class Boundaries:
         owed, self._owed = self._owed, False
         return 0 if owed else None
 
+    def is_last(self, optimizer: int) -> Optional[bool]:
+        """Whether it was the one that came last in the step before; None: there is none."""
+        return None if self._last is None else optimizer == self._last
+
     def closed(self, explicit: bool, graphed: bool) -> bool:
         """Whether the end of a step is a boundary.  `graphed`: optimizers step in a CUDA graph,
         where no hook is called."""

@@ -102,6 +102,10 @@ class StepEnds:
             )
         self.warned = True
 
+    def is_last(self, optimizer: Optimizer) -> Optional[bool]:
+        """Whether no other is expected to step behind it; None: that is not known yet."""
+        return self._boundaries.is_last(id(optimizer))
+
     def optimizer_stepped(self, optimizer: Optimizer) -> tuple[bool, Optional[int]]:
         """(whether that ends the model's step; if it is a boundary for actions, how many steps the
         next forward pass is ahead of the running one)"""

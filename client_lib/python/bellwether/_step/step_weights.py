@@ -37,8 +37,17 @@ class StepWeights:
         self.increments = {}
         self.gram_batch = None
 
+    def changed(self, layers: Sequence[Layer]) -> None:
+        """By an optimizer: what was measured in this step is of before."""
+        if self._done and not self.whole_in_backward_only():
+            self._done = False
+            for layer in layers:
+                for spectrum in (layer.wq, layer.wk):
+                    if spectrum is not None:
+                        spectrum.begin_sample()
+
     def measure(self, layers: Sequence[Layer]) -> None:
-        """Once in a step."""
+        """Once, until an optimizer changes them again."""
         if self._done:
             return
         self._done = True

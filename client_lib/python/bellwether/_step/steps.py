@@ -220,8 +220,12 @@ class Steps:
             if self.ends.pending:
                 self._close({})
             self.reporter.scaling.stepped(optimizer, self.ends.explicit)
-            if not self.ends.trainers.of_copies(optimizer):
+        if self.ends.trainers.trains(optimizer) and not self.ends.trainers.of_copies(optimizer):
+            self.weights.changed(self.layers)
+            last = self.ends.is_last(optimizer)
+            if ends_step if last is None else last:
                 self._measure_weights()
+        if ends_step:
             self.ends.pending = not self.ends.explicit
             self._end_discovery()
         if ahead is not None:
