@@ -7,6 +7,7 @@ compared with those of the same attention as one plain call.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Optional
@@ -15,6 +16,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import bellwether
 from bellwether._hook.calls import sdpa_call
@@ -451,6 +453,106 @@ def test_a_layer_without_softmax_is_no_failure(watched: Watched) -> None:
         findings = layer_findings(status)
         assert "no softmax here: nothing to watch" in findings[0].text and findings[0].ok is None
         assert status["layers"][0]["not_judged_by"] == []
+
+
+@torch.jit.script
+def scripted(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+class ByHand(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        ctx.save_for_backward(q, k, v)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    @staticmethod
+    def backward(ctx: Any, d_o: Tensor) -> Any:
+        inputs = [t.detach().requires_grad_() for t in ctx.saved_tensors]
+        with torch.enable_grad():
+            output = F.scaled_dot_product_attention(*inputs, is_causal=True)
+        return torch.autograd.grad(output, inputs, d_o)
+
+
+def written_out(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (q @ k.mT).softmax(-1) @ v
+
+
+def around(function: Any) -> Any:
+    return lambda q, k, v: function(q, k, v)
+
+
+def by_hand(q: Tensor, k: Tensor, v: Tensor) -> Any:
+    return ByHand.apply(q, k, v)
+
+
+class Holds(nn.Module):
+    """Its own code says nothing of attention."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (f(x).unflatten(-1, (2, -1)).transpose(1, 2) for f in (self.q, self.k, self.v))
+        y: Tensor = self.function(q, k, v)
+        return x + y.transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda q, k, v: written_out(q, k, v),
+        functools.partial(written_out),
+        scripted,
+        around(scripted),
+        around(written_out),
+        by_hand,
+        lambda q, k, v: checkpoint(around(written_out), q, k, v, use_reentrant=True),
+    ],
+)
+def test_attention_that_a_module_holds_is_no_recurrence(function: Any, watched: Watched) -> None:
+    model = nn.Sequential(Holds(function))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watched(model) as monitor:
+        model(torch.randn(2, 9, WIDTH)).square().mean().backward()
+        optimizer.step()
+        (finding,) = layer_findings(monitor.status())
+    assert finding.ok is False and "attention that is written out" in finding.text
+
+
+@pytest.mark.parametrize("double", [False, True])
+def test_why_calls_were_not_measured_is_in_the_log(
+    double: bool, watched: Watched, caplog: pytest.LogCaptureFixture
+) -> None:
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if double:
+            return F.scaled_dot_product_attention(q, k, v)
+        one = functools.partial(F.scaled_dot_product_attention, is_causal=True)
+        return torch.vmap(one, 1, 1)(q, k, v)
+
+    model = nn.Sequential(Holds(attention)).to(torch.float64 if double else torch.float32)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watched(model) as monitor:
+        model(torch.randn(2, 9, WIDTH, dtype=model[0].q.weight.dtype)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        monitor.step()
+    said = "torch.float64: not measured" if double else "torch.func transforms: not measured"
+    assert f"no attention was measured in the first step. 0 (Holds): {said}" in caplog.text
+
+
+def test_a_frozen_layer_below_those_that_train_is_no_failure(watched: Watched) -> None:
+    model = nn.Sequential(Several(1).requires_grad_(False), Several(1))
+    optimizer = torch.optim.SGD(model[1].parameters(), lr=0.1)
+    with watched(model) as monitor:
+        model(torch.randn(2, 9, WIDTH)).square().mean().backward()
+        optimizer.step()
+        monitor.step()
+        findings = layer_findings(monitor.status())
+    assert [finding.ok for finding in findings] == [None, True]
+    assert "frozen upstream" in findings[0].text
 
 
 # ---- calls of other functions ----

@@ -11,6 +11,7 @@ from torch import nn
 
 from .._hook.layer.judged import Judged
 from .._hook.layer.layer import Layer
+from .._hook.layer.notes import why
 from .._hook.model.parallel import Parallel
 from .._kernels.memory import Memories
 from .._native.run_client import RunClient
@@ -76,6 +77,14 @@ class Reporter:
         if line is not None:
             log.warning(line)
 
+    def why_nothing(self) -> str:
+        """Why no layer reports."""
+        called = next((x for x in self._layers if x.watched and x.calls and x.notes), None)
+        if called is None:
+            return "no attention call was seen in the first step"
+        name = f"{called.name or 'the model'} ({called.module_class.__name__})"
+        return f"no attention was measured in the first step. {name}: {why(called.notes)}"
+
     def number_layers(self) -> None:
         """Layers are those that called attention by the end of the first step, in order."""
         self.link.begun = True
@@ -92,8 +101,8 @@ class Reporter:
         layers = self.reporting()
         if not layers:
             log.warning(
-                "no attention call was seen in the first step: only loss, gradient norm and "
-                "times are reported (python -m bellwether doctor says why)"
+                f"{self.why_nothing()}: only loss, gradient norm and times are reported "
+                "(python -m bellwether doctor names each layer)"
             )
         self.link.open(
             run_options(

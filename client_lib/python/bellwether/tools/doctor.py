@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from .. import __version__
-from .._hook.layer.notes import why
+from .._hook.layer.notes import FROZEN, why
 from .._native import c_api
 from .._server import private_server
 
@@ -117,6 +117,7 @@ def layer_findings(status: dict[str, Any]) -> list[Finding]:
             )
         ]
     found = []
+    measured = any(layer["index"] >= 0 for layer in layers)
     for layer in layers:
         name = layer["name"] or "(the model)"
         notes = "; ".join(layer["notes"])
@@ -133,14 +134,17 @@ def layer_findings(status: dict[str, Any]) -> list[Finding]:
                     f"{name}: never called scaled_dot_product_attention, or another function that "
                     "is seen, with gradients on: attention that is written out in the module "
                     '(transformers: attn_implementation="sdpa"; else bellwether.wrap_attention()), '
+                    "called within torch.jit.script or a torch.autograd.Function, "
                     "compiled with a torch below 2.11, or not used",
                 )
             )
+        elif FROZEN in layer["notes"] and layer["fired"] == 0 and measured:
+            found.append(Finding(None, f"{name}: {FROZEN}: nothing to watch"))
         elif layer["heads"] and layer["fired"] == 0:
             cause = notes or "its output does not reach the loss, or no gradient reaches it"
             found.append(Finding(False, f"{name}: called, but its backward never ran: {cause}"))
         elif layer["fired"] == 0 or not layer["heads"]:
-            found.append(Finding(False, f"{name}: called, but not measured: {notes}"))
+            found.append(Finding(False, f"{name}: called, but not measured: {why(layer['notes'])}"))
         elif layer["index"] < 0:
             late = [note for note in layer["notes"] if "not reported" in note]
             cause = "; ".join(late) or (

@@ -20,7 +20,7 @@ from ..running import checkpoint_inside, checkpointed, host_reads_back
 from .kept import Kept, tensors_of
 from .layer_backward import LayerBackward
 from .layer_weights import NO_WEIGHTS
-from .notes import NO_KEY_GRADIENT, NO_LEAK
+from .notes import FROZEN, NO_KEY_GRADIENT, NO_LEAK, TRANSFORMED
 from .taps import (
     CHECKPOINTS,
     KeyTap,
@@ -257,8 +257,8 @@ class Layer(LayerBackward):
     ) -> Optional[Tapped]:
         host = self.host
         self._count()
-        if isinstance(call, str):
-            self.note(call)
+        if isinstance(call, str):  # What is transformed has other dimensions, too.
+            self.note(TRANSFORMED if torch._C._are_functorch_transforms_active() else call)
         if not isinstance(call, AttentionCall) or not self._plain(call.q, call.k, call.v):
             return None
         q, k, v = call.q, call.k, call.v
@@ -270,7 +270,7 @@ class Layer(LayerBackward):
             self.centred = centred
             host.centring_changed()
         if not (q.requires_grad or k.requires_grad or v.requires_grad):
-            self.note("no gradient reaches the attention (frozen upstream)")
+            self.note(FROZEN)
             return None
         if not (host.samples_step() or always) or not self.watched:
             self._observe(call)

@@ -18,7 +18,7 @@ from ..calls.kernel_choice import unseen
 from ..hosts import StepHost
 from ..model.candidates import is_attention
 from .layer_weights import LayerWeights
-from .notes import CALLED_AGAIN
+from .notes import CALLED_AGAIN, TRANSFORMED
 
 
 def _copies(k: Tensor, heads: int) -> bool:
@@ -133,7 +133,7 @@ class LayerCalls(LayerWeights):
             self.note("first called while a CUDA graph was captured: not measured")
             return False
         if torch._C._are_functorch_transforms_active():
-            self.note("torch.func transforms: not measured")
+            self.note(TRANSFORMED)
             return False
         if forward_ad._current_level >= 0:
             self.note("forward-mode differentiation: not measured")

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 NO_KEY_GRADIENT = "no gradient reaches the keys: there is no leak to measure"
 NO_LEAK = "softcap, sinks or changed scores: the keys' gradients need not add up to 0"
 WITHOUT_LEAK = frozenset({NO_KEY_GRADIENT, NO_LEAK})  # Nothing is missing that could be measured.
+FROZEN = "no gradient reaches the attention (frozen upstream)"
+TRANSFORMED = "torch.func transforms: not measured"
 OTHER_CALL = "another call of a module: its weights are not told apart, no spectral signals"
 CALLED_AGAIN = (
     'called again before its backward: of such calls one is measured (microbatches="all")'
@@ -15,6 +17,8 @@ CALLED_AGAIN = (
 _HELP = (
     ("dimensions: which", "bellwether.wrap_attention() takes a module of one's own"),
     ("never calls", 'transformers: attn_implementation="sdpa"; else bellwether.wrap_attention()'),
+    ("torch.func transforms", "gradients by backward() or torch.autograd.grad()"),
+    ("torch.float64", "float32, or 16 bits"),
     ("checkpoint() inside", "checkpoint the whole attention module"),
 )
 

@@ -33,16 +33,12 @@ def _is_function(name: str, value: Any, own: bool) -> bool:
 
 
 def calls_attention(module: nn.Module) -> bool:
-    """Whether code of the module's class, or a function it uses, names the function, or somebody
-    has said that it is attention."""
+    """Whether the module's code names the function, or somebody has said that it is attention."""
     if contract_of(module) is not None:
         return True
-    for value in vars(module).values():
-        if value is _FUNCTION:
-            return True
     return any(
         function is _FUNCTION or mentions(function, _is_function)
-        for function in functions_of(type(module).__mro__)
+        for function in functions_of([module])
     )
 
 

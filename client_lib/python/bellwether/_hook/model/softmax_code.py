@@ -28,7 +28,6 @@ def _says(name: str, value: Any, own: bool) -> bool:
 
 def has_softmax(module: nn.Module) -> bool:
     """Of the module's own code and that of its parts."""
-    classes = {cls for part in module.modules() for cls in type(part).__mro__}
-    if nn.Softmax in classes or nn.MultiheadAttention in classes:
+    if any(isinstance(part, (nn.Softmax, nn.MultiheadAttention)) for part in module.modules()):
         return True
-    return any(mentions(function, _says) for function in functions_of(classes))
+    return any(mentions(function, _says) for function in functions_of(module.modules()))
