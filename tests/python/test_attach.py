@@ -27,6 +27,7 @@ from bellwether._hook.patches import intercept
 from bellwether._step.patches import Patches
 from bellwether._step.steps import Steps
 from bellwether.settings import Settings
+from bellwether.tools.doctor import layer_findings
 
 from models import Model, Shape, batch
 from recording import Recording
@@ -108,6 +109,7 @@ def test_other_ranks_stand_aside(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "8")
     monitor = bellwether.attach(Model(Shape()), server="127.0.0.1:1")
     assert not monitor.live() and monitor.why_off == "another rank reports"
+    assert [finding.ok for finding in layer_findings(monitor.status())] == [None]
     assert F.scaled_dot_product_attention is PLAIN_SDPA
 
 

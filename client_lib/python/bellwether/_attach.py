@@ -21,7 +21,7 @@ from ._server.alerts import Alert
 from ._unwatched import Unwatched
 from ._util import files, log
 from ._util.guard import harmless
-from ._util.ranks import own_path, rank_and_world
+from ._util.ranks import ANOTHER_REPORTS, own_path, rank_and_world
 from .monitor import Monitor, live_monitors, watching
 from .settings import Settings, resolve
 
@@ -223,7 +223,7 @@ def _begin(
     weights_only: bool, agree: bool, aside: bool,
 ) -> None:  # fmt: skip
     if aside:
-        monitor.steps.health.why_off = "another rank reports"
+        monitor.steps.health.why_off = ANOTHER_REPORTS
         if not agree:
             return
     others = [] if weights_only else intercept.watched_in(model)

@@ -6,6 +6,8 @@ import os
 
 import torch
 
+ANOTHER_REPORTS = "another rank reports"  # Why a rank of the same data stands aside.
+
 
 def rank_and_world() -> tuple[int, int]:
     distributed = torch.distributed

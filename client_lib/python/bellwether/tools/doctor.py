@@ -20,6 +20,7 @@ from .. import __version__
 from .._hook.layer.notes import FROZEN, why
 from .._native import c_api
 from .._server import private_server
+from .._util.ranks import ANOTHER_REPORTS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +108,8 @@ def layer_findings(status: dict[str, Any]) -> list[Finding]:
     """What Monitor.status() says about the layers, one finding each, with the cause."""
     layers = status["layers"]
     if status["why_off"] and not status["live"]:
-        return [Finding(False, f"watching is off: {status['why_off']}")]
+        aside = status["why_off"] == ANOTHER_REPORTS
+        return [Finding(None if aside else False, f"watching is off: {status['why_off']}")]
     if not layers:
         return [
             Finding(
