@@ -38,7 +38,7 @@ class StepWeights:
         self.gram_batch = None
 
     def changed(self, layers: Sequence[Layer]) -> None:
-        """By an optimizer: what was measured in this step is of before."""
+        """By an optimizer, after they were measured in this step."""
         if self._done and not self.whole_in_backward_only():
             self._done = False
             for layer in layers:

@@ -1,6 +1,9 @@
 """The names in a module's code: in its classes, in the functions that it holds, and in those that
-they call, as far as these lie in the same file, in a closure, in a torch.autograd.Function or in
-what torch.jit.script has made of one."""
+they call.
+
+Of the latter those are looked into that lie in the same file or in a closure, and what a
+torch.autograd.Function or torch.jit.script holds.
+"""
 
 from __future__ import annotations
 
