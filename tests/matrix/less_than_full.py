@@ -31,9 +31,8 @@ ALL = (
 )  # fmt: skip
 
 # What is not watched yet, though it could be.  Such cells fail in matrix.py, and
-# test_whole_matrix.py names them.  siglip's pooling head is nn.MultiheadAttention that is asked for
-# its weights, which is not met in the midst of a compiled function.
-OPEN: tuple[str, ...] = ("siglip compile",)
+# test_whole_matrix.py names them.
+OPEN: tuple[str, ...] = ()
 
 
 def is_open(cell: Cell) -> bool:

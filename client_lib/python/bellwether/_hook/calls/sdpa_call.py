@@ -9,6 +9,7 @@ from typing import Any, Optional, Union
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 
 from .call import VIEWS, AttentionCall, Mask
 from .kernel_choice import autocast_dtype, kernel_of
@@ -19,7 +20,8 @@ except ImportError:  # Another torch: no such mask can come.
     CausalBias = CausalVariant = None  # type: ignore[assignment,misc]
 
 PARAMETERS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-_PLAIN = (Tensor, nn.Parameter, FakeTensor)  # The last is what torch.compile traces with.
+# The last two are what torch.compile traces with.
+_PLAIN = (Tensor, nn.Parameter, FakeTensor, FunctionalTensor)
 BAD_SCALE = "scale is not above 0, or not finite"
 
 

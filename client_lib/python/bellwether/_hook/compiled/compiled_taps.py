@@ -194,17 +194,22 @@ def alias(x: Tensor) -> Tensor:
     return x.view_as(x)
 
 
-def tap_keys(k: Tensor, mark: Mark, site: int) -> Tensor:
+def tensor_of(mark: Mark) -> Tensor:
     """Traced."""
-    return _KeyTap.apply(k, mark.tensor, site)  # type: ignore[no-untyped-call, no-any-return]
+    return mark.tensor
 
 
-def tap_output(result: Any, mark: Mark, recipe: int, site: int, *tensors: Tensor) -> Any:
+def tap_keys(k: Tensor, mark: Tensor, site: int) -> Tensor:
+    """Traced."""
+    return _KeyTap.apply(k, mark, site)  # type: ignore[no-untyped-call, no-any-return]
+
+
+def tap_output(result: Any, mark: Tensor, recipe: int, site: int, *tensors: Tensor) -> Any:
     """Traced: the call's result, its output behind the tap."""
     first = result[0] if isinstance(result, (tuple, list)) else result
     if not isinstance(first, Tensor) or not first.requires_grad:
         return result
-    o = _OutputTap.apply(first, mark.tensor, recipe, site, *tensors)  # type: ignore[no-untyped-call]
+    o = _OutputTap.apply(first, mark, recipe, site, *tensors)  # type: ignore[no-untyped-call]
     if not isinstance(result, (tuple, list)):
         return o
     if hasattr(result, "_fields"):

@@ -19,7 +19,7 @@ from ..._util import log
 from ..calls import sdpa_call
 from ..calls.call import Reader
 from ..functions import function_calls
-from . import compiled_taps, traced_calls, traced_flex
+from . import compiled_taps, traced_calls, traced_flex, traced_in_graph
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -114,7 +114,7 @@ def _replace_functions(instead: Replacements) -> None:
             if place is None:
                 return theirs(self, tx, args, kwargs)
             with _left_alone():
-                return traced_calls.between(tx, place, ours, self, list(args), kwargs)
+                return traced_in_graph.between(tx, place, ours, self, list(args), kwargs)
         made: Any = UserFunctionVariable(instead.instead_of_function)
         before = [self]
         if function is instead.sdpa:
@@ -129,7 +129,7 @@ def _replace_functions(instead: Replacements) -> None:
         if self.fn is compiled_taps.tapped:
             read, tracker, mark, earlier, *given = args
             place = traced_calls.Place(mark, earlier)
-            return traced_calls.between(tx, place, read, tracker, given, kwargs)
+            return traced_in_graph.between(tx, place, read, tracker, given, kwargs)
         if type(self) is not UserFunctionVariable:  # A method.
             return of_users(self, tx, args, kwargs)
         return inlined(of_users, self, self.fn, tx, args, kwargs)

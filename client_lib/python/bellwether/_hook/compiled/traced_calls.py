@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Optional, TypeVar
 
 import torch
@@ -79,6 +79,10 @@ class Plan(NamedTuple):
     qkv: tuple[int, ...] = ()  # Places among them; none: the recipe says why nothing is measured.
     keys: Optional[int] = None  # Of them, k, if its gradient is asked for.
     cast: Optional[torch.dtype] = None
+
+
+# (The call, the trackers of q and k) -> how these are made of what projections return.
+Shown = Callable[[AttentionCall, Any, Any], Optional[split_check.Evidence]]
 
 
 def _inline(tx: Any, function: Callable[..., Any], *args: Any) -> Any:
@@ -180,13 +184,25 @@ def _plan(
         name: reading.of(tracker) if names is None or name in names else (UNKNOWN, UNKNOWN)
         for name, tracker in kwargs.items()
     }
+
+    def shown(call: AttentionCall, q: Any, k: Any) -> Optional[split_check.Evidence]:
+        return shown_by(layer, q, k, (call.q_view, call.k_view))
+
+    return plan_of(reading.tensors, function, reader, given, named, shown)
+
+
+def plan_of(
+    tensors: Tensors, function: Any, reader: Reader, given: Sequence[tuple[Any, Any]],
+    named: dict[str, tuple[Any, Any]], shown: Shown,
+) -> Plan:  # fmt: skip
+    """given, named  the arguments: what the reader gets, and the recipe's word for it"""
     with torch.no_grad():
         call = reader(
             function, tuple(value for value, _ in given), {n: v for n, (v, _) in named.items()}
         )
     if not isinstance(call, AttentionCall):
         return untapped(call or "")
-    fakes = reading.tensors.fakes
+    fakes, trackers = tensors.fakes, tensors.trackers
     places = [i for t in (call.q, call.k, call.v) for i, fake in enumerate(fakes) if fake is t]
     if not any(t.requires_grad for t in (call.q, call.k, call.v)):
         return untapped("")
@@ -197,15 +213,11 @@ def _plan(
     recipe = Recipe(
         function, reader, tuple(spec for _, spec in given),
         tuple((name, spec) for name, (_, spec) in named.items()), call.cast, call.dropout,
-        call.k.requires_grad,
-        shown_by(
-            layer, reading.tensors.trackers[places[0]], reading.tensors.trackers[places[1]],
-            (call.q_view, call.k_view),
-        ),
+        call.k.requires_grad, shown(call, trackers[places[0]], trackers[places[1]]),
     )  # fmt: skip
     keys = call.k.requires_grad and not call.softcap and call.sinks is None and call.cancels
     return Plan(
-        number_of(recipe), reading.tensors.trackers, tuple(dict.fromkeys(places)),
+        number_of(recipe), trackers, tuple(dict.fromkeys(places)),
         places[1] if keys else None, call.cast,
     )  # fmt: skip
 
@@ -238,11 +250,15 @@ class Taps:
     """Those of one call."""
 
     def __init__(self, tx: Any, place: Place) -> None:
-        self._tx, self._mark = tx, place.mark
+        self._tx, self._mark = tx, _inline(tx, compiled_taps.tensor_of, place.mark)
         if place.earlier is None:
             self._site = _constant(place.number)
         else:
             self._site = _inline(tx, compiled_taps.next_site, place.earlier)
+
+    def known_by(self) -> tuple[Any, Any]:
+        """(the tensor of the mark, the number of the call)"""
+        return self._mark, self._site
 
     def keys(self, tracker: Any) -> Any:
         if not tracker.requires_grad:  # As it was made: it has been written to since.
@@ -287,7 +303,7 @@ def untraced(tracker: Any) -> Any:
 def applies(function: Any, reader: Reader, args: list[Any], kwargs: dict[str, Any]) -> bool:
     """Whether a call is one for its function's reader; else what it calls is met."""
     asks = getattr(reader, "applies", None)
-    if asks is None:
+    if asks is None or hasattr(reader, "between"):  # In its midst it is met in any case.
         return True
     values = tuple(map(untraced, args))
     return bool(asks(function, values, {name: untraced(value) for name, value in kwargs.items()}))

@@ -11,22 +11,22 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Iterable
-from typing import Any, Optional, Union
+from typing import Any, Optional
 
 from torch import Tensor
 
 from ..._util import log
 from ..._util.guard import harmless
-from ..calls.call import AttentionCall, Reader
+from ..calls.call import Reader
 from . import python_call
 
 Seen = Callable[[Callable[..., Any], Reader, tuple[Any, ...], dict[str, Any]], Any]
-# Makes q, k and v of a call, which is read when it is known: (those behind their taps, what its
-# output passes through); None if there is nothing to measure.
-Begin = Callable[
-    [Callable[[], Union[AttentionCall, str, None]]],
-    Optional[tuple[tuple[Tensor, Tensor, Tensor], Callable[[Tensor], Tensor]]],
-]
+# (q, k and v of a call behind their taps, what its output passes through)
+Met = tuple[tuple[Tensor, Tensor, Tensor], Callable[[Tensor], Tensor]]
+# A function that is met in its midst has a reader with `between`: (a Begin, the function, its
+# arguments) -> its result.  There a Begin is called with q, k and v, first among the arguments of a
+# call, with that call's Reader and function.  It returns None if there is nothing to measure.
+Begin = Callable[[Reader, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Optional[Met]]
 Source = Callable[[bool], Iterable[tuple[Callable[..., Any], Reader]]]
 
 _lock = threading.RLock()

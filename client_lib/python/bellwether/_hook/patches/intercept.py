@@ -145,7 +145,11 @@ def _of_layer(
     untapped = not known and (checkpointed() or not torch.is_grad_enabled())
     between = getattr(read, "between", None)  # A function that is met in its midst.
     if between is not None and not untapped:
-        return between(lambda call: layer.begin(call, forward), function, args, kwargs)
+
+        def begin(its_reader: Reader, *call: Any) -> Optional[function_calls.Met]:
+            return layer.begin(lambda: its_reader(*call), forward)
+
+        return between(begin, function, args, kwargs)
     if untapped:
         layer.meet(lambda: read(function, args, kwargs))
         return function(*args, **kwargs)
