@@ -1,10 +1,12 @@
-"""A signal that was recorded, against the definition in fp64.
+"""Signals that were recorded, against the definition in fp64, and against another recording.
 
-Sums agree to 1e-5.  What is counted, and what only rounding makes, may be off by as much as
-definitions.py says.
+Sums agree to 1e-5 with the definition.  What is counted, and what only rounding makes, may be off
+by as much as definitions.py says.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 
@@ -32,3 +34,13 @@ def compare(signal: str, got: np.ndarray, expected: Expected, rows: float) -> No
         assert (slack <= max(2.0, 0.02 * rows)).all(), "the case proves nothing"
         counted.setdefault(signal, np.zeros(3))
         counted[signal] += slack.sum(), want.sum(), rows * len(slack)
+
+
+def assert_same_calls(found: dict[str, Any], want: dict[str, Any]) -> None:
+    """Steps of two recordings have the same numbers.  Norms come by iteration, which each monitor
+    begins anew; other signals of weights look at more steps than one."""
+    for signal, values in want.items():
+        if signal in ("wq_sigma", "wk_sigma"):
+            np.testing.assert_allclose(found[signal], values, rtol=1e-5, err_msg=signal)
+        elif not signal.startswith(("wq_", "wk_", "qk_")) and not signal.endswith("_seconds"):
+            np.testing.assert_array_equal(found[signal], values, signal)

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import copy
 import pickle
+import sys
 from pathlib import Path
 from typing import Any, Optional
 
+import flash_stand_in
 import pytest
 import torch
 import torch._dynamo
+from comparing import assert_same_calls
 from torch import Tensor
 
 import bellwether
@@ -114,6 +117,49 @@ def test_switched_in_flight_layer_by_layer_and_back(tmp_path: Path) -> None:
     assert all(coherence[step] < 0.01 for step in (3, 4, 5))
 
 
+KINDS = [
+    models.PaddedRight, models.PaddedLeft, models.KeysAlone, models.Window, models.Packed,
+    models.NarrowValues,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "kind, compiled", [*((kind, False) for kind in KINDS), (models.PaddedLeft, True)]
+)
+def test_all_that_stabilize_serves_is_switched_and_stays_watched(
+    kind: type, compiled: bool, tmp_path: Path
+) -> None:
+    """As if it were stabilized from that step on, in each number."""
+
+    def trained(asked: bool) -> tuple[list[Tensor], dict[int, Any]]:
+        torch.manual_seed(7)
+        path = tmp_path / f"{asked}.bwrun"
+        training = Training(path, shape=SHAPE, model=Model(SHAPE, kind=kind))
+        if compiled:
+            training.run = torch.compile(training.model, backend="aot_eager", fullgraph=True)
+        training.step(2)
+        if asked:
+            id = training.ask("attention.mode", mode="hp")
+        training.step()
+        handle = None if asked else bellwether.stabilize(training.model)
+        training.step(2)
+        if asked:
+            assert training.answer(id) == {"applied": True, "step": 3, "reason": ""}
+        assert not any(layer["notes"] for layer in training.monitor.status()["layers"])
+        training.ends()
+        if handle is not None:
+            handle.close()
+        return training.losses, Recording(path, ended=True).steps()
+
+    losses, steps = trained(True)
+    want_losses, want_steps = trained(False)
+    assert same(losses, want_losses)
+    for step, signals in want_steps.items():
+        assert set(steps[step]) == set(signals)
+        assert_same_calls(steps[step], signals)
+    assert not (steps[3]["delta_error_abs_sum"] == 0).any()
+
+
 def test_beside_stabilize_and_keys_that_are_centred_already(tmp_path: Path) -> None:
     training = Training(tmp_path / "a.bwrun", shape=SHAPE)
     model = training.model
@@ -141,35 +187,65 @@ def test_beside_stabilize_and_keys_that_are_centred_already(tmp_path: Path) -> N
     training.ends()
 
 
-def test_refused_switches_say_why(tmp_path: Path) -> None:
-    class Masked(models.Attention):
-        def attend(self, q: Tensor, k: Tensor, v: Tensor, gqa: bool) -> Tensor:
-            mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool)
-            return torch.nn.functional.scaled_dot_product_attention(
-                q, k, v, attn_mask=mask, enable_gqa=gqa
-            )
+class Dropped(models.Attention):
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, gqa: bool) -> Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(
+            q, k, v, is_causal=True, dropout_p=0.1, enable_gqa=gqa
+        )
 
+
+DROPS = "dropout_p is above 0, and 0 is served"
+LEARNS = "the mask requires a gradient, and one that does not is served"
+
+
+@pytest.mark.parametrize(
+    "kind, reason, compiled",
+    [
+        (Dropped, DROPS, False),
+        (models.Biased, LEARNS, False),
+        (models.Biased, LEARNS, True),
+    ],
+)
+def test_layers_that_no_kernel_serves_stay_and_say_why(
+    kind: type, reason: str, compiled: bool, tmp_path: Path
+) -> None:
     torch.manual_seed(7)
-    training = Training(tmp_path / "a.bwrun", shape=SHAPE, model=Model(SHAPE, kind=Masked))
+    model = Model(SHAPE)
+    model.blocks[0].attention = kind(SHAPE)
+    training = Training(tmp_path / "a.bwrun", shape=SHAPE, model=model)
+    if compiled:
+        training.run = torch.compile(model, backend="aot_eager")
+    training.step(2)
+    named = training.ask("attention.mode", mode="hp", scope={"layers": [0, 1]})
+    every = training.ask("attention.mode", mode="hp")
+    training.step()
+    answer = training.answer(named)
+    assert answer == {"applied": False, "step": 3, "reason": f"layer 0: {reason}"}
+    answer = training.answer(every)
+    assert answer and answer["applied"]
+    assert answer["reason"] == f"1 of 2 layers; layer 0: {reason}"
+    assert [attention_switch.of(m) for m in model.attentions()] == ["", "hp"]
+    back = training.ask("attention.mode", undoes=every)
+    training.step()
+    answer = training.answer(back)
+    assert answer and answer["applied"]
+    assert [attention_switch.of(m) for m in model.attentions()] == ["", ""]
+    training.ends()
+
+
+def test_refused_switches_say_why(tmp_path: Path) -> None:
+    training = Training(tmp_path / "a.bwrun", shape=SHAPE)
     training.step(2)
     training.monitor.layers[0].graphed = True  # As if a CUDA graph held it.
-    hp = training.ask("attention.mode", mode="sdpa")
-    centre = training.ask("attention.center_k", value=1)
-    training.step()
-    answer = training.answer(hp)
-    assert answer and "captured in a CUDA graph" in answer["reason"]
-    answer = training.answer(centre)
-    assert answer and "captured in a CUDA graph" in answer["reason"]
-    training.monitor.layers[0].graphed = False
-    hp, centre = (
-        training.ask("attention.mode", mode="hp"),
+    asked = (
+        training.ask("attention.mode", mode="sdpa", scope={"layers": [0]}),
         training.ask("attention.center_k", value=1),
     )
     training.step()
-    answer = training.answer(hp)
-    assert answer and "layer 0 has an attention mask" in answer["reason"]
-    answer = training.answer(centre)
-    assert answer and answer["applied"]  # Right with any mask.
+    for id in asked:
+        answer = training.answer(id)
+        assert answer and not answer["applied"]
+        assert "layer 0: it was captured in a CUDA graph" in answer["reason"]
     training.ends()
 
     weights = Training(tmp_path / "b.bwrun", shape=SHAPE, weights_only=True)
@@ -179,22 +255,68 @@ def test_refused_switches_say_why(tmp_path: Path) -> None:
     weights.ends()
 
 
-def test_attention_of_another_function_is_not_switched(tmp_path: Path) -> None:
-    """Nothing would change where scaled_dot_product_attention is not called."""
+def test_bellwether_attention_of_the_model_changes_its_mode(tmp_path: Path) -> None:
     model = Model(SHAPE, kind=ByHand)
     for attention in model.attentions():
-        attention.mode = "hp"  # type: ignore[attr-defined]
+        attention.mode = "fa"  # type: ignore[attr-defined]
     training = Training(tmp_path / "a.bwrun", shape=SHAPE, model=model)
     training.step(2)
-    asked = (
-        training.ask("attention.mode", mode="hpm"),
-        training.ask("attention.center_k", value=1),
-    )
+    ours = training.ask("attention.mode", mode="hp", scope={"layers": [1]})
+    refused = {
+        "mode is sdpa, and the model calls bellwether.attention": training.ask(
+            "attention.mode", mode="sdpa"
+        ),
+        "its attention is bellwether fa, and scaled_dot_product_attention": training.ask(
+            "attention.center_k", value=1
+        ),
+    }
     training.step()
-    for action in asked:
-        answer = training.answer(action)
-        assert answer and "has bellwether hp, which is no scaled_dot" in answer["reason"]
+    answer = training.answer(ours)
+    assert answer and answer["applied"]
+    for reason, id in refused.items():
+        answer = training.answer(id)
+        assert answer and not answer["applied"] and reason in answer["reason"]
+    assert same(gradients(model), by_hand(model, ("fa", False), ("hp", False)))
+    training.ask("attention.mode", undoes=ours)
+    training.step()
+    assert same(gradients(model), by_hand(model, ("fa", False), ("fa", False)))
+    assert not any(layer["notes"] for layer in training.monitor.status()["layers"])
     training.ends()
+
+
+def test_a_compiled_call_of_another_function_is_not_switched(tmp_path: Path) -> None:
+    model = Model(SHAPE, kind=ByHand)
+    for attention in model.attentions():
+        attention.mode = "fa"  # type: ignore[attr-defined]
+    training = Training(tmp_path / "a.bwrun", shape=SHAPE, model=model)
+    training.run = torch.compile(model, backend="aot_eager")
+    training.step(2)
+    id = training.ask("attention.mode", mode="hp")
+    training.step()
+    answer = training.answer(id)
+    assert answer and answer["reason"].startswith("layer 0: its call is compiled, and")
+    training.ends()
+
+
+def test_attention_of_another_function_is_not_switched(tmp_path: Path) -> None:
+    """Nothing would change where none of the functions that are served is called."""
+
+    class Flash(models.Attention):
+        def attend(self, q: Tensor, k: Tensor, v: Tensor, gqa: bool) -> Tensor:
+            q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+            o: Tensor = flash_stand_in.two.flash_attn_func(q, k, v, causal=True)
+            return o.transpose(1, 2)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "flash_attn", flash_stand_in.two)
+        training = Training(tmp_path / "a.bwrun", shape=SHAPE, model=Model(SHAPE, kind=Flash))
+        training.step(2)
+        id = training.ask("attention.mode", mode="hp")
+        training.step()
+        answer = training.answer(id)
+        training.ends()
+    assert answer and "layer 0: its attention is flash" in answer["reason"]
+    assert "scaled_dot_product_attention, transformers' eager attention and" in answer["reason"]
 
 
 def test_copies_train_on_their_own(tmp_path: Path) -> None:

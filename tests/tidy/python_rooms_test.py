@@ -45,7 +45,7 @@ ALLOWED: dict[str, set[str]] = {
     | {"_hook.model"},
     "_hook.patches": {"_util"} | _HOOK - {"_hook.layer"},
     "_adapters": {"_util", "_hook.calls", "_hook.functions", "_hook.patches"},
-    "_attention": _LOW | {"_weights", "_hook", "_hook.model", "_hook.patches"},
+    "_attention": _LOW | {"_weights", "_hook", "_hook.calls", "_hook.model", "_hook.patches"},
     "_step": _LOW | {"_weights", "_hook", "_hook.model", "_hook.layer", "_hook.patches"},
     "_actions": _LOW | (_HOOK - {"_hook.compiled"}) | {"_weights", "_attention", "_step"},
     "monitor": _WATCHING - {"_attention", "monitor"},

@@ -6,15 +6,12 @@ What is in force is the applied actions, one upon the other, so any of them can 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
-import torch
 from torch import Tensor
 
 from .._attention import stabilizer
-from .._attention.attention_op import machine_lacks
 from .._attention.center_keys import center_keys
-from .._attention.dispatch import unsupported
 from .._hook import attention_switch
 from .._hook.calls.contract import contract_of
 from .._hook.calls.kernel_choice import NAMES as KERNEL_NAMES
@@ -43,16 +40,24 @@ def _functions() -> dict[str, Callable[..., Any]]:
     return functions
 
 
+class Held(NamedTuple):
+    """An action that is in force, and where."""
+
+    action: Action
+    layers: list[Layer]
+
+
 class AttentionSwitch(Applier):
     def __init__(self, host: ActionHost) -> None:
         super().__init__(host)
-        self._held: dict[str, Action] = {}  # In force, oldest first.
+        self._held: dict[str, Held] = {}  # Oldest first.
         self._variants: set[tuple[str, ...]] = set()  # What all layers carried, each time.
         self._prepared = False
 
     def prepare(self) -> None:
         """Before the model is compiled: the branch that a switch takes later."""
-        attention_switch.prepare(_functions())
+        serving = attention_switch.Serving(stabilizer.lacks, stabilizer.compute)
+        attention_switch.prepare(_functions(), serving)
         self._prepared = True
         for layer in self.host.layers:
             module = layer.module()
@@ -73,50 +78,59 @@ class AttentionSwitch(Applier):
         layers = [layer for layer in self.host.layers if layer.index >= 0]
         if not layers:
             return "no layer calls attention here"
-        wanted = "hp" if kind == "attention.mode" else ""
-        reasons = [self._unfit(layer, wanted) for layer in layers]
+        reasons = [self._unfit(layer, kind, "hp") for layer in layers]
         return None if None in reasons else reasons[0]
 
-    def _unfit(self, layer: Layer, mode: str) -> Optional[str]:
-        """Why this layer cannot be switched (to that mode of ours)."""
-        module, place = layer.module(), f"layer {layer_number(self.host, layer)}"
+    def _fixed(self, layer: Layer) -> Optional[str]:
+        """Why nothing of this layer can be switched."""
+        module = layer.module()
         if module is None:
-            return f"{place} is gone"
+            return "it is gone"
         if any(contract_of(inner) is not None for inner in module.modules()):
-            return f"{place} has attention of its own (wrap_attention)"
-        if layer.kernel not in KERNEL_NAMES:
-            return f"{place} has {layer.kernel}, which is no scaled_dot_product_attention"
+            return "it has attention of its own (wrap_attention)"
         if layer.graphed:
-            return f"{place} was captured in a CUDA graph, which replays what it captured"
+            return "it was captured in a CUDA graph, which replays what it captured"
         if sum(other.module() is module for other in self.host.layers) > 1:
-            return f"{place} is one of several calls of its module"
-        if not mode or mode == "sdpa":
-            return None
-        if layer.masked or layer.dropped:
-            what = "an attention mask" if layer.masked else "dropout in its attention"
-            return f"{place} has {what}, for which there is no stabilized kernel"
-        first = next(module.parameters(), None)
-        device = first.device if first is not None else torch.device("cpu")
-        lacks = machine_lacks(device)
-        if lacks is None and layer.dtype is not None:
-            like = torch.empty(1, 1, 1, layer.head_dim, dtype=layer.dtype, device=device)
-            lacks = unsupported(like, like, like)
-        return None if lacks is None else f"{place}: {lacks}"
+            return "it is one of several calls of its module"
+        return None
+
+    def _unfit(self, layer: Layer, kind: str, mode: str) -> Optional[str]:
+        """Why this layer cannot be switched so."""
+        reason = self._fixed(layer)
+        calls_sdpa = layer.kernel in KERNEL_NAMES
+        if reason is None and kind == "attention.center_k" and not calls_sdpa:
+            reason = f"its attention is {layer.kernel}, and scaled_dot_product_attention is served"
+        elif reason is None and kind == "attention.mode" and not (mode == "sdpa" and calls_sdpa):
+            reason = layer.unserved
+            if reason is None and mode == "sdpa" and layer.own_mode:
+                reason = "mode is sdpa, and the model calls bellwether.attention, which has none"
+        number = layer_number(self.host, layer)
+        return None if reason is None else f"layer {number}: {reason}"
+
+    def _places(self, action: Action) -> tuple[list[Layer], list[str]]:
+        """(the layers that are switched, why others stay as they are).  It is all or none if the
+        scope names layers, and for centring: some centred layers make the run a centred one."""
+        layers = layers_in(self.host, action)
+        reasons = [self._unfit(layer, action.kind, action.mode) for layer in layers]
+        stay = [reason for reason in reasons if reason is not None]
+        if stay and (action.layers or action.heads or action.kind == "attention.center_k"):
+            return [], stay
+        return [layer for layer, reason in zip(layers, reasons) if reason is None], stay
 
     def refusal(self, action: Action) -> Optional[str]:
+        if action.undoes:
+            held = self._held.get(action.undoes)
+            for layer in held.layers if held is not None else ():
+                why = self._fixed(layer)
+                if why is not None:
+                    return f"layer {layer_number(self.host, layer)}: {why}"
+            return None
         why = self.impossible(action.kind) or unknown_place(self.host, action)
         if why is not None:
             return why
-        layers = layers_in(self.host, action)
-        if action.undoes:
-            action = self._held.get(action.undoes, action)
-            reasons = [self._unfit(layer, "") for layer in layers_in(self.host, action)]
-            return next((reason for reason in reasons if reason is not None), None)
-        mode = action.mode if action.kind == "attention.mode" else ""
-        for layer in layers:
-            why = self._unfit(layer, mode)
-            if why is not None:
-                return why
+        layers, stay = self._places(action)
+        if not layers and stay:
+            return stay[0]
         if action.kind == "attention.center_k" and layers:
             own = [layer for layer in layers if layer.centred and not self._centred_here(layer)]
             if action.value and len(own) == len(layers):
@@ -124,7 +138,7 @@ class AttentionSwitch(Applier):
             if not action.value and own:
                 number = layer_number(self.host, own[0])
                 return f"the model centres the keys of layer {number} itself"
-        new = self._words({**self._held, action.id: action})
+        new = self._words({**self._held, action.id: Held(action, layers)})
         compiled = any(layer.compiled for layer in self.host.layers)
         if compiled and new not in self._variants and len(self._variants) >= VARIANTS_MAX:
             return f"{VARIANTS_MAX} variants were compiled, and torch.compile ends at 8"
@@ -137,12 +151,12 @@ class AttentionSwitch(Applier):
         module = layer.module()
         return module is not None and attention_switch.of(module).endswith(attention_switch.CENTRED)
 
-    def _words(self, held: dict[str, Action]) -> tuple[str, ...]:
+    def _words(self, held: dict[str, Held]) -> tuple[str, ...]:
         """What each layer of the monitor is to carry."""
         modes = dict.fromkeys(map(id, self.host.layers), "")
         centred = dict.fromkeys(map(id, self.host.layers), False)
-        for action in held.values():
-            for layer in layers_in(self.host, action):
+        for action, layers in held.values():
+            for layer in layers:
                 if action.kind == "attention.mode":
                     modes[id(layer)] = action.mode
                 else:
@@ -164,7 +178,7 @@ class AttentionSwitch(Applier):
                 after = self._centred_here(layer)
                 layer.centred = after if before != after else layer.centred
 
-    def _change(self, held: dict[str, Action], kind: str, step: int) -> None:
+    def _change(self, held: dict[str, Held], kind: str, step: int) -> None:
         before = tuple(
             attention_switch.of(module) if (module := layer.module()) is not None else ""
             for layer in self.host.layers
@@ -183,14 +197,17 @@ class AttentionSwitch(Applier):
 
     def _kernel(self) -> str:
         """What the layers are computed with, in a word."""
-        for action in reversed(self._held.values()):
+        for action, _ in reversed(self._held.values()):
             if action.kind == "attention.mode" and action.mode != "sdpa":
                 return f"bellwether-{action.mode}"
         return next((layer.kernel for layer in self.host.layers if layer.index >= 0), "sdpa")
 
     def apply(self, action: Action, step: int) -> str:
-        self._change({**self._held, action.id: action}, action.kind, step)
-        return ""
+        layers, stay = self._places(action)
+        self._change({**self._held, action.id: Held(action, layers)}, action.kind, step)
+        if not stay:
+            return ""
+        return f"{len(layers)} of {len(layers) + len(stay)} layers; {stay[0]}"
 
     def undo(self, action: Action, step: int) -> None:
         held = {id: one for id, one in self._held.items() if id != action.id}

@@ -9,7 +9,7 @@ from typing import Any, Union
 
 from torch import Tensor
 
-from .._hook.calls.call import VIEWS, AttentionCall, Mask, Reader
+from .._hook.calls.call import VIEWS, AttentionCall, Mask, Ours, Reader, same
 from .arguments import Arguments, are_tensors, reader, scale_of
 from .imported import imported
 
@@ -18,6 +18,7 @@ TRIED = ("this version",)
 
 _READ = ("q", "k", "v", "causal", "mode", "center", "window", "softcap", "scale", "enable_gqa",
          "cu_seqlens", "mask", "key_lengths", "sinks")  # fmt: skip
+_BESIDES = tuple(name for name in _READ if name not in ("q", "k", "v", "mode"))
 
 
 def functions() -> Iterator[tuple[Callable[..., Any], Reader]]:
@@ -54,6 +55,7 @@ def read(given: Arguments) -> Union[AttentionCall, str, None]:
         sinks=None if sinks is None else sinks.detach(),
         kernel=functools.partial(str, f"bellwether {given.get('mode')}"),
         unread=unread if other is None else f"{other} given",
+        ours=Ours({name: given.get(name) for name in _BESIDES}, same, str(given.get("mode"))),
     )  # fmt: skip
 
 

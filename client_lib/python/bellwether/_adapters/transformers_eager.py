@@ -19,7 +19,7 @@ from typing import Any, Optional, Union
 
 from torch import Tensor, nn
 
-from .._hook.calls.call import VIEWS, AttentionCall, Reader
+from .._hook.calls.call import VIEWS, AttentionCall, Ours, Reader
 from .arguments import Arguments, are_tensors, first_of, reader, scale_of, with_first
 from .terms import mask_of
 
@@ -93,7 +93,37 @@ def _sinks(function: types.FunctionType, module: Any) -> Optional[Tensor]:
     if "sinks" not in function.__code__.co_names:
         return None
     found = getattr(module, "sinks", None)
-    return found.detach().reshape(-1) if isinstance(found, Tensor) else None
+    return found.reshape(-1) if isinstance(found, Tensor) else None
+
+
+def _weights_are_wanted(given: Arguments) -> bool:
+    """Whether somebody takes the probabilities, which our attention does not return."""
+    config = getattr(given.get("module"), "config", None)
+    if given.get("output_attentions") or getattr(config, "output_attentions", False):
+        return True
+    capturing = sys.modules.get("transformers.utils.output_capturing")
+    collector = getattr(capturing, "_active_collector", None)
+    collected = None if collector is None else collector.get()
+    return any("attentions" in str(name) for name in collected or ())
+
+
+def _ours(
+    given: Arguments, terms: list[Tensor], sinks: Optional[Tensor], scale: float
+) -> Union[Ours, str]:
+    """The same by bellwether.attention; what it returns has None for the probabilities."""
+    if len(terms) > 1:
+        return "attention_mask and position_bias are given, and one of them is served"
+    if _weights_are_wanted(given):
+        return "output_attentions is asked for, and the output alone is served"
+    arguments = {
+        "mask": terms[0] if terms else None, "sinks": sinks, "scale": scale, "enable_gqa": True,
+        "softcap": float(given.get("softcap") or 0.0),
+    }  # fmt: skip
+    return Ours(arguments, _returned)
+
+
+def _returned(o: Tensor) -> tuple[Tensor, None]:
+    return o.transpose(1, 2).contiguous(), None
 
 
 @reader
@@ -118,18 +148,21 @@ def read(given: Arguments) -> Union[AttentionCall, str, None]:
         elif term.dim() > 4:
             unread = f"{name} of {term.dim()} dimensions"
         else:
-            terms.append(term.detach())
+            terms.append(term)
+    sinks = _sinks(function, module)
     training = isinstance(module, nn.Module) and module.training
     view = VIEWS["bhtd"]
 
     return AttentionCall(
-        q, k, v, view, view, view, VIEWS["bthd"], given.run(*names[1:4]), scale, mask_of(terms),
+        q, k, v, view, view, view, VIEWS["bthd"], given.run(*names[1:4]), scale,
+        mask_of([term.detach() for term in terms]),
         softcap=float(given.get("softcap") or 0.0),
-        sinks=_sinks(function, module),
+        sinks=None if sinks is None else sinks.detach(),
         dropout=float(given.get("dropout") or 0.0) if training else 0.0,
         kernel=functools.partial(str, "eager"),
         module=module if isinstance(module, nn.Module) else None,
         unread=unread or wrong,
         output=first_of,
         with_output=with_first,
+        ours=_ours(given, terms, sinks, scale),
     )  # fmt: skip

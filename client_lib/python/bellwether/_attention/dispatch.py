@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Optional, Union
+from typing import Any, NamedTuple, Optional, Union
 
 import torch
 import torch.nn.functional as functional
@@ -17,6 +17,8 @@ from .composed import composed
 from .seen import Seen, as_mask, mask_lacks, mask_of_four, sdpa_mask, visible
 
 HEAD_DIM_MAX = {"cpu": 1024, "cuda": 256}
+
+MASK_TRAINS = "the mask requires a gradient, and one that does not is served"
 
 CuSeqlens = Union[Tensor, tuple[Tensor, Tensor]]
 
@@ -41,7 +43,8 @@ def unsupported(q: Tensor, k: Tensor, v: Tensor, mask: Optional[Tensor] = None) 
         return lacks
     on_cuda = device.type == "cuda"
     if q.dtype not in DTYPES or (on_cuda and q.dtype == torch.float32):
-        return f"{q.dtype} on {device.type}"
+        served = "bfloat16 and float16" if on_cuda else "bfloat16, float16 and float32"
+        return f"q is {q.dtype} on {device.type}, and {served} are served"
     if not q.dtype == k.dtype == v.dtype:
         return f"q, k and v are {q.dtype}, {k.dtype} and {v.dtype}"
     if v.shape[3] == 0:
@@ -55,7 +58,7 @@ def unsupported(q: Tensor, k: Tensor, v: Tensor, mask: Optional[Tensor] = None) 
     if k.shape[2] == 0:
         return "there are no keys"
     if mask is not None and mask.requires_grad and torch.is_grad_enabled():
-        return "the mask requires a gradient"
+        return MASK_TRAINS
     return None
 
 
@@ -184,6 +187,44 @@ def attention_and_lse(
     return o, lse
 
 
+class _Given(NamedTuple):
+    """The arguments of a call, which fit each other, as the kernels take them."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    seen: Seen
+    sinks: Optional[Tensor]
+    scale: float
+    reason: Optional[str]  # Why no kernel takes them.
+
+
+def _given(
+    q: Tensor, k: Tensor, v: Tensor, *, mode: str, causal: bool = False, center: bool = False,
+    window: int = 0, softcap: float = 0.0, scale: Optional[float] = None,
+    enable_gqa: bool = False, cu_seqlens: Optional[CuSeqlens] = None,
+    mask: Optional[Tensor] = None, key_lengths: Optional[Tensor] = None,
+    sinks: Optional[Tensor] = None,
+) -> _Given:  # fmt: skip
+    """Those of attention().  Raises ValueError if they do not fit each other."""
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    check(q, k, v, mode, scale, window, softcap, center, enable_gqa)
+    if center and sinks is not None:
+        raise ValueError("center=True with sinks: they do not move with the keys")
+    seen = _seen(q, k, causal, window, cu_seqlens, mask, key_lengths)
+    sinks = None if sinks is None else _sinks(sinks, q)
+    q, k, v = cast_as_autocast(q, k, v)
+    return _Given(q, k, v, seen, sinks, scale, unsupported(q, k, v, seen.mask))
+
+
+def why_not(q: Tensor, k: Tensor, v: Tensor, **arguments: Any) -> Optional[str]:
+    """Why no kernel would compute attention() with these arguments, in any mode."""
+    try:
+        return _given(q, k, v, mode="hp", **arguments).reason
+    except ValueError as e:
+        return str(e)
+
+
 def attention(
     q: Tensor,
     k: Tensor,
@@ -234,18 +275,15 @@ def attention(
     it is a mask that requires a gradient.  With a softcap or sinks every score is in memory then.
     Raises ValueError if the arguments do not fit each other.
     """
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    check(q, k, v, mode, scale, window, softcap, center, enable_gqa)
-    if center and sinks is not None:
-        raise ValueError("center=True with sinks: they do not move with the keys")
-    seen = _seen(q, k, causal, window, cu_seqlens, mask, key_lengths)
-    sinks = None if sinks is None else _sinks(sinks, q)
-    q, k, v = cast_as_autocast(q, k, v)
-    reason = unsupported(q, k, v, seen.mask)
+    given = _given(
+        q, k, v, mode=mode, causal=causal, center=center, window=window, softcap=softcap,
+        scale=scale, enable_gqa=enable_gqa, cu_seqlens=cu_seqlens, mask=mask,
+        key_lengths=key_lengths, sinks=sinks,
+    )  # fmt: skip
+    q, k, v, seen, sinks, scale, reason = given
     if reason is not None:
         say_once(reason)
         return _fallback(q, k, v, scale, seen, softcap, center, enable_gqa, sinks)
-
     return attention_and_lse(
         q, k, v, seen, mode=mode, center=center, softcap=softcap, scale=scale, sinks=sinks
     )[0]

@@ -9,30 +9,58 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
+from .._hook.calls.call import AttentionCall, Ours
 from .._hook.model.candidates import find_candidates, unwrapped
 from .._hook.patches import intercept
 from .._hook.running import checkpoint_inside
 from .._native.attention_c_api import MODES
 from .._weights import names
 from .center_keys import center_keys
-from .dispatch import attention_and_lse, cast_as_autocast, check, say_once, unsupported
+from .dispatch import (
+    MASK_TRAINS,
+    attention,
+    attention_and_lse,
+    cast_as_autocast,
+    check,
+    say_once,
+    unsupported,
+    why_not,
+)
 from .seen import Seen, mask_lacks, mask_of_four, visible
 
+# Besides scaled_dot_product_attention; for people.
+_FUNCTIONS = "scaled_dot_product_attention, transformers' eager attention and bellwether.attention"
 
-def _unfit(
-    q: Tensor, k: Tensor, v: Tensor, attn_mask: Optional[Tensor], dropout_p: float,
-    is_causal: bool, scale: Optional[float], enable_gqa: bool,
-) -> Optional[str]:  # fmt: skip
-    """Why this call of scaled_dot_product_attention is none that attention() computes."""
-    if dropout_p > 0:
-        return "dropout_p is above 0"
-    for t in (q, k, v) if attn_mask is None else (q, k, v, attn_mask):
+
+def _unserved(
+    q: Tensor, k: Tensor, v: Tensor, mask: Optional[Tensor], dropout: float
+) -> Optional[str]:
+    """Why no call with these has a stabilized counterpart, whatever its other arguments."""
+    if dropout > 0:
+        return "dropout_p is above 0, and 0 is served"
+    for t in (q, k, v) if mask is None else (q, k, v, mask):
         if type(t) not in (Tensor, nn.Parameter):
             return f"{type(t).__name__} instead of a plain tensor"
-        if t is not attn_mask and t.dim() != 4:
+        if t is not mask and t.dim() != 4:
             return f"{t.dim()} dimensions instead of [batch, head, token, dim]"
     if not q.device == k.device == v.device:
         return "q, k and v are on several devices"
+    if not torch.compiler.is_compiling():
+        if torch._C._are_functorch_transforms_active():
+            return "torch.func transforms"
+        if checkpoint_inside():
+            return "checkpoint() inside the attention module, or no_grad()"
+    return None
+
+
+def _unfit(
+    q: Tensor, k: Tensor, v: Tensor, attn_mask: Optional[Tensor] = None, dropout_p: float = 0.0,
+    is_causal: bool = False, scale: Optional[float] = None, enable_gqa: bool = False,
+) -> Optional[str]:  # fmt: skip
+    """Why this call of scaled_dot_product_attention is none that attention() computes."""
+    reason = _unserved(q, k, v, attn_mask, dropout_p)
+    if reason is not None:
+        return reason
     if q.shape[0] != k.shape[0] or (q.shape[1] != k.shape[1] and not enable_gqa):
         return "q and k differ in their batch or heads"
     if is_causal and q.shape[2] != k.shape[2]:
@@ -43,12 +71,32 @@ def _unfit(
             return lacks
     if scale is not None and not scale > 0:
         return "scale is not above 0"
-    if not torch.compiler.is_compiling():
-        if torch._C._are_functorch_transforms_active():
-            return "torch.func transforms"
-        if checkpoint_inside():
-            return "checkpoint() inside the attention module, or no_grad()"
     return unsupported(*cast_as_autocast(q, k, v), mask=attn_mask)
+
+
+def lacks(call: AttentionCall) -> Optional[str]:
+    """Why attention() does not compute a call that was read; None if it does."""
+    if call.mask_trains:
+        return MASK_TRAINS
+    if call.options is not None:
+        return _unfit(call.q, call.k, call.v, **call.options)
+    if call.unread is not None:
+        return call.unread
+    if not isinstance(call.ours, Ours):
+        return call.ours or f"its attention is {call.kernel()}, and {_FUNCTIONS} are served"
+    q, k, v = call.q_view(call.q), call.k_view(call.k), call.v_view(call.v)
+    reason = _unserved(q, k, v, call.ours.arguments.get("mask"), call.dropout)
+    return reason if reason is not None else why_not(q, k, v, **call.ours.arguments)
+
+
+def compute(mode: str, call: AttentionCall) -> Any:
+    """What the call's function returns, by attention() in this mode where it serves."""
+    reason = lacks(call)
+    if reason is not None or not isinstance(call.ours, Ours):
+        say_once(str(reason))
+        return call.run(call.q, call.k, call.v)
+    q, k, v = call.q_view(call.q), call.k_view(call.k), call.v_view(call.v)
+    return call.ours.result(attention(q, k, v, mode=mode, **call.ours.arguments))
 
 
 def _visible(q: Tensor, k: Tensor, attn_mask: Optional[Tensor]) -> Optional[Tensor]:

@@ -4,21 +4,34 @@ Each attention module of such a monitor carries a word, put there before the mod
 "" (as it is written), a mode, "+" (keys centred before whatever the kernel is), or both.  The
 patched forward reads it.  A word is a string: torch.compile guards on its value.  So all layers
 that carry the same word share one graph, and a new word compiles each graph once.  A word that was
-there before finds its graph again.
+there before finds its graph again.  In what is not compiled a mode also holds for other functions
+whose readers say what ours computes instead (call.Ours).
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 from torch import Tensor, nn
+
+from .calls.call import AttentionCall, Reader
 
 ATTRIBUTE = "_bellwether_word"
 CENTRED = "+"
 
+
+class Serving(NamedTuple):
+    """What our attention does with a call that a reader has read."""
+
+    lacks: Callable[[AttentionCall], Optional[str]]  # Why it cannot compute it.
+    compute: Callable[[str, AttentionCall], Any]  # In a mode: what the function returns.
+
+
 # Filled by prepare(): a mode -> the function, CENTRED -> center_keys.
 _functions: dict[str, Callable[..., Any]] = {}
+_serving: Optional[Serving] = None
 users = 0  # Modules that carry a word; without one nobody looks.
 
 
@@ -27,10 +40,17 @@ def word(mode: str, center: bool) -> str:
     return mode + (CENTRED if center else "")
 
 
-def prepare(functions: Mapping[str, Callable[..., Any]]) -> None:
+def prepare(functions: Mapping[str, Callable[..., Any]], serving: Serving) -> None:
     """functions  what a word can stand for: one of each mode, and center_keys at CENTRED"""
+    global _serving
     if not _functions:
         _functions.update(functions)
+        _serving = serving
+
+
+def lacks(call: AttentionCall) -> Optional[str]:
+    """Why a mode would leave this call as it is; None also where nothing can be switched."""
+    return None if _serving is None else _serving.lacks(call)
 
 
 def put(module: nn.Module, text: str) -> None:
@@ -70,3 +90,31 @@ def call(
         else:
             centred = False
     return _functions[mode] if mode else function, args, kwargs, centred
+
+
+def function_in_mode(
+    text: str, function: Callable[..., Any], read: Reader
+) -> tuple[Callable[..., Any], Reader]:
+    """The same for another function: (what is called instead of it, its reader)."""
+    mode, serving = text.removesuffix(CENTRED), _serving
+    # A function that is met in its midst has no call of its own.
+    if mode in ("", "sdpa") or serving is None or hasattr(read, "between"):
+        return function, read
+
+    def reading(_: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        call = read(function, args, kwargs)
+        if not isinstance(call, AttentionCall):
+            return call
+
+        def run(q: Tensor, k: Tensor, v: Tensor) -> Any:
+            return serving.compute(mode, dataclasses.replace(call, q=q, k=k, v=v))
+
+        return dataclasses.replace(call, run=run)
+
+    def computed(*args: Any, **kwargs: Any) -> Any:
+        call = read(function, args, kwargs)
+        if not isinstance(call, AttentionCall):
+            return function(*args, **kwargs)
+        return serving.compute(mode, call)
+
+    return computed, reading

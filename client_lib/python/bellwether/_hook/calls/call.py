@@ -108,17 +108,22 @@ class Mask:
                 given[name] = value
         return given
 
-    def simple(self) -> bool:
-        """Whether it is none, or causal with as many queries as keys."""
-        numbers = (self.left, self.right, self.chunk, self.function)
-        return not self.top_left and numbers == (None,) * 4 and not self.tensors()
-
 
 # (the function as it is without us, its arguments) -> the call; or why it is not measured, for
 # people; None = the function itself refuses it, and says why.
 Reader = Callable[
     [Callable[..., Any], tuple[Any, ...], dict[str, Any]], "Union[AttentionCall, str, None]"
 ]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Ours:
+    """A call in the words of bellwether.attention, which can be put in its place."""
+
+    arguments: dict[str, Any]  # All but q, k, v and the mode.
+    # What the function returns, made of the output [batch, heads, tokens, dim] alone.
+    result: Callable[[Tensor], Any]
+    mode: str = ""  # That it has, where the function is bellwether.attention itself.
 
 
 @dataclasses.dataclass
@@ -158,3 +163,9 @@ class AttentionCall:
     # The attention's output in what the function returned, and that with another in its place.
     output: Callable[[Any], Any] = lambda result: result
     with_output: Callable[[Any, Tensor], Any] = lambda result, output: output
+    # Of scaled_dot_product_attention: its arguments but q, k and v, by their names.
+    options: Optional[dict[str, Any]] = None
+    # Of another function; or, in words, why none of ours can be put in its place.
+    ours: Union[Ours, str, None] = None
+    # Whether a gradient reaches the mask, of a call that was traced; elsewhere the mask tells it.
+    mask_trains: bool = False

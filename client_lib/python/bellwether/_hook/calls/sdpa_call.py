@@ -107,4 +107,5 @@ def read(
         cast=autocast_dtype(q),
         kernel=lambda: kernel_of(q, k, v, given),
         unread=unread,
+        options=given,
     )  # fmt: skip

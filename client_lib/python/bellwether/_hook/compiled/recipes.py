@@ -21,6 +21,7 @@ from ..calls.call import AttentionCall, Reader
 
 RECIPES_MAX = 4096  # Of a process: each graph of torch.compile has some.
 LOST = "compiled in another process: not measured"
+FIXED = "its call is compiled, and compiled ones of scaled_dot_product_attention are served"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,6 +97,7 @@ class Recipe:
     keys_train: bool = True
     shown: Optional[Evidence] = None
     reason: str = ""
+    mask_trains: bool = False
 
     def read(self, tensors: Sequence[Tensor], module: nn.Module) -> Union[AttentionCall, str, None]:
         if self.reader is None:
@@ -109,7 +111,9 @@ class Recipe:
                 cast=self.cast,
                 dropout=self.dropout,
                 keys_train=self.keys_train,
+                mask_trains=self.mask_trains,
                 shown=self.shown,
+                ours=FIXED,
             )
         return call
 
@@ -127,6 +131,7 @@ def number_of(recipe: Recipe) -> int:
         recipe.cast,
         recipe.dropout,
         recipe.keys_train,
+        recipe.mask_trains,
         recipe.reason,
     )
     key = (*map(id, (recipe.function, recipe.reader, recipe.shown)), repr(told))

@@ -214,6 +214,7 @@ def plan_of(
         function, reader, tuple(spec for _, spec in given),
         tuple((name, spec) for name, (_, spec) in named.items()), call.cast, call.dropout,
         call.k.requires_grad, shown(call, trackers[places[0]], trackers[places[1]]),
+        mask_trains=call.mask.tensor is not None and call.mask.tensor.requires_grad,
     )  # fmt: skip
     keys = call.k.requires_grad and not call.softcap and call.sinks is None and call.cancels
     return Plan(

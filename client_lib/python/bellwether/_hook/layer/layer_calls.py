@@ -13,6 +13,7 @@ from ..._kernels.memory import capturing
 from ..._kernels.probe import DTYPES, Sums
 from ..._weights import locate
 from ..._weights.names import KEY_NORMS, QUERY_NORMS, plain
+from .. import attention_switch
 from ..calls.call import AttentionCall, View
 from ..calls.kernel_choice import unseen
 from ..hosts import StepHost
@@ -57,8 +58,9 @@ class LayerCalls(LayerWeights):
         self.compiled = False  # Its forward is known by what torch.compile made of it.
         # Of the call whose output's gradient came last: how its keys are read.
         self._compiled_keys: Optional[tuple[View, int]] = None
-        # Some call had another mask than causal with as many keys as queries; dropout.
-        self.masked = self.dropped = False
+        # Why our attention cannot take the place of some call; the mode of a call that is ours.
+        self.unserved: Optional[str] = None
+        self.own_mode = ""
         self.normalizes = bool(names & QUERY_NORMS) and bool(names & KEY_NORMS)
         # Key heads that a call is given -> copies of each of the layer's own among them.
         self._groups: dict[int, int] = {}
@@ -168,8 +170,9 @@ class LayerCalls(LayerWeights):
             self.note("heads differ from those of the first call: not measured")
             return None
         self.seq_len = max(self.seq_len, k.shape[2])
-        self.masked = self.masked or not call.mask.simple()
-        self.dropped = self.dropped or bool(call.dropout)
+        if attention_switch.users and self.unserved is None:
+            self.unserved = attention_switch.lacks(call)
+            self.own_mode = getattr(call.ours, "mode", "")
         self.causal = self.causal or call.mask.causal
         self.dtype = call.cast or q.dtype  # As the kernel gets it.
         self.check_split(q, k)

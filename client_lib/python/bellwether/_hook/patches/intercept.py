@@ -125,6 +125,8 @@ def seen(
         _running.stack[-1] = (*outer[:3], outer[3].deaf(), *outer[4:])
     try:
         layer, forward = outer[:2] if outer is not None else (None, None)
+        if outer is not None and outer[4]:
+            plain, read = _function_switched(outer[4], plain, read)
         return _of_layer(layer, forward, plain, read, args, kwargs)
     finally:
         if outer is not None:
@@ -211,6 +213,9 @@ def _as_written(
 
 
 _switched = harmless("a switch of the attention", _as_written)(attention_switch.call)
+_function_switched = harmless(
+    "a switch of the attention", lambda text, function, read: (function, read)
+)(attention_switch.function_in_mode)
 
 
 def _can_see() -> None:
