@@ -313,6 +313,22 @@ class Beside(nn.Module):
         return x + self.inner_attention(*self.qkv_linear(x)).transpose(1, 2).flatten(2)
 
 
+class Normalised(Beside):
+    """What the projections return is normalised head by head before the attention."""
+
+    def __init__(self, tokens_first: bool, skips: bool = False) -> None:
+        super().__init__()
+        self.q_norm, self.k_norm = nn.RMSNorm(DIM), nn.RMSNorm(DIM)
+        self.tokens_first, self.skips = tokens_first, skips
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = list(self.qkv_linear(x))
+        for i, norm in enumerate((self.q_norm, self.k_norm) if not self.skips else ()):
+            given = parts[i].transpose(1, 2) if self.tokens_first else parts[i]
+            parts[i] = norm(given).transpose(1, 2) if self.tokens_first else norm(given)
+        return x + self.inner_attention(*parts).transpose(1, 2).flatten(2)
+
+
 def of_beside(model: Any) -> tuple[Tensor, Tensor]:
     rows = model[0].qkv_linear.wqkv.weight.unflatten(0, (HEADS, 3, DIM))
     return rows[:, 0], rows[:, 1]
@@ -324,6 +340,27 @@ def test_projections_beside_the_attention(path: Any, tmp_path: Path) -> None:
     model = nn.Sequential(Beside())
     status = check(model, tmp_path / "a.bwrun", of_beside, **told)
     assert status["weights"] == f"grouped {path or 'qkv_linear.wqkv'}" and not status["notes"]
+
+
+@pytest.mark.parametrize("tokens_first", [False, True])
+def test_projections_and_norms_beside_the_attention(tokens_first: bool, tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    model = nn.Sequential(Normalised(tokens_first))
+    with torch.no_grad():
+        model[0].q_norm.weight.copy_(torch.linspace(0.5, 2.0, DIM))
+    status = check(model, tmp_path / "a.bwrun", of_beside)
+    assert status["weights"] == "grouped qkv_linear.wqkv" and not status["notes"]
+    assert not model[0].q_norm._forward_hooks and not model[0].k_norm._forward_hooks
+
+
+def test_norms_that_never_run_keep_no_hook_of_ours(tmp_path: Path) -> None:
+    model = nn.Sequential(Normalised(False, skips=True))
+    with bellwether.attach(model, record=str(tmp_path / "a.bwrun"), run="n", every=1) as monitor:
+        for _ in range(4):
+            model(torch.randn(2, 6, WIDTH)).sum().backward()
+            assert len(model[0].q_norm._forward_hooks) <= 1
+            monitor.step()
+    assert not model[0].q_norm._forward_hooks and not model[0].k_norm._forward_hooks
 
 
 def test_a_module_that_lends_its_projections_is_no_attention(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""torchtitan's Llama on a CPU, with documents packed into its sequences.
+"""torchtitan's Llama and Qwen3 on a CPU, with documents packed into its sequences.
 
 What is no part of it here: expert parallelism, whose module asks for Triton; and compiled
 flex_attention by Inductor, which has no backward for CPUs.
@@ -24,23 +24,31 @@ _DIM, _HEADS, _KV_HEADS, _LENGTH = 64, 4, 2, 20
 _DOCUMENTS = ((7, 11, 2), (3, 17))
 
 
-def _model(backend: str, fused: bool) -> Any:
+def _model(backend: str, fused: bool, family: str) -> Any:
     sys.modules.setdefault("torchtitan.distributed.minimal_async_ep", mock.MagicMock())
-    from torchtitan.models import llama3
+    from torchtitan.models import llama3, qwen3
     from torchtitan.models.common import Embedding, Linear, RMSNorm
     from torchtitan.models.common.attention import ScaledDotProductAttention
-    from torchtitan.models.common.rope import ComplexRoPE
+    from torchtitan.models.common.rope import ComplexRoPE, CosSinRoPE
 
-    layers = llama3._build_llama3_layers(
+    sizes = dict(
         n_layers=2, dim=_DIM, n_heads=_HEADS, n_kv_heads=_KV_HEADS, hidden_dim=96, fuse_qkv=fused,
-        rope=ComplexRoPE.Config(dim=_DIM // _HEADS, max_seq_len=128, theta=5e5),
         attn_backend="flex",
     )  # fmt: skip
+    positions = dict(dim=_DIM // _HEADS, max_seq_len=128, theta=5e5)
+    if family == "qwen3":  # It normalises queries and keys head by head.
+        layers = qwen3._build_qwen3_layers(
+            **sizes, head_dim=_DIM // _HEADS, rope=CosSinRoPE.Config(**positions)
+        )
+        kind: Any = qwen3.Qwen3Model
+    else:
+        layers = llama3._build_llama3_layers(**sizes, rope=ComplexRoPE.Config(**positions))
+        kind = llama3.Llama3Model
     if backend == "sdpa":
         for layer in layers:
             layer.attention.inner_attention = ScaledDotProductAttention.Config()
     draw = {"weight": nn.init.normal_}
-    model = llama3.Llama3Model.Config(
+    model = kind.Config(
         dim=_DIM, vocab_size=VOCABULARY, layers=layers,
         tok_embeddings=Embedding.Config(
             num_embeddings=VOCABULARY, embedding_dim=_DIM, param_init=draw
@@ -91,8 +99,8 @@ def _captured(calls: Calls, compiled: Any) -> Any:
     return seen
 
 
-def _train(training: Training, backend: str, fused: bool) -> None:
-    model = _model(backend, fused)
+def _train(training: Training, backend: str, fused: bool, family: str = "llama3") -> None:
+    model = _model(backend, fused, family)
     from torchtitan.models.common.attention import FlexAttention
 
     torch._dynamo.reset()
@@ -134,3 +142,11 @@ def flex_separate(training: Training) -> None:
 
 def sdpa(training: Training) -> None:
     _train(training, "sdpa", fused=True)
+
+
+def qwen3_flex(training: Training) -> None:
+    _train(training, "flex", fused=True, family="qwen3")
+
+
+def qwen3_sdpa(training: Training) -> None:
+    _train(training, "sdpa", fused=True, family="qwen3")

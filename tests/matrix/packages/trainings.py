@@ -413,6 +413,8 @@ ALL: dict[str, tuple[str, Callable[[Training], None]]] = {  # The package that h
     "torchtitan_flex": ("torchtitan", torchtitan_training.flex_fused),
     "torchtitan_separate": ("torchtitan", torchtitan_training.flex_separate),
     "torchtitan_sdpa": ("torchtitan", torchtitan_training.sdpa),
+    "torchtitan_qwen3_flex": ("torchtitan", torchtitan_training.qwen3_flex),
+    "torchtitan_qwen3_sdpa": ("torchtitan", torchtitan_training.qwen3_sdpa),
     "litgpt": ("litgpt", litgpt_model),
     "timm": ("timm", timm_vit),
     "x_transformers": ("x-transformers", x_transformers_decoder),

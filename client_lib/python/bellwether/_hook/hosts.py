@@ -107,6 +107,9 @@ class PatchedLayer(Protocol):
     def heard(self) -> None:
         """It is over."""
 
+    def ends(self) -> None:
+        """The monitor detaches: nothing of the module is heard any more."""
+
     def expects(self) -> bool:
         """Whether the calls of the module, whose forward begins, are to be seen."""
 

@@ -35,6 +35,17 @@ def holder_of(module: nn.Module, name: str, root: Optional[nn.Module]) -> tuple[
     return module, ""
 
 
+def around(name: str, root: Optional[nn.Module]) -> Optional[nn.Module]:
+    """The module around the one that is called so in `root`."""
+    if root is None or not name:
+        return None
+    outer = name.rpartition(".")[0]
+    try:
+        return root.get_submodule(outer) if outer else root
+    except AttributeError:  # Names of another model than this one.
+        return None
+
+
 def has_all(holder: nn.Module, paths: tuple[str, str]) -> bool:
     """Whether the paths lead to projections from here on."""
     return all(_rows(holder, path) is not None for path in paths)

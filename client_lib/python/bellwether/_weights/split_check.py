@@ -32,10 +32,15 @@ _VARIES = 4  # Lengths that vary by less than so many tolerances tell no head fr
 class Listening:
     """Hooks on some modules while the attention module runs forward."""
 
-    def __init__(self, modules: dict[str, nn.Module], norms: dict[str, nn.Module]) -> None:
+    def __init__(
+        self, modules: dict[str, nn.Module], norms: dict[str, nn.Module],
+        beside: Optional[dict[str, nn.Module]] = None,
+    ) -> None:  # fmt: skip
+        """beside  norms that run behind the module, each heard once"""
         # How many tokens a projection has returned, and some of them: [tokens, rows].
         self.outputs: dict[str, tuple[int, Tensor]] = {}
-        self.normalised: dict[str, Tensor] = {}  # "q" or "k" -> what its norm was given.
+        # "q" or "k" -> what its norm was given: so many tokens, some of them [tokens, heads, dim].
+        self.normalised: dict[str, list[tuple[int, Tensor]]] = {}
         self.active = True
         self._paths = {id(module): path for path, module in modules.items()}
         self._handles: list[Any] = []
@@ -45,6 +50,10 @@ class Listening:
         for which, module in norms.items():
             hook = functools.partial(self._was_given, which)
             self._handles.append(module.register_forward_hook(hook))
+        self._beside: dict[str, Any] = {}
+        for which, module in (beside or {}).items():
+            hook = functools.partial(self._was_given, which)
+            self._beside[which] = module.register_forward_hook(hook)
 
     @harmless("forward of a projection")
     def _returned(self, path: str, module: nn.Module, args: Any, output: Any) -> None:
@@ -58,26 +67,49 @@ class Listening:
 
     @harmless("forward of a norm")
     def _was_given(self, which: str, module: nn.Module, args: Any, output: Any) -> None:
+        if which in self._beside:
+            self._beside.pop(which).remove()
         if args and type(args[0]) is Tensor:
-            self.normalised[which] = args[0].detach()
+            self.normalised[which] = _by_head(args[0].detach())
 
     def end(self) -> None:
-        """What was heard of projections stays, for an attention that runs later."""
+        """What was heard stays, for an attention that runs later."""
         self.active = False
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self.normalised.clear()
+
+    def close(self) -> None:
+        """Nothing is heard any more, of what lies beside the module neither."""
+        self.end()
+        for handle in self._beside.values():
+            handle.remove()
+        self._beside.clear()
 
     def take(self, holder: nn.Module, path: str, other: Listening) -> None:
         """What another has heard of the projection that has this path here."""
         theirs = other._paths.get(id(_module_of(holder, path)), "")
         if theirs in other.outputs and path not in self.outputs:
             self.outputs[path] = other.outputs[theirs]
+            self.normalised = {**other.normalised, **self.normalised}
 
 
 def _chosen(count: int, device: torch.device) -> Tensor:
     return torch.arange(0, count, max(1, -(-count // TOKENS)), device=device)
+
+
+def _by_head(given: Tensor) -> list[tuple[int, Tensor]]:
+    """Some tokens of [..., tokens, heads, dim] or [batch, heads, tokens, dim], whichever it is."""
+    found = []
+    if given.dim() > 2:
+        flat = given.flatten(0, -3)
+        found.append((len(flat), flat[_chosen(len(flat), given.device)]))
+    if given.dim() == 4:
+        tokens = given.shape[2]
+        count = given.shape[0] * tokens
+        chosen = _chosen(count, given.device)
+        found.append((count, given[chosen // tokens, :, chosen % tokens]))
+    return found
 
 
 def _module_of(holder: nn.Module, path: str) -> Optional[nn.Module]:
@@ -91,18 +123,28 @@ def modules_of(holder: nn.Module, paths: Sequence[str]) -> dict[str, nn.Module]:
     return {path: m for path, m in found.items() if m is not None}
 
 
-def listen(module: nn.Module, holder: nn.Module, paths: Sequence[str]) -> Optional[Listening]:
-    """paths  of the projections that may be those of the attention `module`"""
+def listen(
+    module: nn.Module, holder: nn.Module, paths: Sequence[str], around: Optional[nn.Module] = None
+) -> Optional[Listening]:
+    """paths  of the projections that may be those of the attention `module`
+    around  the module around it, which may normalise what it returns"""
     modules = modules_of(holder, paths)
     if not modules:
         return None
-    norms: dict[str, nn.Module] = {}
-    for owner in (module, holder):
+    own = _norms_of(module, holder)
+    beside = {} if around is None or around is holder else _norms_of(around)
+    return Listening(modules, own, {w: norm for w, norm in beside.items() if w not in own})
+
+
+def _norms_of(*owners: nn.Module) -> dict[str, nn.Module]:
+    """Of queries and of keys."""
+    found: dict[str, nn.Module] = {}
+    for owner in owners:
         for name, child in owner.named_children():
             for which, known in (("q", names.QUERY_NORMS), ("k", names.KEY_NORMS)):
                 if names.plain(name) in known:
-                    norms.setdefault(which, child)
-    return Listening(modules, norms)
+                    found.setdefault(which, child)
+    return found
 
 
 # ---- the comparison ----
@@ -190,25 +232,18 @@ class _Side:
         return any(_agree(have, want, self.tolerance) for want in together)
 
 
-def _before_norm(given: Optional[Tensor], shape: torch.Size, chosen: Tensor) -> list[Tensor]:
+def _before_norm(given: list[tuple[int, Tensor]], shape: torch.Size) -> list[Tensor]:
     """What a norm was given of the chosen tokens, as [chosen, heads, dim].  `shape` is that of the
     call's tensor, whose heads may be repeated behind the norm."""
     batch, heads, tokens, dim = shape
-    if given is None or not given.numel() or heads * given.numel() % shape.numel():
-        return []
-    own = heads * given.numel() // shape.numel()
-    if not own or heads % own:
-        return []
-    if tuple(given.shape[-2:]) == (own, dim):
-        found = given.reshape(batch * tokens, own, dim)[chosen]
-    elif tuple(given.shape) == (batch, own, tokens, dim):
-        found = given[chosen // tokens, :, chosen % tokens]
-    else:
-        return []
-    return [found.repeat_interleave(heads // own, 1)]
+    return [
+        some.repeat_interleave(heads // some.shape[1], 1)
+        for count, some in given
+        if count == batch * tokens and some.shape[2] == dim and heads % max(1, some.shape[1]) == 0
+    ]
 
 
-def _side(x: Tensor, before_norm: Optional[Tensor]) -> _Side:
+def _side(x: Tensor, before_norm: list[tuple[int, Tensor]]) -> _Side:
     """x  [batch, heads, tokens, dim]"""
     batch, _, tokens, _ = x.shape
     count = batch * tokens
@@ -217,7 +252,7 @@ def _side(x: Tensor, before_norm: Optional[Tensor]) -> _Side:
     if batch > 1 and tokens > 1:
         orders.append((chosen % batch, chosen // batch))
     vectors = [x.detach()[sequence, :, token] for sequence, token in orders]
-    vectors += _before_norm(before_norm, x.shape, chosen)
+    vectors += _before_norm(before_norm, x.shape)
     return _Side(count, vectors, _TOLERANCE.get(x.dtype, _TOLERANCE_16_BITS))
 
 
@@ -234,7 +269,7 @@ class Evidence:
 
 def evidence(heard: Listening, q: Tensor, k: Tensor) -> Evidence:
     """q, k  [batch, heads, tokens, dim]; k may have copies of key heads"""
-    sides = _side(q, heard.normalised.get("q")), _side(k, heard.normalised.get("k"))
+    sides = _side(q, heard.normalised.get("q", [])), _side(k, heard.normalised.get("k", []))
     return Evidence(heard, q.shape[1], k.shape[1], *sides)
 
 

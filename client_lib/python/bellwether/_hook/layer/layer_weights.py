@@ -159,7 +159,10 @@ class LayerWeights:
         module, holder = self.module(), self._look_around()
         if module is None or holder is None:
             return
-        self._listening = split_check.listen(module, holder, self._projection_paths(holder))
+        if self._listening is not None:
+            self._listening.close()
+        paths, around = self._projection_paths(holder), locate.around(self.name, self.host.model())
+        self._listening = split_check.listen(module, holder, paths, around)
 
     def _projection_paths(self, holder: nn.Module) -> list[str]:
         """Of all that q and k may come from."""
@@ -188,6 +191,12 @@ class LayerWeights:
             self._listening.end()
         for hook in self._in_forward or ():
             hook.remove()
+
+    @harmless("end of the watching")
+    def ends(self) -> None:
+        """Nothing of the module is heard any more."""
+        if self._listening is not None:
+            self._listening.close()
 
     @harmless("forward of an attention module")
     def check_split(self, q: Tensor, k: Tensor) -> None:

@@ -518,6 +518,7 @@ def uninstall(layers: Sequence[PatchedLayer]) -> None:
                 del _layers[key]
             compiled_taps.take(layer.module(), layer)
             restore_forward(layer.module_class)
+            layer.ends()
 
 
 def install_function(modules: list[nn.Module], function: Callable[..., Any]) -> Callable[[], None]:
