@@ -20,6 +20,7 @@ ROOT = HERE.parents[2]
 sys.path[:0] = [str(HERE.parent)]
 
 import two_processes  # noqa: E402
+from bellwether_process import Server, wait_for  # noqa: E402
 
 import matrix  # noqa: E402
 import trainings  # noqa: E402
@@ -83,10 +84,20 @@ def test_megatron_in_two_processes_is_watched_whole(way: str, python: Path, tmp_
 
 
 @pytest.mark.parametrize("way", ["deepspeed_1", "deepspeed_2", "deepspeed_3", "megatron"])
-def test_ranks_of_a_split_optimizer_agree_on_steps(way: str, python: Path, tmp_path: Path) -> None:
-    command = [str(python), str(HERE / "optimizer_ranks.py"), way, str(tmp_path)]
-    first, second = two_processes.answers(command)
-    for found in (first, second):
-        assert found["same"] and not found["errors"], found
-        assert found["steps"] == [0, 1, 2, 3]
-    assert first["run"] == second["run"]
+def test_ranks_of_a_split_optimizer_report_one_run(way: str, python: Path, tmp_path: Path) -> None:
+    with Server(tmp_path) as server:
+        command = [str(python), str(HERE / "optimizer_ranks.py"), way, server.grpc]
+        answers = two_processes.answers(command)
+        for found in answers:
+            assert found["same"] and not found["errors"], found
+        (run,) = server.call("ListRuns")["runs"]
+        assert run["description"]["world"] == run["description"]["reporters"] == 2, run
+        # Both ranks' frames of a step are merged to one sample.
+        want = dict.fromkeys(range(4), sum(found["rows"] for found in answers))
+        name = run["description"]["name"]
+        told = wait_for("all steps are told", lambda: at_least(server.series(name, "rows"), want))
+        assert told == want
+
+
+def at_least(told: dict[int, float], want: dict[int, int]) -> dict[int, float]:
+    return told if told.keys() >= want.keys() else {}
