@@ -651,6 +651,27 @@ def test_a_weight_that_is_elsewhere_has_its_whole_shape() -> None:
         place.query.matrices(model)
 
 
+class Pooling(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.kv = nn.Parameter(torch.randn(HEADS, 1, DIM)), nn.Linear(WIDTH, 2 * WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        k, v = map(by_head, self.kv(x).chunk(2, -1))
+        q = (self.query * 0.5).expand(len(x), -1, -1, -1)
+        return F.scaled_dot_product_attention(q, k, v)
+
+
+def test_queries_that_are_parameters_have_no_projection(tmp_path: Path) -> None:
+    model = nn.Sequential(Pooling())
+    monitor = bellwether.attach(model, record=str(tmp_path / "a.bwrun"), run="w", every=1)
+    train(model)
+    monitor.flush(20)
+    (finding,) = layer_findings(monitor.status())
+    monitor.detach()
+    assert finding.ok and "the queries or the keys are parameters" in finding.text
+
+
 class Noisy(nn.Module):
     def forward(self, weight: Tensor) -> Tensor:
         return F.dropout(weight, 0.1, self.training)

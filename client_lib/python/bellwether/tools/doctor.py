@@ -128,7 +128,7 @@ def layer_findings(status: dict[str, Any]) -> list[Finding]:
         elif layer["lends"]:
             found.append(Finding(None, f"{name}: holds the projections of an attention beside it"))
         elif not layer["attention"]:
-            found.append(Finding(None, f"{name}: no softmax here: nothing to watch"))
+            found.append(Finding(None, f"{name}: no softmax in its code: nothing to watch"))
         elif layer["calls"] == 0:
             found.append(
                 Finding(

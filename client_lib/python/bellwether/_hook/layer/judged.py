@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Optional
 
-from .notes import WITHOUT_LEAK, why
+from .notes import WITHOUT_LEAK, WITHOUT_NORM, why
 
 if TYPE_CHECKING:
     from ...settings import Settings
@@ -42,7 +42,8 @@ class Judged:
         missed = self._missed.get(layer.index, {})
         enough = min(MISSED_MAX, self.samples)
         found = [family for family, count in missed.items() if count >= max(1, enough)]
-        return [f for f in found if f != "leak" or WITHOUT_LEAK.isdisjoint(layer.notes)]
+        without = {"leak": WITHOUT_LEAK, "norm": WITHOUT_NORM}
+        return [f for f in found if without.get(f, frozenset()).isdisjoint(layer.notes)]
 
     def due(self, ended: bool) -> bool:
         """Whether line() may have something to say, for which the layers have to be looked at."""

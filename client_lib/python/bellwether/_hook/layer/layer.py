@@ -286,6 +286,7 @@ class Layer(LayerBackward):
         if group is None:
             return None
         self._note_call(call)
+        self.look_for_parameters(q, k)
         kept = Kept(self, call, group, host_reads_back())
         return call, kept, self._key_tap(call, kept)
 

@@ -20,9 +20,10 @@ from ..._weights import locate, split_check
 from ..._weights.adapters import NotWhole, Unreadable
 from ..._weights.location import Location
 from ..._weights.low_rank import Factors
+from ..._weights.parametrized import of_parameters
 from ..._weights.projection import resolve
 from ..hosts import StepHost
-from .notes import OTHER_CALL
+from .notes import NO_PROJECTION, OTHER_CALL
 
 NO_WEIGHTS = ("", "")  # Paths of a layer that is another call of the same module.
 _NOT_FOUND = "W_Q and W_K not found: no spectral signals (give weights=)"
@@ -94,8 +95,16 @@ class LayerWeights:
             self._not_found()
 
     def _not_found(self) -> None:
+        if NO_PROJECTION in self.notes:
+            return
         other = self.paths == NO_WEIGHTS
         self.note(OTHER_CALL if other else _NOT_FOUND)
+
+    def look_for_parameters(self, q: Tensor, k: Tensor) -> None:
+        """Whether the weights were not found since there are none."""
+        if self.location is None and (of_parameters(q) or of_parameters(k)):
+            self.notes.pop(_NOT_FOUND, None)
+            self.note(NO_PROJECTION)
 
     def _listens(self) -> bool:
         return self._listening is not None and self._listening.active

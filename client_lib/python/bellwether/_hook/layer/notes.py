@@ -7,6 +7,8 @@ from collections.abc import Iterable
 NO_KEY_GRADIENT = "no gradient reaches the keys: there is no leak to measure"
 NO_LEAK = "softcap, sinks or changed scores: the keys' gradients need not add up to 0"
 WITHOUT_LEAK = frozenset({NO_KEY_GRADIENT, NO_LEAK})  # Nothing is missing that could be measured.
+NO_PROJECTION = "the queries or the keys are parameters: no W_Q and W_K make them"
+WITHOUT_NORM = frozenset({NO_PROJECTION})
 FROZEN = "no gradient reaches the attention (frozen upstream)"
 TRANSFORMED = "torch.func transforms: not measured"
 OTHER_CALL = "another call of a module: its weights are not told apart, no spectral signals"
@@ -25,7 +27,7 @@ _HELP = (
 
 def why(notes: Iterable[str], calls: int = 1) -> str:
     """The reasons, and what helps where something does."""
-    notes = [note for note in notes if note not in WITHOUT_LEAK]
+    notes = [note for note in notes if note not in WITHOUT_LEAK | WITHOUT_NORM]
     if not calls:
         notes.append("it never calls scaled_dot_product_attention")
     reasons = "; ".join(notes) or "nothing of it was seen in the sampled steps"
