@@ -140,6 +140,28 @@ def test_rows_of_a_fused_projection_in_any_order(
     assert status["weights"] == how and not status["notes"]
 
 
+@pytest.mark.parametrize(
+    ("order", "how"), [("qqqqkkkkvvvv", "fused qkv"), ("qkvqkvqkvqkv", "grouped qkv")]
+)
+@pytest.mark.parametrize("image", [False, True])
+def test_rows_of_a_pointwise_convolution(image: bool, order: str, how: str, tmp_path: Path) -> None:
+    def split(module: Any, x: Tensor) -> list[Tensor]:
+        places = x.mT.unflatten(-1, (2, -1)) if image else x.mT
+        y = module.qkv(places).flatten(2).unflatten(1, (-1, DIM)).mT
+        return [y[:, [i for i, c in enumerate(order) if c == name]] for name in "qkv"]
+
+    conv = nn.Conv2d if image else nn.Conv1d
+    model = Attention(split, False, qkv=conv(WIDTH, 3 * HEADS * DIM, 1))
+
+    def matrices(model: Any) -> tuple[Tensor, Tensor]:
+        blocks = model.qkv.weight.flatten(1).unflatten(0, (-1, DIM))
+        q, k = ([i for i, c in enumerate(order) if c == name] for name in "qk")
+        return blocks[q], blocks[k]
+
+    status = check(model, tmp_path / "a.bwrun", matrices)
+    assert status["weights"] == how and not status["notes"]
+
+
 @pytest.mark.parametrize("norm", [False, True])
 def test_a_gate_in_the_projection_of_queries(norm: bool, tmp_path: Path) -> None:
     def split(module: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -10,7 +10,7 @@ from torch import nn
 
 from . import location, names
 from .location import Location
-from .projection import resolve, shape_of, stored
+from .projection import is_pointwise, resolve, shape_of, stored
 
 _UNROTATED = ("qk_nope_head_dim", "qk_head_dim")  # What models call the rows without a position.
 MATRICES_MAX = 64  # Of one attention module without a name that is known.
@@ -110,7 +110,7 @@ def _one(holder: nn.Module, path: str, heads: int, kv_heads: int, dim: int) -> l
     parts = path.removesuffix(".weight").split(".")
     name = names.plain(parts[-1])
     found = [make(path, heads, kv_heads, dim) for make in (location.fused, location.grouped)]
-    if name in names.AMBIGUOUS:
+    if name in names.AMBIGUOUS or is_pointwise(resolve(holder, path)):
         found = [dataclasses.replace(place, sure=False) for place in found]
     return found[::-1] if name in names.GROUPED else found
 

@@ -55,10 +55,17 @@ def shape_of(item: object) -> Optional[tuple[int, int]]:
     shape = unpacked.shape if unpacked is not None else whole
     if shape is None:
         shape = _local(weight).shape
-    if len(shape) != 2:
+    if len(shape) != 2 and not (is_pointwise(_base(item)) and len(shape) > 2):
         return None
     rows, width = int(shape[0]), int(shape[1])
     return (width, rows) if _transposed(item) else (rows, width)
+
+
+def is_pointwise(module: object) -> bool:
+    """Whether it is a convolution that treats each place by itself: a matrix for the channels."""
+    if not isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
+        return False
+    return module.groups == 1 and set(module.kernel_size) == {1}
 
 
 def _base(item: object) -> Optional[nn.Module]:
@@ -80,6 +87,7 @@ class Projection:
     weight: Tensor  # As it is stored, in this process.
     packed: Optional[Packed]
     transposed: bool
+    convolves: int  # The dimensions of its weight, where it is a convolution; else 0.
     updates: list[LowRank]
 
     def base(self) -> Tensor:
@@ -94,8 +102,10 @@ class Projection:
             matrix = self.packed.unpack().detach()
         elif type(self.weight) not in (Tensor, nn.Parameter):
             raise Unreadable(f"{type(self.weight).__name__} as a weight")
-        elif self.weight.dim() != 2 or not _there(matrix):
+        elif self.weight.dim() != (self.convolves or 2) or not _there(matrix):
             raise NotWhole("sharded weights, which were not whole")
+        elif self.convolves:
+            matrix = matrix.flatten(1)
         if not matrix.is_floating_point() or matrix.element_size() < 2:
             raise Unreadable(f"{matrix.dtype} as a weight")
         return matrix.t() if self.transposed else matrix
@@ -118,4 +128,5 @@ def read(item: object) -> Projection:
     if not isinstance(weight, Tensor):
         raise Unreadable("the weights are gone")
     local = _local(weight)
-    return Projection(local, packed(base, local), _transposed(base), updates)
+    convolves = local.dim() if is_pointwise(base) else 0
+    return Projection(local, packed(base, local), _transposed(base), convolves, updates)

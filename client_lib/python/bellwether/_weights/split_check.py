@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from .._util.guard import harmless
 from . import names
 from .location import Location, Rows
-from .projection import resolve
+from .projection import is_pointwise, resolve
 
 TOKENS = 16  # That are compared.
 _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}
@@ -56,8 +56,11 @@ class Listening:
             self._beside[which] = module.register_forward_hook(hook)
 
     @harmless("forward of a projection")
-    def _returned(self, path: str, module: nn.Module, args: Any, output: Any) -> None:
-        self.hear(path, output[0] if isinstance(output, tuple) and output else output)
+    def _returned(self, path: str, module: Any, args: Any, output: Any) -> None:
+        item = output[0] if isinstance(output, tuple) and output else output
+        if type(item) is Tensor and is_pointwise(module):
+            item = item.movedim(-1 - len(module.kernel_size), -1)  # Channels stand before places.
+        self.hear(path, item)
 
     def hear(self, path: str, item: Any) -> None:
         """What the projection with this path returns."""
