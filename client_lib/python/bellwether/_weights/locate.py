@@ -87,7 +87,7 @@ def _unrotated(module: nn.Module, rows: int) -> Optional[int]:
 
 
 def _two(
-    holder: nn.Module, paths: tuple[str, str], heads: int, kv_heads: int, dim: int
+    holder: nn.Module, paths: tuple[str, str], heads: int, kv_heads: int, dim: int, v_dim: int
 ) -> list[Location]:
     """Of a projection for queries and one for keys."""
     q, k = _rows(holder, paths[0]), _rows(holder, paths[1])
@@ -98,6 +98,8 @@ def _two(
     if k == kv_heads * dim and q == 2 * heads * dim:
         return location.gated(paths, heads, kv_heads, dim)
     unrotated = _unrotated(holder, dim)
+    if unrotated is None and v_dim and 0 < k // heads - v_dim <= dim:
+        unrotated = k // heads - v_dim  # Behind the rows of a head's key are those of its value.
     if unrotated is not None and q == heads * dim and k % heads == 0 and k // heads >= unrotated:
         return [location.latent(paths, (q, k), heads, unrotated)]
     return []
@@ -117,22 +119,26 @@ def _one(holder: nn.Module, path: str, heads: int, kv_heads: int, dim: int) -> l
 
 def candidates(
     holder: nn.Module, prefix: str, heads: int, kv_heads: int, dim: int,
-    paths: Optional[tuple[str, str]] = None,
+    paths: Optional[tuple[str, str]] = None, v_dim: int = 0,
 ) -> list[Location]:  # fmt: skip
     """Where the weights of `heads` heads of `dim` rows may be, the likeliest first; none if no name
-    and shape fit.  What the attention is given tells which (split_check.py)."""
+    and shape fit.  What the attention is given tells which (split_check.py).
+
+    v_dim  of a head's values, 0 where that is not known
+    """
     if heads % kv_heads:
         return []
     if paths is not None:
         if paths[0] == paths[1]:
             return _one(holder, paths[0], heads, kv_heads, dim)
-        return _two(holder, paths, heads, kv_heads, dim)
+        return _two(holder, paths, heads, kv_heads, dim, v_dim)
     inner = holder.get_submodule(prefix.rstrip(".")) if prefix else holder
     fused, query, key = names.projections(inner)
     found: list[Location] = []
     for pair in ((query, key), names.latent(inner)):
         if pair[0] is not None and pair[1] is not None and not found:
-            found = _two(holder, (prefix + pair[0], prefix + pair[1]), heads, kv_heads, dim)
+            pair_paths = prefix + pair[0], prefix + pair[1]
+            found = _two(holder, pair_paths, heads, kv_heads, dim, v_dim)
     if fused is not None:
         found += _one(holder, prefix + fused, heads, kv_heads, dim)
     return found

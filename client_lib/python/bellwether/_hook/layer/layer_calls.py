@@ -162,7 +162,7 @@ class LayerCalls(LayerWeights):
             self.kernel = call.kernel() or "custom"
             if host.numbered():
                 self.note("first called after the first step: not reported")
-            self.set_layout(heads, kv_heads, dim)
+            self.set_layout(heads, kv_heads, dim, v.shape[3])
         elif self.sums is None or self.sums.memory is not host.memories.of(q.device):
             self.note("another device than that of the first call: not measured")
             return None
@@ -184,7 +184,7 @@ class LayerCalls(LayerWeights):
         by_weight = locate.kv_heads_of(module, heads, dim) if module is not None else None
         if by_weight is not None and by_weight < seen and _copies(k, by_weight):
             return by_weight
-        return seen
+        return 1 if k.stride(1) == 0 else seen  # One head, expanded to all.
 
     def _repeats(self, k: Tensor) -> bool:
         """Whether these are the layer's key heads, repeated; or, if the first call had them

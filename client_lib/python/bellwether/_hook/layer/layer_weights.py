@@ -82,13 +82,15 @@ class LayerWeights:
         self._holder = weakref.ref(holder)
         return holder
 
-    def set_layout(self, heads: int, kv_heads: int, dim: int) -> None:
+    def set_layout(self, heads: int, kv_heads: int, dim: int, v_dim: int = 0) -> None:
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, dim
         holder = self._look_around()
         if holder is None:
             return
         if self.paths != NO_WEIGHTS:
-            self._places = locate.candidates(holder, self._prefix, heads, kv_heads, dim, self.paths)
+            self._places = locate.candidates(
+                holder, self._prefix, heads, kv_heads, dim, self.paths, v_dim
+            )
         if self._places:
             self._place(self._places[0], holder)
         elif not self._listens():  # Else what is heard may tell.
