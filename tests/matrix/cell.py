@@ -15,7 +15,8 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext as nothing
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, TextIO
 from unittest import mock
@@ -25,6 +26,7 @@ ROOT = HERE.parents[1]
 sys.path[:0] = [str(ROOT / "client_lib" / "python"), str(ROOT / "tests" / "python"), str(HERE)]
 
 import torch  # noqa: E402
+from capture_in_graph import CallsInGraph  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
 import architectures  # noqa: E402
@@ -50,7 +52,7 @@ class Cell(NamedTuple):
 def _as_traced(cell: Cell) -> contextlib.AbstractContextManager[Any]:
     """Masks as torch.compile gets them: none is left out for what is in it."""
     if cell.mode != "compile":
-        return contextlib.nullcontext()
+        return nothing()
     return mock.patch("transformers.masking_utils.is_tracing", lambda *_: True)
 
 
@@ -89,11 +91,28 @@ def _loss(output: Any) -> Tensor:
     return output[0].float().square().mean()
 
 
+@contextlib.contextmanager
+def _captured(cell: Cell, calls: Calls) -> Iterator[None]:
+    with calls.watching(), _as_traced(cell):
+        yield
+
+
+def _backward(cell: Cell, model: Any, batch: dict[str, Any], device: str) -> float:
+    """The loss of one micro-batch."""
+    with torch.autocast(device, torch.bfloat16, enabled=cell.precision == "autocast"):
+        loss = _loss(model(**_given(batch, cell.precision, device)))
+    loss.backward()  # type: ignore[no-untyped-call]
+    return loss.item()
+
+
 def train(
-    cell: Cell, *, capture: bool = False, compiled: bool = False,
+    cell: Cell, *, capture: bool = False, compiled: bool = False, like: Optional[Run] = None,
     attach: Optional[Callable[[nn.Module], Any]] = None, device: str = "cpu",
 ) -> tuple[Run, Any, nn.Module]:  # fmt: skip
-    """(what it left, what `attach` returned, the model)."""
+    """(what it left, what `attach` returned, the model).
+
+    capture  the calls; of a compiled run they are read as those of an eager one, `like`
+    """
     architecture = architectures.BY_NAME[cell.architecture]
     run, model = Run(), _build(cell, device)
     monitor = attach(model) if attach is not None else None
@@ -105,25 +124,22 @@ def train(
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
         called = torch.compile(model, backend="aot_eager")
-    calls = Calls(model)
-    for step in range(STEPS):
-        parts: list[list[Call]] = []
-        for number, batch in enumerate(architectures.microbatches(architecture, cell.batch, step)):
-            torch.manual_seed(100 * step + number)
-            with contextlib.ExitStack() as stack:
-                if capture:
-                    stack.enter_context(calls.watching())
-                    stack.enter_context(_as_traced(cell))
-                with torch.autocast(device, torch.bfloat16, enabled=cell.precision == "autocast"):
-                    loss = _loss(called(**_given(batch, cell.precision, device)))
-                loss.backward()
-            run.losses.append(loss.item())
-            parts.append(calls.taken())
-        optimizer.step()
-        optimizer.zero_grad()
-        run.calls.append(parts)
-        if capture:
-            run.weights.append(projections.sigmas(architecture.weights, model, parts))
+    calls, in_graph = Calls(model), CallsInGraph()
+    with in_graph.watching() if like is not None else nothing():
+        for step in range(STEPS):
+            parts: list[list[Call]] = []
+            batches = architectures.microbatches(architecture, cell.batch, step)
+            for number, batch in enumerate(batches):
+                torch.manual_seed(100 * step + number)
+                with _captured(cell, calls) if capture and like is None else nothing():
+                    run.losses.append(_backward(cell, called, batch, device))
+                own = calls.taken() if like is None else in_graph.taken(like.calls[step][number])
+                parts.append(own)
+            optimizer.step()
+            optimizer.zero_grad()
+            run.calls.append(parts)
+            if capture:
+                run.weights.append(projections.sigmas(architecture.weights, model, parts))
     run.digest = digest(model)
     if compiled:
         counters = torch._dynamo.utils.counters
@@ -155,7 +171,10 @@ def _judge(cell: Cell, result: Result, folder: Path, device: str) -> None:
         return train(cell, compiled=compiled, device=device)[0]
 
     known, _, _ = train(cell, capture=True, device=device)
-    plain = trained() if compiled else known
+    plain = known
+    if compiled:
+        known, _, _ = train(cell, capture=True, compiled=True, like=known, device=device)
+        plain = trained()
     for part in (part for step in known.calls for part in step):
         for call in part:
             limit = 1e-3 if call.o.dtype == torch.float32 else 0.05
@@ -168,6 +187,8 @@ def _judge(cell: Cell, result: Result, folder: Path, device: str) -> None:
     if seen != architectures.BY_NAME[cell.architecture].calls:
         raise AssertionError(f"calls of attention that the test sees: {seen}")
     exact = plain.same(known)
+    if not exact and device == "cpu":
+        raise AssertionError("the capture changes what the model computes")
     path = folder / "run.bwrun"
 
     def attach(model: nn.Module) -> Any:

@@ -31,7 +31,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "sigma": ("wq_sigma", "wk_sigma"),
 }
 _GROUP_OF = {signal: group for group, signals in GROUPS.items() for signal in signals}
-# What only the kernel's own rounding tells, which another graph need not repeat.
+# What only the kernel's own rounding tells, which another run need not repeat.
 _ROUNDING = ("delta_bias_sum", "delta_bias_sumsq", "delta_error_abs_sum", "key_leak_sum")
 
 
@@ -152,9 +152,10 @@ def _compare(known: Run, exact: bool, status: Any, steps: Steps, result: Result)
 
 
 def _loose(signal: str, want: Tensor, slack: Tensor, calls: list[Call], step: int) -> Tensor:
-    """For another graph, with other roundings; those of bfloat16 turn whole rows over, too.  Where
-    a softmax is sharp they are a large part of its gradients.  From the second step on the weights
-    differ, too: then it is only told whether a number can be that of this call."""
+    """For a run that does not repeat its bits, as on a GPU where a kernel is not deterministic.
+    Roundings of bfloat16 turn whole rows over.  Where a softmax is sharp they are a large part of
+    its gradients.  From the second step on the weights differ, too: then it is only told whether a
+    number can be that of this call."""
     share = 1e-4
     if any(call.o.dtype != torch.float32 for call in calls):
         of_backward = signal in ("delta_abs_sum", "key_gradient_sum")

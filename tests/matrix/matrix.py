@@ -135,7 +135,9 @@ def libraries() -> Path:
 def content() -> str:
     """A word for what a result depends on: the package, its libraries and the matrix itself."""
     state = hashlib.sha256()
-    mine = ("architectures", "capture", "cell", "comparison", "projections")
+    mine = (
+        "architectures", "capture", "capture_in_graph", "cell", "comparison", "projections",
+    )  # fmt: skip
     paths = [*(ROOT / "client_lib" / "python" / "bellwether").rglob("*.py")]
     paths += [HERE / f"{name}.py" for name in mine]
     paths += [ROOT / "tests" / "python" / "definitions.py"]

@@ -72,8 +72,7 @@ llama sdpa plain train float32
 llama flex_attention padded_left train float32
 gemma3 flex_attention window checkpoint bfloat16
 vit sdpa plain compile bfloat16
-cohere2 sdpa window compile float32
-llama sdpa padded_left compile float32
+cohere2 sdpa window compile bfloat16
 """
 
 
@@ -99,7 +98,7 @@ def test_a_number_that_is_off_is_found(prepared: None, monkeypatch: pytest.Monke
         return found
 
     monkeypatch.setattr(definitions, "of_call", off)
-    result = run_cell(Cell("llama", "sdpa", "plain", "train", "float32"))
+    result = run_cell(Cell("llama", "sdpa", "padded_left", "compile", "bfloat16"))
     assert result.outcome == "wrong"
     assert all(text.startswith("entropy_sum of model.layers.") for text in result.wrong)
 
