@@ -150,6 +150,17 @@ def test_each_loss_is_said(lost: dict[str, int], words: str) -> None:
     assert words not in str(monitor_findings(Lossy()))
 
 
+@pytest.mark.parametrize("overhead", [0.0, 0.02])
+def test_a_price_that_is_not_known_is_not_told(overhead: float) -> None:
+    class Priced(Lossy):
+        def status(self) -> dict[str, Any]:
+            return {**super().status(), "samples": 3, "overhead": overhead, "sampling_period": 1}
+
+    told = "watching costs about 2.00 %" in str(monitor_findings(Priced()))
+    assert told == (overhead > 0)
+    assert ("watching costs" in str(monitor_findings(Priced()))) == told
+
+
 @pytest.mark.parametrize(
     ("notes", "cause"),
     [({}, "no optimizer step was seen"), ({"first called late: not reported": 1}, "called late")],

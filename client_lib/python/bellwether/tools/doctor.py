@@ -200,7 +200,7 @@ def monitor_findings(monitor: Any) -> list[Finding]:
         if counters.frames_spooled or counters.spool_bytes:
             waiting = f"{counters.spool_bytes >> 20} MiB of them still there"
             found.append(Finding(None, f"{counters.frames_spooled} frames went to disk, {waiting}"))
-    if status["samples"] > 1:
+    if status.get("overhead"):  # Else it is not known yet.
         found.append(
             Finding(
                 None,
