@@ -27,7 +27,6 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
-from torch.nested._internal.nested_tensor import NestedTensor
 
 from ..._util.guard import harmless
 from ..._util.torch_version import TORCH_MIN, dotted
@@ -43,9 +42,6 @@ from ..functions.native_call import NativeCall
 from ..hosts import PatchedLayer, Seeker
 from ..running import Entry, being_traced, checkpointed, saved_tensor_hooks
 from ..running import running as _running
-
-# Of calls with others nothing is asked.
-_KNOWN_TENSORS = (torch.Tensor, nn.Parameter, NestedTensor)
 
 _lock = threading.RLock()
 _original = traced_forward.ORIGINAL
@@ -164,13 +160,18 @@ def _of_layer(
     )
 
 
+def _is_nested(kind: type) -> bool:
+    return kind.__module__.startswith("torch.nested.")
+
+
 @harmless("search for the module that calls attention")
 def _owner(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Optional[PatchedLayer]:
     """The layer of a call that no known module makes."""
     if torch._C._len_torch_dispatch_stack() > 0:
         return None  # Of a compiler perhaps, which tries what it has written down.
     for given in (*args, *kwargs.values()):
-        if isinstance(given, torch.Tensor) and type(given) not in _KNOWN_TENSORS:
+        known = type(given) in (torch.Tensor, nn.Parameter)
+        if isinstance(given, torch.Tensor) and not (known or _is_nested(type(given))):
             return None
     owners = (seeker.owner() for seeker in list(_seekers))
     return next((layer for layer in owners if layer is not None), None)
