@@ -15,6 +15,7 @@ import torch
 import bellwether
 from bellwether._hook import attention_switch
 
+import models
 from asking import ALL, action
 from gpu import LACKS, SKIPPED
 
@@ -29,7 +30,10 @@ def answers(monitor: Any) -> list[tuple[bool, str]]:
     return [(answer["applied"], answer["reason"]) for answer in found]
 
 
-def test_switched_under_autocast_as_stabilize_would(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "kind", [models.Attention, models.PaddedRight, models.Packed, models.Window]
+)
+def test_switched_under_autocast_as_stabilize_would(kind: type, tmp_path: Path) -> None:
     shape = dataclasses.replace(SHAPE, dtype=torch.float32)
 
     def losses(job: Job, between: Any, monitor: Any = None) -> list[float]:
@@ -43,7 +47,7 @@ def test_switched_under_autocast_as_stabilize_would(tmp_path: Path) -> None:
                 monitor.step()
         return found
 
-    asked, by_hand = Job(shape), Job(shape)
+    asked, by_hand = Job(shape, kind=kind), Job(shape, kind=kind)
     with watch(asked, tmp_path / "a.bwrun", every=2, allow=ALL) as monitor:
         # Asked one step before: it is in force from the next on.
         original = monitor.actions.boundary

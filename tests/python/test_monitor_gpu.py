@@ -23,7 +23,7 @@ from bellwether._kernels.memory import DeviceMemory
 from bellwether._kernels.probe import Spectrum
 
 from gpu import LACKS, SKIPPED
-from models import Model, Shape, batch
+from models import Attention, Model, Shape, batch
 from recording import Recording
 
 if SKIPPED:
@@ -37,9 +37,11 @@ SHAPE = Shape(layers=2, heads=4, kv_heads=2, dim=64, width=256, dtype=torch.bflo
 class Job:
     """A model that trains."""
 
-    def __init__(self, shape: Shape = SHAPE, seed: int = 1) -> None:
+    def __init__(
+        self, shape: Shape = SHAPE, seed: int = 1, kind: type[Attention] = Attention
+    ) -> None:
         torch.manual_seed(seed)
-        self.model = Model(shape).cuda()
+        self.model = Model(shape, kind=kind).cuda()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3, fused=True)
         self.batches = [batch(shape, i, tokens=256, device="cuda") for i in range(4)]
 
