@@ -377,6 +377,20 @@ def test_projections_and_norms_beside_the_attention(tokens_first: bool, tmp_path
     assert not model[0].q_norm._forward_hooks and not model[0].k_norm._forward_hooks
 
 
+def test_norms_beside_compiled_attention_are_looked_through(tmp_path: Path) -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(3)
+    model = nn.Sequential(Normalised(True))
+    with bellwether.attach(model, record=str(tmp_path / "a.bwrun"), run="c", every=1) as monitor:
+        run = torch.compile(model, backend="aot_eager")
+        for _ in range(2):
+            run(torch.randn(2, 6, WIDTH)).sum().backward()
+            monitor.step()
+        layers = [layer for layer in monitor.status()["layers"] if layer["calls"]]
+    assert [layer["weights"] for layer in layers] == ["grouped qkv_linear.wqkv"], layers
+    assert not layers[0]["notes"]
+
+
 def test_norms_that_never_run_keep_no_hook_of_ours(tmp_path: Path) -> None:
     model = nn.Sequential(Normalised(False, skips=True))
     with bellwether.attach(model, record=str(tmp_path / "a.bwrun"), run="n", every=1) as monitor:

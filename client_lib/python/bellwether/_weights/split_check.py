@@ -72,8 +72,13 @@ class Listening:
     def _was_given(self, which: str, module: nn.Module, args: Any, output: Any) -> None:
         if which in self._beside:
             self._beside.pop(which).remove()
-        if args and type(args[0]) is Tensor:
-            self.normalised[which] = _by_head(args[0].detach())
+        if args:
+            self.hear_norm(which, args[0])
+
+    def hear_norm(self, which: str, given: Any) -> None:
+        """What a norm of the queries ("q") or keys ("k") is given."""
+        if type(given) is Tensor:
+            self.normalised[which] = _by_head(given.detach())
 
     def end(self) -> None:
         """What was heard stays, for an attention that runs later."""

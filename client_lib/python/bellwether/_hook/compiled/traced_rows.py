@@ -16,6 +16,7 @@ from ..._weights import split_check
 from ..calls.call import View
 
 NODES_MAX = 300  # Between a projection and the call.
+_NORMS = ("rms_norm", "layer_norm")
 NUMBERS_MAX = 1 << 25  # Of a projection's output.
 
 
@@ -69,6 +70,7 @@ class _Part:
         self._values: dict[fx.Node, Any] = dict(given)
         self._written = _written(next(iter(given)).graph)
         self._count = 0
+        self.normalised: Optional[Tensor] = None  # What the norm was given that was met last.
 
     def value(self, node: fx.Node) -> Any:
         if node in self._written:
@@ -99,6 +101,8 @@ class _Part:
         if node.op == "call_method":
             return getattr(args[0], str(node.target))(*args[1:], **kwargs)
         target: Any = node.target
+        if getattr(target, "__name__", "") in _NORMS:
+            self.normalised = self.value(node.all_input_nodes[0])
         return target(*args, **kwargs)
 
 
@@ -140,8 +144,11 @@ def evidence(
             heard = split_check.Listening({}, {})
             for path, node in outputs.items():
                 heard.hear(path, given[node])
-            part = _Part(given)
-            queries, keys = (view(part.value(node)) for view, node in zip(views, (q, k)))
-            return split_check.evidence(heard, queries, keys)
+            part, ends = _Part(given), []
+            for which, view, node in zip("qk", views, (q, k)):
+                part.normalised = None
+                ends.append(view(part.value(node)))
+                heard.hear_norm(which, part.normalised)
+            return split_check.evidence(heard, *ends)
     except Exception:  # It is unclear, or the GPU's memory is full: then the order is not shown.
         return None
