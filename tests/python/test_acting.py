@@ -141,7 +141,7 @@ def test_refusals_say_why(tmp_path: Path) -> None:
     for id, text in why.items():
         answer = training.answer(id)
         assert answer is not None and not answer["applied"] and text in answer["reason"], answer
-    assert not any(layer.centred for layer in training.monitor.layers)
+    assert not any(layer.seen.centred for layer in training.monitor.layers)
     training.ends()
     results = {
         m.action_result.id: m.action_result

@@ -82,7 +82,7 @@ def test_switched_in_flight_layer_by_layer_and_back(tmp_path: Path) -> None:
     centred = training.ask("attention.center_k", value=1, scope={"layers": [1]})
     training.step()
     assert same(gradients(model), by_hand(model, PLAIN, (None, True)))
-    assert [layer.centred for layer in training.monitor.layers] == [False, True]
+    assert [layer.seen.centred for layer in training.monitor.layers] == [False, True]
     hp = training.ask("attention.mode", mode="hp")
     training.step()
     assert same(gradients(model), by_hand(model, ("hp", False), ("hp", True)))
@@ -106,7 +106,7 @@ def test_switched_in_flight_layer_by_layer_and_back(tmp_path: Path) -> None:
     assert events == [
         (3, "centring_on", ""), (4, "attention_mode", "bellwether-hp"),
         (5, "attention_mode", "bellwether-hp"), (6, "centring_off", ""),
-        (6, "attention_mode", training.monitor.layers[0].kernel),
+        (6, "attention_mode", training.monitor.layers[0].seen.kernel),
     ]  # fmt: skip
     # Centred keys have no common mode left, and the taps say so from the very step on.
     coherence = {
@@ -236,7 +236,7 @@ def test_layers_that_no_kernel_serves_stay_and_say_why(
 def test_refused_switches_say_why(tmp_path: Path) -> None:
     training = Training(tmp_path / "a.bwrun", shape=SHAPE)
     training.step(2)
-    training.monitor.layers[0].graphed = True  # As if a CUDA graph held it.
+    training.monitor.layers[0].seen.graphed = True  # As if a CUDA graph held it.
     asked = (
         training.ask("attention.mode", mode="sdpa", scope={"layers": [0]}),
         training.ask("attention.center_k", value=1),

@@ -165,7 +165,7 @@ def test_without_weights_its_inner_call_is_seen(tmp_path: Path) -> None:
 
     *_, monitor, _ = trained(Plain({}), tmp_path / "a.bwrun")
     assert [layer.fired for layer in monitor.layers] == [3]
-    assert monitor.layers[0].kernel != "nn.MultiheadAttention"
+    assert monitor.layers[0].seen.kernel != "nn.MultiheadAttention"
     monitor.detach()
 
 

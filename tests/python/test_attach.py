@@ -22,7 +22,7 @@ from torch import Tensor
 
 import bellwether
 from bellwether import monitor as monitor_module
-from bellwether._hook.layer import layer_backward, layer_calls
+from bellwether._hook.layer import gradients, seen_calls
 from bellwether._hook.patches import intercept
 from bellwether._step.patches import Patches
 from bellwether._step.steps import Steps
@@ -134,7 +134,7 @@ def test_errors_inside_turn_it_off_and_training_goes_on(
     def broken(*args: Any, **kwargs: Any) -> None:
         raise RuntimeError("planted")
 
-    monkeypatch.setattr(layer_backward, where, broken)
+    monkeypatch.setattr(gradients, where, broken)
     plain = losses_without_check(None, tmp_path)
     watched = losses_without_check(tmp_path / "a.bwrun", tmp_path)
     assert all(torch.equal(a, b) for a, b in zip(plain[0], watched[0]))
@@ -174,7 +174,7 @@ def test_turning_off_in_the_middle_of_a_checkpointed_backward(
         if len(calls) > good:
             raise RuntimeError("planted")
 
-    monkeypatch.setattr(layer_backward, "add_probe", broken)
+    monkeypatch.setattr(gradients, "add_probe", broken)
     plain = losses_without_check(None, tmp_path)
     watched = losses_without_check(tmp_path / "a.bwrun", tmp_path)
     assert all(torch.equal(a, b) for a, b in zip(plain[0], watched[0]))
@@ -208,7 +208,7 @@ def test_errors_in_forward_and_step_stay_inside(
         monkeypatch.setattr("bellwether._step.reporter.Sample", broken)
         monitor.step(loss=1.0)
         assert monitor.status()["errors"] == 1 and not monitor.live()
-        monkeypatch.setattr(layer_calls.LayerCalls, "_observe", broken)
+        monkeypatch.setattr(seen_calls.SeenCalls, "observe", broken)
         model(batch(Shape(), 0)).sum().backward()
         monitor.step(loss=1.0)
         assert "planted" in monitor.why_off

@@ -272,13 +272,13 @@ def test_an_older_torch_compiles_what_it_always_did(
 def test_an_error_in_a_compiled_backward_stays_inside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from bellwether._hook.layer import layer_backward
+    from bellwether._hook.layer import gradients
 
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("planted")
 
-    monkeypatch.setattr(layer_backward, "add_probe", broken)
-    monkeypatch.setattr(layer_backward, "add_key_leak", broken)
+    monkeypatch.setattr(gradients, "add_probe", broken)
+    monkeypatch.setattr(gradients, "add_key_leak", broken)
     unhooked, _ = train(None, Shape(), "blocks")
     model_and_losses = train_with_errors(tmp_path / "a.bwrun")
     assert all(torch.equal(a, b) for a, b in zip(unhooked, model_and_losses))

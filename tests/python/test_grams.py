@@ -102,9 +102,10 @@ class FakeLayer:
             dim,
         )
         self.q, self.k = torch.randn(heads, dim, 32), torch.randn(kv_heads, dim, 32)
-        self.location, self.dim = self, dim
+        self.weights = self.location = self
+        self.dim = dim
 
-    def head_weights(self, head: int) -> Any:
+    def of_head(self, head: int) -> Any:
         self.q += 0.01 * torch.randn_like(self.q)
         return self.q[head], self.k[head * self.kv_heads // self.heads]
 

@@ -136,8 +136,8 @@ def test_each_that_fails_once_in_a_checkpointed_forward(
     plain: list[Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The recomputation, in which nothing fails, finds what the forward has left."""
-    for name in ("_before", "_after"):
-        entry = guard.ENTRIES[f"bellwether._hook.layer.layer.Layer.{name}"]
+    for name in ("layer.Layer._before", "call_taps.TappedCall.output"):
+        entry = guard.ENTRIES[f"bellwether._hook.layer.{name}"]
         good, calls = entry.function, []
 
         def once(*args: Any, good: Any = good, calls: Any = calls, **kwargs: Any) -> Any:

@@ -675,7 +675,7 @@ def test_a_mask_that_compares_the_function_with_its_name(mask: Any, watched: Wat
         assert (found(module), found(other)) == before
         (layer,) = monitor.layers
         assert layer.sums is not None and layer.sums.probed == layer.sums.leaked == 1
-        assert layer.causal and not layer.notes.keys() - {"W_Q and W_K not found"}
+        assert layer.seen.causal and not layer.notes.keys() - {"W_Q and W_K not found"}
 
 
 @pytest.mark.parametrize(

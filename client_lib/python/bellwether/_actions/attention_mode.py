@@ -88,7 +88,7 @@ class AttentionSwitch(Applier):
             return "it is gone"
         if any(contract_of(inner) is not None for inner in module.modules()):
             return "it has attention of its own (wrap_attention)"
-        if layer.graphed:
+        if layer.seen.graphed:
             return "it was captured in a CUDA graph, which replays what it captured"
         if sum(other.module() is module for other in self.host.layers) > 1:
             return "it is one of several calls of its module"
@@ -97,12 +97,12 @@ class AttentionSwitch(Applier):
     def _unfit(self, layer: Layer, kind: str, mode: str) -> Optional[str]:
         """Why this layer cannot be switched so."""
         reason = self._fixed(layer)
-        calls_sdpa = layer.kernel in KERNEL_NAMES
+        calls_sdpa = layer.seen.kernel in KERNEL_NAMES
         if reason is None and kind == "attention.center_k" and not calls_sdpa:
-            reason = f"its attention is {layer.kernel}, and scaled_dot_product_attention is served"
+            reason = f"its attention is {layer.seen.kernel}, and scaled_dot_product_attention is served"
         elif reason is None and kind == "attention.mode" and not (mode == "sdpa" and calls_sdpa):
-            reason = layer.unserved
-            if reason is None and mode == "sdpa" and layer.own_mode:
+            reason = layer.seen.unserved
+            if reason is None and mode == "sdpa" and layer.seen.own_mode:
                 reason = "mode is sdpa, and the model calls bellwether.attention, which has none"
         number = layer_number(self.host, layer)
         return None if reason is None else f"layer {number}: {reason}"
@@ -132,14 +132,14 @@ class AttentionSwitch(Applier):
         if not layers and stay:
             return stay[0]
         if action.kind == "attention.center_k" and layers:
-            own = [layer for layer in layers if layer.centred and not self._centred_here(layer)]
+            own = [layer for layer in layers if layer.seen.centred and not self._centred_here(layer)]
             if action.value and len(own) == len(layers):
                 return "the model centres these keys itself"
             if not action.value and own:
                 number = layer_number(self.host, own[0])
                 return f"the model centres the keys of layer {number} itself"
         new = self._words({**self._held, action.id: Held(action, layers)})
-        compiled = any(layer.compiled for layer in self.host.layers)
+        compiled = any(layer.seen.compiled for layer in self.host.layers)
         if compiled and new not in self._variants and len(self._variants) >= VARIANTS_MAX:
             return f"{VARIANTS_MAX} variants were compiled, and torch.compile ends at 8"
         return None
@@ -176,7 +176,7 @@ class AttentionSwitch(Applier):
                 before = self._centred_here(layer)
                 attention_switch.put(module, text)
                 after = self._centred_here(layer)
-                layer.centred = after if before != after else layer.centred
+                layer.seen.centred = after if before != after else layer.seen.centred
 
     def _change(self, held: dict[str, Held], kind: str, step: int) -> None:
         before = tuple(
@@ -200,7 +200,7 @@ class AttentionSwitch(Applier):
         for action, _ in reversed(self._held.values()):
             if action.kind == "attention.mode" and action.mode != "sdpa":
                 return f"bellwether-{action.mode}"
-        return next((layer.kernel for layer in self.host.layers if layer.index >= 0), "sdpa")
+        return next((layer.seen.kernel for layer in self.host.layers if layer.index >= 0), "sdpa")
 
     def apply(self, action: Action, step: int) -> str:
         layers, stay = self._places(action)

@@ -69,18 +69,19 @@ class QKClip(Applier):
         return None if None in reasons else reasons[0]
 
     def _unfit(self, layer: Layer) -> Optional[str]:
-        module, place = layer.holder(), f"layer {layer_number(self.host, layer)}"
-        if module is None or layer.location is None:
+        found, place = layer.weights.found(), f"layer {layer_number(self.host, layer)}"
+        if found is None:
             return f"{place}: W_Q and W_K were not found"
-        if layer.location.dim != layer.head_dim:
+        module, location = found
+        if location.dim != layer.head_dim:
             return f"{place}: W_Q and W_K hold a part of each query and key only"
-        if layer.normalizes:
+        if layer.search.normalizes:
             return f"{place} normalizes queries and keys: the size of W_Q and W_K does not count"
-        why = head_rows.unchangeable(module, layer.location)
+        why = head_rows.unchangeable(module, location)
         if why is not None:
             return f"{place}: {why}"
         for query in (True, False):
-            for part in head_rows.parts(module, layer.location, query, 0):
+            for part in head_rows.parts(module, location, query, 0):
                 held = self._optimizer_of(part.owner)
                 if held is None:
                     return f"{place}: no optimizer of torch.optim holds its weights"
@@ -142,7 +143,7 @@ class QKClip(Applier):
         chosen = {id(layer): set(heads) for layer, heads in scope}
         found = []
         for layer in self.host.layers:
-            if layer.index >= 0 and layer.location is not None and layer.holder() is not None:
+            if layer.index >= 0 and layer.weights.found() is not None:
                 heads = [h for h in range(layer.heads) if h not in chosen.get(id(layer), set())]
                 if heads:
                     found.append((layer, heads))
@@ -181,8 +182,7 @@ class QKClip(Applier):
     def _by_gamma(
         self, layer: Layer, heads: list[int], gamma: float
     ) -> list[tuple[_Place, Tensor]]:
-        module, location = layer.holder(), layer.location
-        assert module is not None and location is not None
+        module, location = _found(layer)
         share = location.heads // location.kv_heads
         changes = []
         for key in sorted({head // share for head in heads}):
@@ -199,8 +199,7 @@ class QKClip(Applier):
     def _sigma(self, layer: Layer) -> tuple[Tensor, Tensor]:
         found = self._norms.get(id(layer))
         if found is None:
-            module, location = layer.holder(), layer.location
-            assert module is not None and location is not None
+            module, location = _found(layer)
             norms = head_rows.spectral_norms(module, location)
             if norms is None:
                 raise Refused("the weights changed their shape")
@@ -226,8 +225,7 @@ class QKClip(Applier):
             targets.append(float(finite.quantile(0.5)))
         changes = []
         for layer, heads in scope:
-            module, location = layer.holder(), layer.location
-            assert module is not None and location is not None
+            module, location = _found(layer)
             share = location.heads // location.kv_heads
             places = [_Place(module, location, True, head) for head in heads]
             for key in sorted({head // share for head in heads}):
@@ -263,6 +261,12 @@ class QKClip(Applier):
                     elif not _second_moment(name):
                         left = name
         return left
+
+
+def _found(layer: Layer) -> tuple[nn.Module, Location]:
+    found = layer.weights.found()
+    assert found is not None  # Of a layer of the scope.
+    return found
 
 
 def _second_moment(name: str) -> bool:

@@ -1,6 +1,7 @@
 """What the hooks ask of the monitor that they serve, and the patches of the layers they run.
 
-These are protocols, so that layers, patches and hooks neither take nor import a Monitor.
+These are protocols, so that layers, patches and hooks neither take nor import a Monitor.  A part
+takes the one that has what it needs, and no more: in a test a few lines stand for it.
 """
 
 from __future__ import annotations
@@ -19,16 +20,25 @@ from .calls.call import AttentionCall
 from .calls.call_sites import Forward
 
 
-class StepHost(Protocol):
-    """The running step, as layers and hooks see it.  Called on the training thread."""
+class Devices(Protocol):
+    """Where sums are added up."""
+
+    memories: Memories
+
+    def cannot_measure_on(self, device: str) -> Optional[str]:
+        """None if the kernels run on devices of this type, else why not."""
+
+
+class CallsHost(Devices, Protocol):
+    def numbered(self) -> bool:
+        """Whether the layout was told: layers that call attention later are left out."""
+
+
+class Sampling(Protocol):
+    """What is measured in the running step."""
 
     settings: Settings
-    memories: Memories
     hook_seconds: float  # Of the running step; who takes time adds it.
-
-    @property
-    def hooks_called(self) -> int:
-        """Of optimizers, of any model."""
 
     @property
     def lock(self) -> AbstractContextManager[Any]:
@@ -36,26 +46,8 @@ class StepHost(Protocol):
 
     def live(self) -> bool: ...
 
-    def model(self) -> Optional[nn.Module]:
-        """None once it is gone."""
-
     def measures(self, part: str) -> bool:
         """part  one of settings.STATS"""
-
-    def cannot_measure_on(self, device: str) -> Optional[str]:
-        """None if the kernels run on devices of this type, else why not."""
-
-    def layer_of(self, module: nn.Module) -> Optional[PatchedLayer]:
-        """That of a module of the model, if it has one."""
-
-    def numbered(self) -> bool:
-        """Whether the layout was told: layers that call attention later are left out."""
-
-    def add_layer(self, layer: Any, before: Callable[[Any, Any], bool]) -> None:
-        """One more layer, behind the last of those that stand `before` it.  While numbered() is
-        false."""
-
-    # ---- what is measured in the running step ----
 
     def samples_step(self) -> bool: ...
 
@@ -69,11 +61,17 @@ class StepHost(Protocol):
     def weights_in_backward(self) -> bool:
         """Whether the weights are whole only while gradients are computed."""
 
-    # ---- what is told ----
+    def centring_changed(self, step: Optional[int] = None) -> None: ...
 
-    def forward_begins(self) -> None: ...
 
-    def backward_begins(self) -> None: ...
+class Passing(Protocol):
+    """The passes of a layer, by which steps are told apart."""
+
+    settings: Settings
+
+    def numbered(self) -> bool: ...
+
+    def samples_step(self) -> bool: ...
 
     def in_backward(self) -> bool: ...
 
@@ -81,7 +79,41 @@ class StepHost(Protocol):
         """count  the pass of one layer that is under way, 1 for the first of the running step; the
         step before may end by it"""
 
-    def centring_changed(self, step: Optional[int] = None) -> None: ...
+
+class WeightsHost(Devices, Protocol):
+    """When weights are measured."""
+
+    def measures(self, part: str) -> bool: ...
+
+    def samples_step(self) -> bool: ...
+
+    def weights_in_backward(self) -> bool: ...
+
+    def forward_begins(self) -> None: ...
+
+
+class ModelHost(Protocol):
+    def model(self) -> Optional[nn.Module]:
+        """None once it is gone."""
+
+
+class StepHost(CallsHost, Sampling, Passing, WeightsHost, ModelHost, Protocol):
+    """The running step, as layers and hooks see it.  Called on the training thread."""
+
+    def layer_of(self, module: nn.Module) -> Optional[PatchedLayer]:
+        """That of a module of the model, if it has one."""
+
+    def add_layer(self, layer: Any, before: Callable[[Any, Any], bool]) -> None:
+        """One more layer, behind the last of those that stand `before` it.  While numbered() is
+        false."""
+
+    def backward_begins(self) -> None: ...
+
+    # ---- what a GradScaler does ----
+
+    @property
+    def hooks_called(self) -> int:
+        """Of optimizers, of any model."""
 
     def loss_scaled(self, factor: Optional[torch.Tensor]) -> None:
         """A GradScaler has multiplied the loss of the next backward."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Optional
 
 import torch
@@ -65,6 +66,13 @@ def checkpoint_inside() -> bool:
     hooks, recording = (None, False) if forward is None else (forward.hooks, forward.recording)
     # A reentrant one has no hooks, but computes without a graph at first.
     return hooks != saved_tensor_hooks() or (recording and not torch.is_grad_enabled())
+
+
+def apart() -> AbstractContextManager[Any]:
+    """In it our own calls of torch are none of those that a mode of the host sees."""
+    if torch._C._len_torch_function_stack() > 0:
+        return torch._C.DisableTorchFunction()
+    return nullcontext()
 
 
 def being_traced() -> bool:

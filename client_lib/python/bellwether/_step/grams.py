@@ -173,7 +173,7 @@ class Grams:
             return self._measure(found, heads)
 
     def _measure(self, layers: dict[int, Layer], heads: list[_Head]) -> Optional[GramBatch]:
-        n_max = max(layer.location.dim for layer in layers.values() if layer.location is not None)
+        n_max = max(place.dim for x in layers.values() if (place := x.weights.location) is not None)
         self._grams.fill(_price(n_max))
         self._increments.fill(2 * _price(2 * n_max))
 
@@ -248,5 +248,5 @@ def _price(n: int) -> int:
 
 
 def _of_head(layer: Layer, head: int) -> Optional[tuple[Tensor, Tensor]]:
-    pair = layer.head_weights(head)
+    pair = layer.weights.of_head(head)
     return None if pair is None or len(pair[0]) > c_api.SPECTRUM_ROWS_MAX else pair

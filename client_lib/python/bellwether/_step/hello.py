@@ -46,7 +46,7 @@ def run_options(
         heads=heads * parallel.tensor[1],
         kv_heads=kv_heads * parallel.tensor[1],
         head_dim=first.head_dim if first else 0,
-        seq_len=max((layer.seq_len for layer in layers), default=0),
+        seq_len=max((layer.seen.seq_len for layer in layers), default=0),
         rank=rank,
         world=world,
         actions_mask=actions_mask,
@@ -61,10 +61,12 @@ def run_options(
         log_path=settings.log_path,
         spool_dir=settings.spool_dir if server else None,
         spool_bytes=settings.spool_bytes,
-        attention_kernel=first.kernel if first else "",
-        centred=any(layer.centred for layer in layers),
-        qk_norm=any(layer.normalizes for layer in layers),
-        score_dtype=_SCORES.get(first.dtype if first and first.dtype else torch.float32, "fp32"),
-        causal=any(layer.causal for layer in layers),
+        attention_kernel=first.seen.kernel if first else "",
+        centred=any(layer.seen.centred for layer in layers),
+        qk_norm=any(layer.search.normalizes for layer in layers),
+        score_dtype=_SCORES.get(
+            first.seen.dtype if first and first.seen.dtype else torch.float32, "fp32"
+        ),
+        causal=any(layer.seen.causal for layer in layers),
         **more,
     )

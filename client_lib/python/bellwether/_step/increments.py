@@ -31,14 +31,14 @@ class Increments:
         for layer in layers:
             before, now = self._before.get(id(layer)), None
             if before is not None:
-                now = layer.weight_copies()
+                now = layer.weights.copies()
             if before is not None and now is not None:
                 found[id(layer)] = probe.increment_rank(now[0], before[0], now[1], before[1])
         self._before = {}
         size = 0
         for turn in range(len(layers)):
             layer = layers[(self._rotation + turn) % len(layers)]
-            copies = layer.weight_copies()
+            copies = layer.weights.copies()
             if copies is None:
                 continue
             self._before[id(layer)] = copies

@@ -46,7 +46,7 @@ class LossScaling:
             ours = grad_scale.found_inf(scaler, optimizer)
             self._hookless = not ours
         # Nothing of the running step: it was told before its optimizer.
-        return ours and any(x.calls_in_step or x.fired_in_step for x in layers)
+        return ours and any(layer.passes.in_step() for layer in layers)
 
     def skipped(self) -> None:
         self._found_inf = 1.0

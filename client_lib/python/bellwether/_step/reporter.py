@@ -91,7 +91,7 @@ class Reporter:
         index = 0
         for layer in self._layers:
             if layer.heads:
-                layer.index = index
+                layer.number(index)
                 index += 1
 
     def _open(self, actions: StepActions, step_from_attach: bool) -> Optional[RunClient]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import array
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any, Optional
+from collections.abc import Sequence
+from typing import Any, Optional, Protocol
 
 from .._hook.layer.judged import FAMILIES
 from .._hook.model.parallel import Parallel
@@ -17,12 +18,26 @@ from ..settings import STATS
 from .grad_scale import POWERS
 from .grams import GramBatch
 
-if TYPE_CHECKING:
-    from .._hook.layer.layer import Layer
-
 _DELTA = STATS["delta"]
 _PER_KEY_HEAD = ("sequences", "key_coherence_sum", "key_leak_sum", "key_gradient_sum")
 _ROWS = ("rows", "nonfinite_rows")
+
+
+class MeasuredLayer(Protocol):
+    """What a sample asks of a layer."""
+
+    index: int
+    heads: int
+    kv_heads: int
+
+    @property
+    def sums(self) -> Optional[Sums]: ...
+
+    @property
+    def wq(self) -> Optional[Spectrum]: ...
+
+    @property
+    def wk(self) -> Optional[Spectrum]: ...
 
 
 class _Matrix:
@@ -67,7 +82,7 @@ class _LayerSample:
 
 
 def _layer_sample(
-    layer: Layer, increments: dict[int, Any], copies: dict[Memory, Copy]
+    layer: MeasuredLayer, increments: dict[int, Any], copies: dict[Memory, Copy]
 ) -> _LayerSample:
     sums, wq, wk = layer.sums, layer.wq, layer.wk
     replayed = sums is not None and sums.memory.open
@@ -94,7 +109,7 @@ class Sample:
 
     def __init__(
         self,
-        layers: list[Layer],
+        layers: Sequence[MeasuredLayer],
         stats: frozenset[str],
         increments: dict[int, Any],
         copies: dict[Memory, Copy],

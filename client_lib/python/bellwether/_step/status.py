@@ -82,10 +82,10 @@ def _layer_status(layer: Layer, not_judged_by: list[str]) -> LayerStatus:
         "heads": layer.heads,
         "kv_heads": layer.kv_heads,
         "head_dim": layer.head_dim,
-        "weights": layer.weights_in_words(),
+        "weights": layer.weights.in_words(),
         "notes": dict(layer.notes),
         "not_judged_by": not_judged_by,
-        "lends": layer.lends,
+        "lends": layer.search.lends,
     }
 
 

@@ -51,10 +51,10 @@ class StepWeights:
         if self._done:
             return
         self._done = True
-        found = [layer for layer in layers if layer.watched and layer.location is not None]
+        found = [layer for layer in layers if layer.watched and layer.weights.location is not None]
         with self._memories.beside():  # A kernel has a block for each head: too few for a GPU.
             for layer in found:
-                layer.measure_weights()
+                layer.weights.measure()
         if not self.whole_in_backward_only():
             self.increments = self._ranks.measure(found)
             self.gram_batch = self._grams.measure(found)

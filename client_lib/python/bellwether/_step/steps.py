@@ -176,7 +176,7 @@ class Steps:
     def _drop_sample(self) -> None:
         """The running step begins anew."""
         for layer in self.layers:
-            layer.fired_in_step = layer.calls_in_step = 0
+            layer.passes.step_again()
         if not self._sampling:
             return
         self.reporter.scaling.drop_sample()
@@ -308,7 +308,7 @@ class Steps:
             )  # fmt: skip
             self.reporter.hear(self.weights, self.actions)
         for layer in self.layers:
-            layer.fired_in_step = layer.calls_in_step = layer.captured = 0
+            layer.passes.begin_step()
         now = time.perf_counter()
         hook_seconds = self.hook_seconds + now - start
         self.reporter.count(self._number, hook_seconds, now - self._began, sampled)
@@ -362,7 +362,7 @@ class Steps:
     def centring_changed(self, step: Optional[int] = None) -> None:
         """A layer's keys are centred from now (or `step`) on, or not any more.  The state of the
         first step is sent when the stream begins."""
-        centred = any(layer.centred for layer in self.layers)
+        centred = any(layer.seen.centred for layer in self.layers)
         if self.numbered() and centred != self._centred:
             kind = "centring_on" if centred else "centring_off"
             self.tell(self._number if step is None else step, kind)

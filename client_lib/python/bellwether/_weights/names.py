@@ -26,6 +26,12 @@ QUERY_NORMS = frozenset({"qnorm", "querynorm", "qln", "qlayernorm", "normq"})
 KEY_NORMS = frozenset({"knorm", "keynorm", "kln", "klayernorm", "normk"})
 
 
+def normalizes(module: nn.Module) -> bool:
+    """Whether it has norms for both queries and keys."""
+    names = {plain(name) for name, _ in module.named_children()}
+    return bool(names & QUERY_NORMS) and bool(names & KEY_NORMS)
+
+
 def plain(name: str) -> str:
     return name.replace("_", "").lower()
 

@@ -16,7 +16,7 @@ from typing import Any, Optional
 import torch
 
 from .._kernels import probe
-from .._kernels.memory import HostMemory, Memory
+from .._kernels.memory import Copy, HostMemory, Memory
 from .._kernels.probe import Spectrum
 from .._native.run_client import Block, RunClient, RunOptions
 from .._server.state_file import StateFile
@@ -79,9 +79,9 @@ class Progress:
 
 
 class _Measured:
-    """A layer of the run, over all checkpoints; what Sample asks of a layer."""
+    """A layer of the run, over all checkpoints: a MeasuredLayer."""
 
-    sums = None
+    sums: Optional[probe.Sums] = None
 
     def __init__(self, index: int, layer: ScanLayer, memory: Memory) -> None:
         device = torch.device("cpu")
@@ -190,8 +190,8 @@ class Scan:
             rank = layer.measure(checkpoint, before)
             if rank is not None:
                 increments[id(layer)] = rank
-        copies = {self._memory: self._memory.collect(False)}
-        sample = Sample(self._layers, _STATS, increments, copies)  # type: ignore[arg-type]
+        copies: dict[Memory, Copy] = {self._memory: self._memory.collect(False)}
+        sample = Sample(self._layers, _STATS, increments, copies)
         blocks = sample.blocks()
         for layer in self._layers:
             layer.wq.begin_sample()

@@ -150,8 +150,8 @@ class AttentionCall:
     # The type that autocast gives q, k, v and a floating mask inside the function.
     cast: Optional[torch.dtype] = None
     packed: bool = False  # k is also q or v, and k_view picks a part that is k alone.
-    # Whether the keys' gradients add up to 0.  A change of the scores that is not added to them
-    # ends that; a softcap and sinks do, and need not be said here.
+    # False: the scores are changed by what is not added to them, so the keys' gradients need not
+    # add up to 0.  A softcap and sinks need not be said here.
     cancels: bool = True
     # Whether a gradient reaches the keys, of a call that was traced; elsewhere k itself tells it.
     keys_train: bool = True
@@ -169,3 +169,7 @@ class AttentionCall:
     ours: Union[Ours, str, None] = None
     # Whether a gradient reaches the mask, of a call that was traced; elsewhere the mask tells it.
     mask_trains: bool = False
+
+    def key_gradients_cancel(self) -> bool:
+        """Whether they add up to 0 in exact arithmetic."""
+        return self.cancels and not self.softcap and self.sinks is None

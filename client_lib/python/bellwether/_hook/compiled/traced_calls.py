@@ -216,7 +216,7 @@ def plan_of(
         call.k.requires_grad, shown(call, trackers[places[0]], trackers[places[1]]),
         mask_trains=call.mask.tensor is not None and call.mask.tensor.requires_grad,
     )  # fmt: skip
-    keys = call.k.requires_grad and not call.softcap and call.sinks is None and call.cancels
+    keys = call.k.requires_grad and call.key_gradients_cancel()
     return Plan(
         number_of(recipe), trackers, tuple(dict.fromkeys(places)),
         places[1] if keys else None, call.cast,

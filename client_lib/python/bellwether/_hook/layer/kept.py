@@ -1,9 +1,9 @@
-"""What a tap keeps of a call until its backward."""
+"""What a tap keeps of a call until its backward, and whom it tells then."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Optional
+from typing import Any, Optional, Protocol
 
 import torch
 from torch import Tensor
@@ -19,23 +19,38 @@ def tensors_of(call: AttentionCall) -> dict[str, Tensor]:
     return given
 
 
+class TapListener(Protocol):
+    """Hears of the gradients that pass a call's taps."""
+
+    def output_wanted(self, kept: Kept) -> bool:
+        """A call's backward begins: whether its statistics are to be measured."""
+
+    def read(self, ctx: Any) -> Optional[tuple[Tensor, ...]]:
+        """What OutputTap has saved; None if that is not what it was."""
+
+    def output_gradient(self, kept: Kept, saved: tuple[Tensor, ...], d_o: Tensor) -> None:
+        """Measures them; `saved` are o, q, k, v and what `kept` names."""
+
+    def key_gradient(self, kept: Kept, d_k: Tensor) -> None:
+        """d_k  as the function returned it"""
+
+
 class Kept:
     """It holds no tensor of the call: those are saved by autograd, which knows whether they have
     changed, and which hooks of the host see."""
 
     __slots__ = (
-        "_mask", "cast", "compiled", "delta", "group", "host_reads", "k_view", "layer", "names",
-        "o_view", "q_view", "scale", "softcap", "statistics", "v_view",
+        "_mask", "cast", "compiled", "delta", "group", "host_reads", "k_view", "listener",
+        "names", "o_view", "q_view", "scale", "softcap", "statistics", "v_view",
     )  # fmt: skip
 
     def __init__(
-        self, layer: Any, call: AttentionCall, group: int, host_reads: bool = False,
+        self, listener: TapListener, call: AttentionCall, group: int, host_reads: bool = False,
         compiled: bool = False,
     ) -> None:  # fmt: skip
-        """layer  the Layer, which imports this module
-        group  copies of each key head that the function is given
+        """group  copies of each key head that the function is given
         compiled  whether torch.compile made the call"""
-        self.layer, self.group, self.host_reads = layer, group, host_reads
+        self.listener, self.group, self.host_reads = listener, group, host_reads
         self.compiled = compiled
         self.q_view: View = call.q_view
         self.k_view: View = call.k_view

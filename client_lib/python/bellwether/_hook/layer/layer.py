@@ -1,65 +1,141 @@
-"""One attention layer under watch: its forward, in which the taps are put around the call
-(taps.py)."""
+"""One attention module under watch: what its parts know and do, put together.
+
+passes     how often its calls have gone forward and backward
+seen       what is known of these calls: their layout, and where their statistics are added up
+weights    W_Q and W_K, and when they are measured; they are found by `search`
+taps       are put around each call in the forward; in the backward they tell `gradients`
+compiled   the same for what torch.compile has made of the module
+"""
 
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Optional, Union, cast
+from typing import Any, Optional
 
 import torch
 from torch import Tensor, nn
 
 from ..._kernels.memory import capturing
-from ..._util.guard import harmless, in_words
+from ..._kernels.probe import Spectrum, Sums
+from ..._util.guard import harmless
 from ..calls.call import AttentionCall
 from ..calls.call_sites import MORE, SITES_MAX, Forward
 from ..hosts import StepHost
-from ..running import checkpoint_inside, checkpointed, host_reads_back
-from .kept import Kept, tensors_of
-from .layer_backward import LayerBackward
-from .layer_weights import NO_WEIGHTS
-from .notes import FROZEN, NO_KEY_GRADIENT, NO_LEAK, TRANSFORMED
-from .taps import (
-    CHECKPOINTS,
-    KeyTap,
-    Tapped,
-    apply_tap,
-    as_cast,
-    behind_tap,
-    output_tap,
-    same_place,
-)
+from ..model.candidates import is_attention
+from ..running import apart, checkpointed
+from .call_taps import CallRead, CallTaps, TappedCall
+from .compiled_backward import CompiledBackward
+from .gradients import Gradients
+from .notes import Notes
+from .passes import Passes
+from .seen_calls import SeenCalls
+from .weight_search import NO_WEIGHTS, WeightSearch
+from .weights import Weights
 
 
-def _apart() -> AbstractContextManager[Any]:
-    """In it our own calls of torch are none of those that a mode of the host sees."""
-    if torch._C._len_torch_function_stack() > 0:
-        return torch._C.DisableTorchFunction()
-    return nullcontext()
-
-
-class Layer(LayerBackward):
+class Layer:
     """One attention module of a monitored model."""
 
     def __init__(
-        self,
-        host: StepHost,
-        name: str,
-        module: nn.Module,
-        watched: bool,
+        self, host: StepHost, name: str, module: nn.Module, watched: bool,
         paths: Optional[tuple[str, str]],
-    ) -> None:
-        super().__init__(host, name, module, watched, paths)
+    ) -> None:  # fmt: skip
+        """paths  of W_Q and W_K, where somebody has told them"""
+        self.host, self.name, self.watched = host, name, watched
+        self.module: weakref.ref[nn.Module] = weakref.ref(module)
+        self.module_class = type(module)
+        self.index = -1  # Set once it is known which modules really call.
+        self.heads = self.kv_heads = self.head_dim = 0
+        self.notes = notes = Notes()
+        self.passes = Passes(host, notes)
+        self.weights = Weights(host, notes)
+        self.search = WeightSearch(
+            host, notes, name, self.module, paths, self.weights, self._search_of
+        )
+        self.seen = SeenCalls(host, notes, self.module, self._laid_out, self.search.check)
+        self.gradients = Gradients(host, notes, self.passes, self.seen, self.weights.measure_whole)
+        self.taps = CallTaps(host, notes, self.seen, self.gradients, watched)
+        self.compiled = CompiledBackward(notes, self.passes, self.seen, self.search, self.gradients)
         self._sites: list[Layer] = []  # Of the other calls that one forward makes.
         self._quiet = False  # The forward that runs is counted, and its calls are not seen.
         self._looks_closer = False  # They are, though the step is not sampled.
 
-    # ---- forward ----
+    def __deepcopy__(self, memo: Any) -> Layer:
+        return self  # There is one per module.
+
+    # ---- what it is ----
+
+    @property
+    def calls(self) -> int:
+        """Of attention, with gradients on."""
+        return self.passes.calls
+
+    @property
+    def fired(self) -> int:
+        """Backward passes through its calls."""
+        return self.passes.fired
+
+    @property
+    def sums(self) -> Optional[Sums]:
+        """Where the statistics of its calls are added up."""
+        return self.seen.sums
+
+    @property
+    def wq(self) -> Optional[Spectrum]:
+        """Of W_Q, where it was found."""
+        return self.weights.wq
+
+    @property
+    def wk(self) -> Optional[Spectrum]:
+        return self.weights.wk
+
+    def note(self, reason: str) -> None:
+        self.notes.add(reason)
+
+    def number(self, index: int) -> None:
+        """Its place among the layers that report, from 0."""
+        self.index = self.gradients.index = index
+
+    def watch_weights(self) -> None:
+        """Watches the weights alone, without ever having seen a call."""
+        layout = self.search.layout()
+        if layout is not None:
+            self._laid_out(*layout)
+
+    def _laid_out(self, heads: int, kv_heads: int, dim: int, v_dim: int = 0) -> None:
+        self.heads, self.kv_heads, self.head_dim = heads, kv_heads, dim
+        self.search.begin(heads, kv_heads, dim, v_dim)
+
+    def _search_of(self, module: nn.Module) -> Optional[WeightSearch]:
+        other = self.host.layer_of(module)
+        return other.search if isinstance(other, Layer) else None
+
+    def unsure_projections(self, heads: int, kv_heads: int, dim: int) -> dict[str, nn.Module]:
+        return self.search.unsure_projections(heads, kv_heads, dim)
+
+    def is_attention(self) -> bool:
+        """Whether it is more than called like one."""
+        module = self.module()
+        if self.calls > 0 or module is None:
+            return True
+        return not self.search.lends and is_attention(module)
+
+    def unmeasured(self) -> bool:
+        """Whether it is attention that is trained, given that it reports nothing."""
+        module = self.module()
+        if not self.watched or module is None or not self.is_attention():
+            return False
+        return self._trains() or (self.calls > 0 and next(module.parameters(), None) is None)
+
+    def _trains(self) -> bool:
+        module = self.module()
+        return module is not None and any(p.requires_grad for p in module.parameters())
+
+    # ---- the forward of its module ----
 
     def expects(self) -> bool:
-        """Whether the calls of the module, whose forward begins, are to be seen."""
         # A recomputation must find the taps exactly if the forward had them, whatever has
         # happened since: in a checkpointed region they are always there, even if we are off.
         if checkpointed():
@@ -70,172 +146,121 @@ class Layer(LayerBackward):
         if not torch.is_grad_enabled() or capturing():
             return True
         self.host.forward_begins()
-        self._quiet = self._passes_by(False, self._forwards())
+        self._quiet = self._only_counts(False)
         return not self._quiet
 
     def look_closer(self) -> None:
         self._quiet, self._looks_closer = False, True
 
     @harmless("forward of an attention module")
+    def listen(self) -> None:
+        if not torch.is_grad_enabled():
+            return
+        self.weights.forward_begins()
+        if self.host.samples_step() and not capturing():
+            self.search.listen()
+
+    @harmless("forward of an attention module")
     def heard(self) -> None:
-        super().heard()
+        self.search.heard()
+        self.weights.forward_ends()
         if self._quiet:
-            self._count()
+            self.passes.forward()
         self._quiet = self._looks_closer = False
 
-    def _passes_by(self, centred: bool, count: int) -> bool:
-        """Whether a call is only counted: its step is not sampled, and what a call is was read
-        and is read again in the next step that is.  count  the pass that it is, of this step"""
-        host = self.host
-        if self.heads == 0 or centred != self.centred or not host.numbered():
+    @harmless("end of the watching")
+    def ends(self) -> None:
+        self.search.ends()
+
+    def _only_counts(self, centred: bool) -> bool:
+        """Whether a call of the forward that runs is not read: what a call is was read before, and
+        is read again in the next step that is sampled."""
+        if self.seen.heads == 0 or centred != self.seen.centred or self._looks_closer:
             return False
-        if host.samples_step() or self._looks_closer:
-            return False
-        self._pass_begins(count)  # The step before may end by it.
-        return not host.samples_step()
+        return self.passes.only_counted(self.passes.forwards())
+
+    # ---- a call in it ----
 
     def attention(
-        self,
-        read: Callable[[], Union[AttentionCall, str, None]],
-        bare: Callable[[], Any],
-        forward: Optional[Forward],
+        self, read: Callable[[], CallRead], bare: Callable[[], Any], forward: Optional[Forward],
         centred: bool = False,
-    ) -> Any:
-        """Makes the call between the taps; by itself, as `bare` does, if there is nothing to
-        measure.  `centred`: the keys were centred by a switch (attention_switch.py)."""
+    ) -> Any:  # fmt: skip
         tapped = self._before(read, forward, centred)
-        if tapped is None:
-            return bare()
-        call, kept, _ = tapped
-        return kept.layer._after(call.run(*behind_tap(tapped)), call, kept)
+        return bare() if tapped is None else tapped.run()
 
     def begin(
-        self,
-        read: Callable[[], Union[AttentionCall, str, None]],
-        forward: Optional[Forward],
+        self, read: Callable[[], CallRead], forward: Optional[Forward]
     ) -> Optional[tuple[tuple[Tensor, Tensor, Tensor], Callable[[Tensor], Tensor]]]:
-        """The same in two parts, for a function that is met where it has q, k and v, and where it
-        has its output: (q, k and v for it, what the output passes through)."""
         tapped = self._before(read, forward, False)
-        if tapped is None:
-            return None
-        call, kept, _ = tapped
-        return behind_tap(tapped), lambda o: cast(Tensor, kept.layer._after(o, call, kept))
+        return None if tapped is None else (tapped.inputs(), tapped.output)
 
     @harmless("forward of the attention")
-    def meet(self, read: Callable[[], Union[AttentionCall, str, None]]) -> None:
-        """Takes notice of a call that is made without taps."""
+    def meet(self, read: Callable[[], CallRead]) -> None:
         if not self.host.live():
             return
-        with _apart():
+        with apart():
             if torch.is_grad_enabled():
                 self.host.forward_begins()
-                self._count()
+                self.passes.forward()
             elif not self._trains():
                 return
             call = read()
-            if isinstance(call, AttentionCall) and self._plain(call.q, call.k, call.v):
-                self._observe(call)
+            if isinstance(call, AttentionCall) and self.seen.readable(call.q, call.k, call.v):
+                self.seen.observe(call)
 
     def _untapped(
-        self,
-        read: Callable[[], Union[AttentionCall, str, None]],
-        forward: Optional[Forward],
-        centred: bool,
-    ) -> Optional[Tapped]:
-        """After an error: taps that measure nothing, where a recomputation may look for them."""
+        self, read: Callable[[], CallRead], forward: Optional[Forward], centred: bool
+    ) -> Optional[TappedCall]:
+        """After an error."""
         try:
-            return self._inert(read())
+            return self.taps.inert(read())
         except Exception:
             return None
 
-    def _inert(self, call: Union[AttentionCall, str, None]) -> Optional[Tapped]:
-        if not isinstance(call, AttentionCall):
-            return None
-        plain = all(type(t) in (Tensor, nn.Parameter) for t in (call.q, call.k, call.v))
-        if not plain or not torch.is_grad_enabled() or not checkpointed():
-            return None
-        call = as_cast(call)
-        call.unread, call.dropout = "an error", 0.0
-        return call, Kept(self, call, 1), call.k
-
     @harmless("forward of the attention", _untapped)
     def _before(
-        self,
-        read: Callable[[], Union[AttentionCall, str, None]],
-        forward: Optional[Forward],
-        centred: bool,
-    ) -> Optional[Tapped]:
-        """The call and its keys behind their tap; None if there is nothing to measure."""
+        self, read: Callable[[], CallRead], forward: Optional[Forward], centred: bool
+    ) -> Optional[TappedCall]:
+        """The call between its taps; None if there is nothing to measure."""
         host = self.host
         # Taps are also in a CUDA graph, which runs in steps that are not known yet.
         in_graph = capturing()
-        self.graphed = self.graphed or in_graph
+        self.seen.graphed = self.seen.graphed or in_graph
         always = checkpointed() or (host.live() and in_graph)
         if not host.live() and not always:
             return None
         start = time.perf_counter()
-        with _apart():
+        with apart():
             tapped = self._prepare(read, forward, always, centred)
         host.hook_seconds += time.perf_counter() - start
         return tapped
 
-    def _still_tapped(self, result: Any, call: AttentionCall, kept: Kept) -> Any:
-        """After an error: what a recomputation will look for."""
-        output = call.output(result)
-        if type(output) is not Tensor or not checkpointed():
-            return result
-        try:
-            return call.with_output(result, output_tap(call, kept, output))
-        except CHECKPOINTS:
-            raise
-        except Exception:
-            return result
-
-    @harmless("forward of the attention", _still_tapped, passes=CHECKPOINTS)
-    def _after(self, result: Any, call: AttentionCall, kept: Kept) -> Any:
-        output = call.output(result)
-        if type(output) is not Tensor:
-            self.note(f"{type(output).__name__} as the output: not measured")
-            return result
-        start = time.perf_counter()
-        try:
-            with _apart():
-                tapped = output_tap(call, kept, output)
-        except Exception as e:
-            if isinstance(e, CHECKPOINTS) or not checkpointed():
-                raise
-            self.note(f"a hook on saved tensors fails ({in_words(e)}): not measured")
-            return result
-        self.host.hook_seconds += time.perf_counter() - start
-        return call.with_output(result, tapped)
-
     def _prepare(
-        self,
-        read: Callable[[], Union[AttentionCall, str, None]],
-        forward: Optional[Forward],
-        always: bool,
-        centred: bool,
-    ) -> Optional[Tapped]:
+        self, read: Callable[[], CallRead], forward: Optional[Forward], always: bool, centred: bool
+    ) -> Optional[TappedCall]:
         if not torch.is_grad_enabled():
             return None
         self.host.forward_begins()
-        if not always and self._passes_by(centred, self._forwards()):
-            self._count()
+        if not always and self._only_counts(centred):
+            self.passes.forward()
             return None
         call = read()
         layer = self._at_site(call, forward)
-        return None if layer is None else layer._prepare_call(call, always, centred)
+        if layer is None:
+            return None
+        layer.passes.forward()
+        tapped = layer.taps.around(call, always, centred)
+        if tapped is not None and isinstance(call, AttentionCall):
+            layer.search.look_for_parameters(call.q, call.k)
+        return tapped
 
-    def _at_site(
-        self, call: Union[AttentionCall, str, None], forward: Optional[Forward]
-    ) -> Optional[Layer]:
+    def _at_site(self, call: CallRead, forward: Optional[Forward]) -> Optional[Layer]:
         """This layer for the first attention of a forward, others for the next ones."""
         if forward is None or not isinstance(call, AttentionCall) or type(call.q) is not Tensor:
             return self
         site = self._site(forward.site(call.q))
         if site is not None and site is not self:
-            site.listen_with(self)
+            site.search.listen_with(self.search)
         return site
 
     def _site(self, number: int) -> Optional[Layer]:
@@ -252,107 +277,21 @@ class Layer(LayerBackward):
             self._sites.append(layer)
         return self._sites[number - 1] if number else self
 
-    def _prepare_call(
-        self, call: Union[AttentionCall, str, None], always: bool, centred: bool
-    ) -> Optional[Tapped]:
-        host = self.host
-        self._count()
-        if isinstance(call, str):  # What is transformed has other dimensions, too.
-            self.note(TRANSFORMED if torch._C._are_functorch_transforms_active() else call)
-        if not isinstance(call, AttentionCall) or not self._plain(call.q, call.k, call.v):
-            return None
-        q, k, v = call.q, call.k, call.v
-        if checkpoint_inside():
-            self.note("checkpoint() inside the attention module: not measured")
-            return None
-        centred = centred or (k.grad_fn is not None and "center_keys" in k.grad_fn.name())
-        if centred != self.centred:
-            self.centred = centred
-            host.centring_changed()
-        if not (q.requires_grad or k.requires_grad or v.requires_grad):
-            self.note(FROZEN)
-            return None
-        if not (host.samples_step() or always) or not self.watched:
-            self._observe(call)
-            return None
-        if call.cast is not None:
-            cached = torch.is_autocast_cache_enabled()
-            if cached and any(t.is_leaf and t.requires_grad for t in (q, k, v)):
-                # It casts a parameter once for all calls, and adds up the gradients in 16 bits.
-                self.note("a parameter as q, k or v under autocast: not measured")
-                return None
-            call = as_cast(call)
-        group = self._observe(call)
-        if group is None:
-            return None
-        self._note_call(call)
-        self.look_for_parameters(q, k)
-        kept = Kept(self, call, group, host_reads_back())
-        return call, kept, self._key_tap(call, kept)
-
-    def _key_tap(self, call: AttentionCall, kept: Kept) -> Tensor:
-        """The keys, behind their tap if there is a leak to measure."""
-        k = call.k
-        if not k.requires_grad:
-            self.note(NO_KEY_GRADIENT)
-        elif not call.packed and (same_place(k, call.q) or same_place(k, call.v)):
-            self.note("the keys are the queries or the values: their gradient is not apart")
-        elif call.softcap or call.sinks is not None or not call.cancels:
-            self.note(NO_LEAK)
-        elif self.host.measures("leak"):
-            return cast(Tensor, apply_tap(KeyTap, k, kept))
-        return k
-
-    # ---- backward of a compiled forward ----
+    # ---- the backward of a compiled forward ----
 
     @harmless("backward of a compiled attention")
     def compiled_backward(
-        self, read: Callable[[], Union[AttentionCall, str, None]], o: Tensor, d_o: Tensor, site: int
+        self, read: Callable[[], CallRead], o: Tensor, d_o: Tensor, site: int
     ) -> None:
-        """The same for a module that was compiled: the first that is heard of its forward."""
         if not self.watched or not self.host.live():
             return
         self.host.backward_begins()
         layer = self._site(site)
         if layer is not None:
-            layer._compiled_backward(read, o, d_o)
-
-    def _compiled_backward(
-        self, read: Callable[[], Union[AttentionCall, str, None]], o: Tensor, d_o: Tensor
-    ) -> None:
-        self.calls += 1
-        self.compiled = True
-        self._compiled_keys = None
-        if not capturing() and self._passes_by(self.centred, self.fired_in_step + 1):
-            self._heard(False)
-            return
-        with torch.no_grad():
-            call = read()
-        if isinstance(call, str):
-            self.note(call)
-        group = None
-        if isinstance(call, AttentionCall) and self._plain(call.q, call.k, call.v):
-            group = self._observe(call)
-        if not isinstance(call, AttentionCall) or group is None:
-            self._heard(False)
-            return
-        self.check_by(call.shown)
-        self._note_call(call)
-        if not call.keys_train:
-            self.note(NO_KEY_GRADIENT)
-        elif call.softcap or call.sinks is not None or not call.cancels:
-            self.note(NO_LEAK)
-        else:
-            self._compiled_keys = call.k_view, group
-        if self._heard(call.unread is None):
-            kept = Kept(self, call, group, compiled=True)
-            self.output_gradient(kept, (o, call.q, call.k, call.v, *tensors_of(call).values()), d_o)
+            layer.compiled.output_gradient(read, o, d_o)
 
     @harmless("backward of a compiled attention")
     def compiled_key_gradient(self, d_k: Tensor, site: int) -> None:
         layer = self if site == 0 else self._sites[site - 1] if site <= len(self._sites) else None
-        if layer is None or layer._compiled_keys is None:
-            return
-        view, group = layer._compiled_keys
-        with torch.no_grad():
-            layer._key_gradient(view(d_k), group)
+        if layer is not None:
+            layer.compiled.key_gradient(d_k)

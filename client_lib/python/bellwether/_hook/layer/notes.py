@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ..calls.call import AttentionCall
+
 NO_KEY_GRADIENT = "no gradient reaches the keys: there is no leak to measure"
 NO_LEAK = "softcap, sinks or changed scores: the keys' gradients need not add up to 0"
 WITHOUT_LEAK = frozenset({NO_KEY_GRADIENT, NO_LEAK})  # Nothing is missing that could be measured.
@@ -23,6 +25,20 @@ _HELP = (
     ("torch.float64", "float32, or 16 bits"),
     ("checkpoint() inside", "checkpoint the whole attention module"),
 )
+
+
+class Notes(dict[str, int]):
+    """Of one layer: each reason, and how often it came."""
+
+    def add(self, reason: str) -> None:
+        self[reason] = self.get(reason, 0) + 1
+
+    def add_parts_of(self, call: AttentionCall) -> None:
+        """What of a call's statistics is left out."""
+        if call.unread is not None:
+            self.add(f"{call.unread}: only the key-gradient leak is measured")
+        if call.dropout:
+            self.add("dropout in the attention: its delta statistics are not measured")
 
 
 def why(notes: Iterable[str], calls: int = 1) -> str:

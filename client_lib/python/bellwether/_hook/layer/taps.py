@@ -8,7 +8,6 @@ dO are at hand and exist once also under activation checkpointing.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, cast
 
 import torch
@@ -29,10 +28,6 @@ CHECKPOINTS: tuple[type[Exception], ...] = tuple(
 )
 
 
-# A call, what is kept of it, and its keys behind their tap.
-Tapped = tuple[AttentionCall, Kept, Tensor]
-
-
 class OutputTap(torch.autograd.Function):
     """Identity on the attention output; its backward measures q, k, v, o and dO."""
 
@@ -47,13 +42,13 @@ class OutputTap(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, d_o: Tensor) -> Any:
-        kept = ctx.kept
-        if kept.layer.output_wanted(kept):
+        kept: Kept = ctx.kept
+        if kept.listener.output_wanted(kept):
             # Reading may run the host's forward again: its errors are its own, and not ours to
             # take, since it has counted what it recomputed until then.
-            saved = ctx.saved_tensors if kept.host_reads else kept.layer.read(ctx)
+            saved = ctx.saved_tensors if kept.host_reads else kept.listener.read(ctx)
             if saved is not None:
-                kept.layer.output_gradient(kept, saved, d_o)
+                kept.listener.output_gradient(kept, saved, d_o)
         return None, d_o, *([None] * (3 + len(kept.names)))
 
 
@@ -67,7 +62,7 @@ class KeyTap(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, d_k: Tensor) -> Any:
-        ctx.kept.layer.key_gradient(ctx.kept, d_k)
+        ctx.kept.listener.key_gradient(ctx.kept, d_k)
         return d_k, None
 
 
@@ -79,20 +74,6 @@ def apply_tap(tap: Any, *inputs: Any) -> Any:
 def output_tap(call: AttentionCall, kept: Kept, output: Tensor) -> Tensor:
     saved = output, call.q, call.k, call.v, *tensors_of(call).values()
     return cast(Tensor, apply_tap(OutputTap, kept, *saved))
-
-
-def as_cast(call: AttentionCall) -> AttentionCall:
-    """What autocast would do inside the call, done before it: the taps then see what the kernel
-    sees."""
-    if call.cast is None:
-        return call
-    q, k, v = (t.to(call.cast) for t in (call.q, call.k, call.v))
-    return dataclasses.replace(call, q=q, k=k, v=v)
-
-
-def behind_tap(tap: Tapped) -> tuple[Tensor, Tensor, Tensor]:
-    call, _, k = tap
-    return k if call.q is call.k else call.q, k, k if call.v is call.k else call.v
 
 
 def same_place(a: Tensor, b: Tensor) -> bool:

@@ -1,5 +1,4 @@
-"""The backward of one attention layer's calls: whether a call is sampled, and what the probe is
-given.
+"""What is measured when gradients pass the taps of one attention module's calls.
 
 The taps stay in the graph for a whole step; the backward decides whether this micro-batch is
 sampled.
@@ -8,6 +7,7 @@ sampled.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any, Optional
 
 import torch
@@ -16,35 +16,44 @@ from torch import Tensor
 from ..._kernels.memory import capturing
 from ..._kernels.probe import DTYPES, Unsupported, add_key_leak, add_probe
 from ..._util.guard import harmless, in_words
+from ..hosts import Sampling
 from .kept import Kept
-from .layer_calls import LayerCalls
+from .notes import Notes
+from .passes import Passes
 from .probe_mask import Sampled, first_sequences, probe_mask
+from .seen_calls import SeenCalls
 
 
-class LayerBackward(LayerCalls):
-    """What a Layer does when gradients pass its taps."""
+class Gradients:
+    """A TapListener."""
 
-    @harmless("backward of the attention", lambda self, call: False)
+    def __init__(
+        self, host: Sampling, notes: Notes, passes: Passes, seen: SeenCalls,
+        weights_are_whole: Callable[[], None],
+    ) -> None:  # fmt: skip
+        """weights_are_whole  called in a sampled backward, where that is the only time"""
+        self.host, self._notes, self._passes, self._seen = host, notes, passes, seen
+        self._weights_are_whole = weights_are_whole
+        self.index = -1  # Of the layer among those that report: its rows differ from the others'.
+
+    @harmless("backward of the attention", lambda self, kept: False)
     def output_wanted(self, kept: Kept) -> bool:
-        """A call's backward begins: whether its statistics are to be measured."""
-        return self._heard(kept.statistics)
+        return self.arrived(kept.statistics)
 
     def read(self, ctx: Any) -> Optional[tuple[Tensor, ...]]:
-        """What OutputTap has saved; None if that is not what it was."""
         try:
             saved: tuple[Tensor, ...] = ctx.saved_tensors
             return saved
         except Exception as e:  # The attention may be one that does without them.
             changed = "modified by an inplace operation" in str(e)
             reason = "was changed in place" if changed else f"cannot be read ({in_words(e)})"
-            self.note(
+            self._notes.add(
                 f"q, k, v, the mask or the output {reason}: only the key-gradient leak is measured"
             )
             return None
 
     @harmless("backward of the attention")
     def output_gradient(self, kept: Kept, saved: tuple[Tensor, ...], d_o: Tensor) -> None:
-        """Measures them; `saved` are o, q, k, v and what `kept` names."""
         start = time.perf_counter()
         if self._is_batched(d_o):
             return
@@ -52,10 +61,15 @@ class LayerBackward(LayerCalls):
             with self.host.lock, torch.no_grad():
                 self._add(kept, saved, d_o)
         except Unsupported as e:
-            self.note(str(e))
+            self._notes.add(str(e))
         self.host.hook_seconds += time.perf_counter() - start
 
-    def _heard(self, measurable: bool) -> bool:
+    @harmless("backward of the attention")
+    def key_gradient(self, kept: Kept, d_k: Tensor) -> None:
+        with torch.no_grad():
+            self.add_keys(kept.k_view(d_k), kept.group)
+
+    def arrived(self, measurable: bool) -> bool:
         """Counts a backward pass; whether its statistics are to be measured."""
         host = self.host
         if not host.live():
@@ -63,20 +77,33 @@ class LayerBackward(LayerCalls):
         start = time.perf_counter()
         measured = False
         try:
-            host.passes(max(self.fired_in_step + 1, self.calls_in_step))
-            self.fired += 1
-            self.fired_in_step += 1
             in_graph = capturing()
-            self.graphed = self.graphed or in_graph
-            self.captured = self.captured + 1 if in_graph else 0
-            sums = self.sums
+            self._passes.backward(in_graph)
+            self._seen.graphed = self._seen.graphed or in_graph
+            sums = self._seen.sums
             measured = measurable and sums is not None and self._samples_call(sums.probed)
             if host.samples_step() and not in_graph and host.weights_in_backward():
-                self.measure_whole_weights()
+                self._weights_are_whole()
         except Unsupported as e:
-            self.note(str(e))
+            self._notes.add(str(e))
         host.hook_seconds += time.perf_counter() - start
         return measured
+
+    def add_keys(self, d_k: Tensor, group: int) -> None:
+        """d_k    [batch, key heads, tokens, dim]
+        group  copies of each of the layer's key heads among them"""
+        host = self.host
+        if not host.live() or self._is_batched(d_k):
+            return
+        start = time.perf_counter()
+        try:
+            sums = self._seen.sums
+            if sums is not None and host.measures("leak") and self._samples_call(sums.leaked):
+                with host.lock, torch.no_grad():
+                    add_key_leak(sums, d_k, group)
+        except Unsupported as e:
+            self._notes.add(str(e))
+        host.hook_seconds += time.perf_counter() - start
 
     def _is_batched(self, gradient: Tensor) -> bool:
         """Several gradients at once (is_grads_batched, jacobian): a tensor without memory."""
@@ -85,21 +112,21 @@ class LayerBackward(LayerCalls):
             functorch.is_legacy_batchedtensor(gradient)
         )
         if batched:
-            self.note("several gradients at once: not measured")
+            self._notes.add("several gradients at once: not measured")
         return bool(batched)
 
     def _samples_call(self, calls_before: int) -> bool:
         if capturing():
-            return self.host.captures_call(self.captured - 1)
+            return self.host.captures_call(self._passes.captured - 1)
         return self.host.samples_call(calls_before)
 
     def _add(self, kept: Kept, saved: tuple[Tensor, ...], d_o: Tensor) -> None:
         """Adds one call's statistics."""
-        host, sums = self.host, self.sums
+        host, sums = self.host, self._seen.sums
         assert sums is not None
         o, q, k, v = saved[:4]
         if o.dtype not in DTYPES:
-            self.note(f"{o.dtype}: not measured")
+            self._notes.add(f"{o.dtype}: not measured")
             return
         given = dict(zip(kept.names, saved[4:]))
         # A module of one's own may compute in another type than it is given.
@@ -119,23 +146,3 @@ class LayerBackward(LayerCalls):
             drift_only=not (host.measures("ties") or host.measures("delta")),
             softcap=kept.softcap, sinks=given.get("sinks"),
         )  # fmt: skip
-
-    @harmless("backward of the attention")
-    def key_gradient(self, kept: Kept, d_k: Tensor) -> None:
-        """d_k  as the function returned it"""
-        with torch.no_grad():
-            self._key_gradient(kept.k_view(d_k), kept.group)
-
-    def _key_gradient(self, d_k: Tensor, group: int) -> None:
-        host = self.host
-        if not host.live() or self._is_batched(d_k):
-            return
-        start = time.perf_counter()
-        try:
-            sums = self.sums
-            if sums is not None and host.measures("leak") and self._samples_call(sums.leaked):
-                with host.lock, torch.no_grad():
-                    add_key_leak(sums, d_k, group)
-        except Unsupported as e:
-            self.note(str(e))
-        host.hook_seconds += time.perf_counter() - start
