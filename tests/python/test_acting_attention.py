@@ -21,7 +21,7 @@ from torch import Tensor
 
 import bellwether
 from bellwether._hook import attention_switch
-from bellwether._hook.patches import intercept
+from bellwether._hook.running import running
 
 import models
 from asking import Training
@@ -330,7 +330,7 @@ def test_copies_train_on_their_own(tmp_path: Path) -> None:
     training.ends()
     for twin in twins:
         assert same(gradients(twin), by_hand(twin, PLAIN, PLAIN))
-    assert intercept._running.stack == [] and attention_switch.users == 0
+    assert running.stack == [] and attention_switch.users == 0
 
 
 def compilations() -> int:

@@ -29,7 +29,7 @@ from bellwether import _adapters
 from bellwether._adapters import flash_attention
 from bellwether._attention.dispatch import attention
 from bellwether._hook.functions import function_calls
-from bellwether._hook.patches import intercept
+from bellwether._hook.patches import class_patches
 from bellwether.tools.doctor import layer_findings
 
 import transformers_training
@@ -333,7 +333,7 @@ def test_functions_are_as_they_were_after_detach(tmp_path: Path) -> None:
     model(batch(Shape(), 0)).sum().backward()
     assert function_calls._diverted
     monitor.detach()
-    assert not function_calls._diverted and not intercept._class_users
+    assert not function_calls._diverted and not class_patches.users
     model(batch(Shape(), 0)).sum().backward()
     assert [layer.fired for layer in monitor.layers] == [1, 1]
 

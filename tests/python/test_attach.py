@@ -22,8 +22,9 @@ from torch import Tensor
 
 import bellwether
 from bellwether import monitor as monitor_module
+from bellwether._hook.calls.kernel_choice import SDPA
 from bellwether._hook.layer import gradients, seen_calls
-from bellwether._hook.patches import intercept
+from bellwether._hook.patches import registry
 from bellwether._step.patches import Patches
 from bellwether._step.steps import Steps
 from bellwether.settings import Settings
@@ -32,7 +33,7 @@ from bellwether.tools.doctor import layer_findings
 from models import Model, Shape, batch
 from recording import Recording
 
-PLAIN_SDPA = intercept.original()
+PLAIN_SDPA = SDPA
 SHAPE = Shape()
 
 
@@ -85,7 +86,7 @@ def test_disabled_leaves_no_hook(monkeypatch: pytest.MonkeyPatch) -> None:
     monitor = bellwether.attach(model)
     assert not monitor.live() and monitor.why_off == "disabled"
     assert F.scaled_dot_product_attention is PLAIN_SDPA
-    assert Model.__dict__.get("forward") is before and not intercept._layers
+    assert Model.__dict__.get("forward") is before and not registry.layers
     model(batch(Shape(), 0)).sum().backward()
     monitor.step(loss=1.0)
     monitor.event("data")
@@ -389,7 +390,7 @@ def test_a_dropped_model_takes_its_monitor_along(tmp_path: Path) -> None:
     del model
     gc.collect()
     assert watch() is None
-    assert not intercept._layers and F.scaled_dot_product_attention is PLAIN_SDPA
+    assert not registry.layers and F.scaled_dot_product_attention is PLAIN_SDPA
 
 
 def test_frozen_and_eval_forwards_are_not_samples(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ import bellwether
 from bellwether._hook.calls import sdpa_call
 from bellwether._hook.calls.call import VIEWS, AttentionCall, Mask
 from bellwether._hook.layer import mask_parts, probe_mask
-from bellwether._hook.patches import intercept
+from bellwether._hook.patches import met_calls, registry
 from bellwether._native import c_api
 from bellwether.tools.doctor import layer_findings
 
@@ -417,7 +417,7 @@ def test_modules_are_found_where_they_call(checkpointing: Optional[str], watched
 
     plain, seen = train(False), train(True)
     assert all(torch.equal(a, b) for a, b in zip(plain, seen))
-    assert not intercept._seekers and intercept._calls._users == 0
+    assert not registry.seekers and met_calls.sdpa._users == 0
 
 
 def test_nothing_of_the_search_is_left_behind(watched: Watched) -> None:
@@ -425,8 +425,8 @@ def test_nothing_of_the_search_is_left_behind(watched: Watched) -> None:
     model = Stack(None)
     with watched(model):
         model(torch.randn(1, 4, WIDTH)).sum().backward()
-        assert Stack.forward is not forward and intercept._seekers
-    assert Stack.forward is forward and not intercept._seekers and not intercept._roots
+        assert Stack.forward is not forward and registry.seekers
+    assert Stack.forward is forward and not registry.seekers and not registry.roots
 
 
 class Recurrent(nn.Module):
@@ -607,7 +607,7 @@ class Other(nn.Module):
         self.function, self.read, self.attend = function, read, F.scaled_dot_product_attention
 
     def forward(self, *args: Any) -> Any:
-        return intercept.seen(self.function, self.read, args, {})
+        return met_calls.function(self.function, self.read, args, {})
 
 
 def found_of(watched: Watched, module: nn.Module, *args: Any) -> tuple[dict[str, Tensor], Any]:

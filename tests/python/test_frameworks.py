@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import bellwether
-from bellwether._hook.patches import intercept
+from bellwether._hook.calls.kernel_choice import SDPA
 from bellwether._step import grad_scale
 
 from models import Model, Shape, batch
@@ -137,7 +137,7 @@ def test_lightning(late: bool, tmp_path: Path) -> None:
     assert sorted(steps) == [0, 1, 2]
     for signals in steps.values():
         assert (signals["rows"] == 120).all() and np.isfinite(signals["loss"][0, 0])
-    assert F.scaled_dot_product_attention is intercept.original()
+    assert F.scaled_dot_product_attention is SDPA
 
 
 def test_fabric(tmp_path: Path) -> None:

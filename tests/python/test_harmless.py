@@ -23,7 +23,8 @@ from torch import Tensor
 import bellwether
 from bellwether import _unwatched, monitor
 from bellwether._hook.compiled import compiled_taps, traced_calls
-from bellwether._hook.patches import intercept
+from bellwether._hook.patches import met_calls
+from bellwether._hook.running import running
 from bellwether._step import grad_scale, steps
 from bellwether._util import guard
 
@@ -121,9 +122,9 @@ def test_an_error_in(
                 entry.guarded(*([None] * count))
                 assert "planted" in alone.why_off
     handle.detach()  # Where that is what has failed.
-    intercept._running.stack.clear()
-    intercept._calls._users = 0
-    intercept._calls.divert(), intercept._calls.restore()
+    running.stack.clear()
+    met_calls.sdpa._users = 0
+    met_calls.sdpa.divert(), met_calls.sdpa.restore()
     assert not grad_scale._hosts
     assert reached
     if isinstance(reached[0][0] if reached[0] else None, monitor.Monitor | steps.Steps):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import bellwether
 from bellwether._hook.model.candidates import find_candidates
-from bellwether._hook.patches import intercept
+from bellwether._hook.patches import class_patches, registry
 from bellwether._weights import names
 
 import models
@@ -90,7 +90,7 @@ def test_detach_leaves_nothing(kind: type, tmp_path: Any) -> None:
     assert after.keys() == before.keys()
     for key, value in before.items():
         assert after[key] == value, key
-    assert not intercept._layers and not intercept._class_users
+    assert not registry.layers and not class_patches.users
     monitor.detach()  # Twice is once.
     assert F.scaled_dot_product_attention is before["F"]
 

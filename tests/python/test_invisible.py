@@ -32,7 +32,7 @@ from torch.utils.checkpoint import checkpoint
 
 import bellwether
 from bellwether._hook.compiled import compiled_taps
-from bellwether._hook.patches import intercept
+from bellwether._hook.patches import class_patches, met_calls
 
 BARE = F.scaled_dot_product_attention
 KNOWN_TO_ALL = {BARE: "the function"}  # As an override is registered: at import, by the object.
@@ -472,7 +472,7 @@ def test_overrides_of_the_function_see_the_original(watched: Watched) -> None:
         assert seen() == before
         assert monitor.layers[0].fired == 1
         assert F.scaled_dot_product_attention is BARE and torch.nn.functional.__dict__
-    assert intercept._calls._users == 0 and BARE.__self__ is torch._C._nn
+    assert met_calls.sdpa._users == 0 and BARE.__self__ is torch._C._nn
 
 
 def test_the_function_is_itself_while_a_module_runs(watched: Watched) -> None:
@@ -651,7 +651,7 @@ def test_an_older_torch_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     module = Call()
     monitor = bellwether.attach(module, record=str(tmp_path / "a.bwrun"), run="old")
     assert monitor.why_off == "torch 2.7.1+cu126 is here: 2.8 or newer is needed"
-    assert not monitor.live() and not intercept._class_users
+    assert not monitor.live() and not class_patches.users
 
 
 # ---- masks that compare the function with its name ----

@@ -155,7 +155,7 @@ def test_repeated_key_heads_are_told_by_the_weights(host: Host) -> None:
     [(torch.zeros(1, dtype=torch.int64), "torch.int64"), (torch.zeros(0), "an empty tensor"),
      (torch.zeros(1).as_subclass(Other), "Other instead of a plain tensor")],
 )  # fmt: skip
-def test_what_cannot_be_read_is_noted(host: Host, tensor: Tensor, reason: str) -> None:
+def test_unreadable_tensors_are_noted(host: Host, tensor: Tensor, reason: str) -> None:
     seen, notes, _ = seen_by(host)
     assert not seen.readable(tensor) and list(notes) == [f"{reason}: not measured"]
 

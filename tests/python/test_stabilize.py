@@ -19,7 +19,9 @@ from torch.utils.checkpoint import checkpoint
 
 import bellwether
 from bellwether._attention import dispatch
-from bellwether._hook.patches import intercept
+from bellwether._hook.calls.kernel_choice import SDPA
+from bellwether._hook.patches import class_patches, registry
+from bellwether._hook.running import running
 
 import models
 from models import ByAttribute, ByName, Model, Shape, batch
@@ -79,7 +81,7 @@ def test_the_models_attention_is_ours_until_closed(kind: type, messages: Any) ->
         assert same(gradients(model), by_hand()) and not same(by_hand(), plain)
     for key, value in snapshot(model).items():
         assert value == before[key], key
-    assert not intercept._functions and not intercept._class_users
+    assert not registry.functions and not class_patches.users
     assert same(gradients(model), plain)
     handle.close()  # Twice is once.
     assert messages() == []
@@ -153,7 +155,7 @@ def test_compiled_with_graph_breaks() -> None:
     model = made(Breaks)
     with bellwether.stabilize(model):
         assert same(gradients(torch.compile(model, backend="aot_eager")), by_hand())
-    assert intercept._running.stack == []
+    assert running.stack == []
 
 
 @pytest.mark.parametrize("attached_first", [False, True])
@@ -194,7 +196,7 @@ def test_other_models_of_the_class_and_copies_stay_plain() -> None:
         for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
             assert same(gradients(twin), plain)
         x = torch.randn(1, 2, 8, 16)
-        assert torch.equal(F.scaled_dot_product_attention(x, x, x), intercept.original()(x, x, x))
+        assert torch.equal(F.scaled_dot_product_attention(x, x, x), SDPA(x, x, x))
 
 
 class Options(nn.Module):
@@ -294,4 +296,4 @@ def test_multihead_attention_of_torch() -> None:
 def test_a_model_without_attention_is_refused() -> None:
     with pytest.raises(ValueError, match="no module of Linear calls"):
         bellwether.stabilize(nn.Linear(2, 2))
-    assert not intercept._class_users
+    assert not class_patches.users

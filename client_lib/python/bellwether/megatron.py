@@ -15,7 +15,7 @@ from torch import nn
 
 from ._adapters import functions
 from ._hook.model.parallel import Parallel
-from ._hook.patches.intercept import own_forward
+from ._hook.patches.class_patches import own_forward
 from ._hook.patches.wrap_attention import wrap_attention
 
 _CLASSES = ("DotProductAttention", "TEDotProductAttention")

@@ -15,6 +15,7 @@ from .._attention.center_keys import center_keys
 from .._hook import attention_switch
 from .._hook.calls.contract import contract_of
 from .._hook.calls.kernel_choice import NAMES as KERNEL_NAMES
+from .._hook.calls.kernel_choice import SDPA
 from .._hook.layer.layer import Layer
 from .._hook.patches import intercept
 from ..actions import MODES, Action
@@ -35,7 +36,7 @@ def _functions() -> dict[str, Callable[..., Any]]:
         return attention
 
     functions = {mode: by_mode(mode) for mode in MODES if mode != "sdpa"}
-    functions["sdpa"] = intercept.original()
+    functions["sdpa"] = SDPA
     functions[attention_switch.CENTRED] = center_keys
     return functions
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from .._hook.calls.call import VIEWS, AttentionCall, Mask, Reader, View
-from .._hook.patches.intercept import own_forward
+from .._hook.patches.class_patches import own_forward
 from .arguments import Arguments, are_tensors, reader, scale_of
 from .imported import imported
 

@@ -6,7 +6,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from .._hook.patches.intercept import look_closer
+from .._hook.patches.patched_forward import look_closer
 from .._kernels.probe import DTYPES, call, expanded
 from .._native import c_api
 from .._util import log

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .._hook.calls.call import AttentionCall, Ours
+from .._hook.calls.kernel_choice import SDPA
 from .._hook.model.candidates import find_candidates, unwrapped
 from .._hook.patches import intercept
 from .._hook.running import checkpoint_inside
@@ -132,7 +133,7 @@ def stabilized(
     say_once(reason)
     if center and key.dim() == 4:  # Right with any mask, dropout and kernel.
         key = center_keys(key, visible=_visible(query, key, attn_mask))
-    result: Tensor = intercept.original()(
+    result: Tensor = SDPA(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
     )
     return result

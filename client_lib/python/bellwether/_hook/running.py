@@ -3,6 +3,7 @@ and whatever writes down what runs."""
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import threading
 from collections.abc import Callable
@@ -13,6 +14,20 @@ import torch
 
 from .calls.call_sites import Forward
 from .hosts import PatchedLayer
+
+
+@dataclasses.dataclass(eq=False)
+class Entry:
+    """What holds inside a module's forward that runs."""
+
+    __slots__ = ("forward", "function", "layer", "mark", "sees", "word")
+
+    layer: Optional[PatchedLayer]
+    forward: Optional[Forward]  # Of the layer.
+    function: Callable[..., Any]  # What scaled_dot_product_attention means.
+    mark: Any  # Of the module, for torch.compile (compiled_taps.py).
+    word: str  # Of the module (attention_switch.py).
+    sees: bool  # Whether calls are to be seen.
 
 
 class Running(threading.local):
@@ -26,13 +41,9 @@ class Running(threading.local):
         """Whether a call that is made now is to be seen."""
         if self.inside:
             return False
-        return self.stack[-1][5] if self.stack else self.roots > 0
+        return self.stack[-1].sees if self.stack else self.roots > 0
 
 
-# (layer or None, its forward that runs, what scaled_dot_product_attention means inside, the
-# module's mark for torch.compile, its word of attention_switch.py, whether its calls are to be
-# seen)
-Entry = tuple[Optional[PatchedLayer], Optional[Forward], Callable[..., Any], Any, str, bool]
 running = Running()
 
 
@@ -62,7 +73,7 @@ def checkpoint_inside() -> bool:
     recomputation would not pass through the module, so nothing may be added to it."""
     if not running.stack:
         return False
-    forward = running.stack[-1][1]
+    forward = running.stack[-1].forward
     hooks, recording = (None, False) if forward is None else (forward.hooks, forward.recording)
     # A reentrant one has no hooks, but computes without a graph at first.
     return hooks != saved_tensor_hooks() or (recording and not torch.is_grad_enabled())

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 
-_function = functional.scaled_dot_product_attention
+SDPA = functional.scaled_dot_product_attention  # Itself, whatever the name means later.
 _KERNELS = {0: "math", 1: "flash", 2: "efficient", 3: "cudnn"}  # SDPBackend
 NAMES = frozenset({"sdpa", *_KERNELS.values()})  # All that kernel_of() returns.
 
@@ -36,7 +36,7 @@ def autocast_dtype(q: Tensor) -> Optional[torch.dtype]:
     if key not in _autocast_covers:
         with torch.no_grad():
             small = torch.zeros(1, 1, 1, 8, dtype=torch.float32, device=q.device)
-            _autocast_covers[key] = _function(small, small, small).dtype == dtype
+            _autocast_covers[key] = SDPA(small, small, small).dtype == dtype
     return dtype if _autocast_covers[key] else None
 
 

@@ -1,4 +1,4 @@
-"""What a tap keeps of a call until its backward, and whom it tells then."""
+"""What a tap keeps of a call until its backward, and what hears of its gradients then."""
 
 from __future__ import annotations
 

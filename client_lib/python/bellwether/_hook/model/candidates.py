@@ -6,14 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as functional
 from torch import nn
 
 from ..calls.contract import contract_of
+from ..calls.kernel_choice import SDPA
 from .own_code import functions_of, mentions
 from .softmax_code import has_softmax
-
-_FUNCTION: Callable[..., Any] = functional.scaled_dot_product_attention
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -29,7 +27,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def _is_function(name: str, value: Any, own: bool) -> bool:
-    return name == _FUNCTION.__name__ or value is _FUNCTION
+    return name == SDPA.__name__ or value is SDPA
 
 
 def calls_attention(module: nn.Module) -> bool:
@@ -37,8 +35,7 @@ def calls_attention(module: nn.Module) -> bool:
     if contract_of(module) is not None:
         return True
     return any(
-        function is _FUNCTION or mentions(function, _is_function)
-        for function in functions_of([module])
+        function is SDPA or mentions(function, _is_function) for function in functions_of([module])
     )
 
 

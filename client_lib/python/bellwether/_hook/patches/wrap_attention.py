@@ -14,7 +14,7 @@ from torch import nn
 
 from ..._util.guard import harmless
 from ..calls.contract import ATTRIBUTE, LAYOUTS, Contract, contract_of
-from . import intercept
+from . import class_patches
 
 
 @harmless("wrap_attention()", lambda module, *_, **__: module, passes=(ValueError,))
@@ -49,7 +49,7 @@ def wrap_attention(
     contract = Contract(layout, causal, masked, scale, dropout, kernel)
     object.__setattr__(module, ATTRIBUTE, contract)
     if not known:
-        intercept.patch_forward(type(module))
+        class_patches.patch(type(module))
     return module
 
 
@@ -58,4 +58,4 @@ def unwrap_attention(module: nn.Module) -> None:
     """Takes wrap_attention() back."""
     if contract_of(module) is not None:
         object.__delattr__(module, ATTRIBUTE)
-        intercept.restore_forward(type(module))
+        class_patches.restore(type(module))
