@@ -13,7 +13,7 @@ import sys
 import types
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 import pytest
@@ -302,6 +302,26 @@ def test_a_wrapped_module_by_itself(tmp_path: Path) -> None:
     assert steps[0]["rows"].tolist() == [[20.0] * 4]
     with pytest.raises(ValueError, match="layout: 'thb' is not one of bhtd, bthd, sbhd, thd"):
         bellwether.wrap_attention(core, layout="thb")
+
+
+class Named(NamedTuple):
+    output: Tensor
+    more: str
+
+
+class NamedCore(Plain):
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Named:
+        return Named(*super().forward(query, key, value))
+
+
+def test_a_wrapped_module_keeps_its_named_tuple(tmp_path: Path) -> None:
+    core = bellwether.wrap_attention(NamedCore(), layout="bhtd")
+    x = torch.randn(1, 2, 6, 8, requires_grad=True)
+    with bellwether.attach(core, record=str(tmp_path / "a.bwrun"), run="n", **WATCH) as monitor:
+        result = core(x, x, x)
+        result[0].sum().backward()
+        assert type(result) is Named and monitor.layers[0].fired == 1
+    bellwether.unwrap_attention(core)
 
 
 class NormingCore(nn.Module):

@@ -142,16 +142,3 @@ def scale_of(told: Any, dim: int) -> tuple[float, Optional[str]]:
     if isinstance(scale, (int, float)) and 0 < scale < math.inf:
         return float(scale), None
     return 1.0, "the scale is no number above 0"
-
-
-def first_of(result: Any) -> Any:
-    """The output of a function that returns it alone or first in a tuple."""
-    return result[0] if isinstance(result, (tuple, list)) else result
-
-
-def with_first(result: Any, output: Any) -> Any:
-    if not isinstance(result, (tuple, list)):
-        return output
-    if hasattr(result, "_fields"):  # A named tuple.
-        return type(result)(output, *result[1:])
-    return type(result)([output, *result[1:]])

@@ -15,8 +15,8 @@ from typing import Any, Optional, Union
 import torch
 from torch import Tensor
 
-from .._hook.calls.call import VIEWS, AttentionCall, Mask, Reader, View
-from .arguments import Arguments, first_of, reader, scale_of, with_first
+from .._hook.calls.call import VIEWS, AttentionCall, Mask, Reader, View, first_of, with_first
+from .arguments import Arguments, reader, scale_of
 from .imported import imported
 
 NAME = "flash_attn"

@@ -15,8 +15,8 @@ from typing import Any, Optional, Union
 import torch
 from torch import Tensor, nn
 
-from .._hook.calls.call import VIEWS, AttentionCall, Mask, Reader
-from .arguments import Arguments, are_tensors, first_of, reader, scale_of, with_first
+from .._hook.calls.call import VIEWS, AttentionCall, Mask, Reader, first_of, with_first
+from .arguments import Arguments, are_tensors, reader, scale_of
 from .imported import compiled, imported
 
 NAME = "flex_attention"

@@ -6,8 +6,8 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any, Union
 
-from .._hook.calls.call import VIEWS, AttentionCall, Mask, Reader
-from .arguments import Arguments, are_tensors, first_of, reader, scale_of, with_first
+from .._hook.calls.call import VIEWS, AttentionCall, Mask, Reader, first_of, with_first
+from .arguments import Arguments, are_tensors, reader, scale_of
 from .flash_attention import window_of
 from .imported import compiled, imported
 

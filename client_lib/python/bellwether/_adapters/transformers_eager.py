@@ -19,8 +19,8 @@ from typing import Any, Optional, Union
 
 from torch import Tensor, nn
 
-from .._hook.calls.call import VIEWS, AttentionCall, Ours, Reader
-from .arguments import Arguments, are_tensors, first_of, reader, scale_of, with_first
+from .._hook.calls.call import VIEWS, AttentionCall, Ours, Reader, first_of, with_first
+from .arguments import Arguments, are_tensors, reader, scale_of
 from .terms import mask_of
 
 NAME = "transformers"

@@ -9,8 +9,8 @@ from typing import Any, Optional, Union
 
 from torch import Tensor
 
-from .._hook.calls.call import VIEWS, AttentionCall, Mask, Reader, View
-from .arguments import Arguments, are_tensors, first_of, reader, scale_of, with_first
+from .._hook.calls.call import VIEWS, AttentionCall, Mask, Reader, View, first_of, with_first
+from .arguments import Arguments, are_tensors, reader, scale_of
 from .imported import imported
 
 NAME = "xformers"

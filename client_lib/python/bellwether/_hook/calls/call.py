@@ -109,6 +109,19 @@ class Mask:
         return given
 
 
+def first_of(result: Any) -> Any:
+    """The output of a function that returns it alone or first in a tuple."""
+    return result[0] if isinstance(result, (tuple, list)) else result
+
+
+def with_first(result: Any, output: Any) -> Any:
+    if not isinstance(result, (tuple, list)):
+        return output
+    if hasattr(result, "_fields"):  # A named tuple.
+        return type(result)(output, *result[1:])
+    return type(result)([output, *result[1:]])
+
+
 # (the function as it is without us, its arguments) -> the call; or why it is not measured, for
 # people; None = the function itself refuses it, and says why.
 Reader = Callable[

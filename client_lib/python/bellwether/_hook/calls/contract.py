@@ -8,7 +8,7 @@ from typing import Any, Optional, Union
 
 from torch import Tensor, nn
 
-from .call import VIEWS, AttentionCall, Mask, output_view
+from .call import VIEWS, AttentionCall, Mask, first_of, output_view, with_first
 
 ATTRIBUTE = "_bellwether_contract"
 LAYOUTS = ("bhtd", "bthd", "sbhd", "thd")
@@ -77,17 +77,9 @@ class Contract:
             dropout=self.dropout_p,
             kernel=lambda: self.kernel,
             unread=unread,
-            output=_first,
-            with_output=_with_first,
+            output=first_of,
+            with_output=with_first,
         )  # fmt: skip
-
-
-def _first(result: Any) -> Any:
-    return result[0] if isinstance(result, tuple) else result
-
-
-def _with_first(result: Any, output: Tensor) -> Any:
-    return (output, *result[1:]) if isinstance(result, tuple) else output
 
 
 def contract_of(module: nn.Module) -> Optional[Contract]:

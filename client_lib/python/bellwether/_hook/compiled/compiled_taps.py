@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from ..._kernels.memory import capturing
 from ..._util.guard import harmless
+from ..calls.call import first_of, with_first
 from ..hosts import PatchedLayer
 from . import recipes
 
@@ -206,15 +207,11 @@ def tap_keys(k: Tensor, mark: Tensor, site: int) -> Tensor:
 
 def tap_output(result: Any, mark: Tensor, recipe: int, site: int, *tensors: Tensor) -> Any:
     """Traced: the call's result, its output behind the tap."""
-    first = result[0] if isinstance(result, (tuple, list)) else result
+    first = first_of(result)
     if not isinstance(first, Tensor) or not first.requires_grad:
         return result
     o = _OutputTap.apply(first, mark, recipe, site, *tensors)  # type: ignore[no-untyped-call]
-    if not isinstance(result, (tuple, list)):
-        return o
-    if hasattr(result, "_fields"):
-        return type(result)(o, *result[1:])
-    return type(result)([o, *result[1:]])
+    return with_first(result, o)
 
 
 def tapped(
