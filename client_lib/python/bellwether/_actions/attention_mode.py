@@ -100,7 +100,9 @@ class AttentionSwitch(Applier):
         reason = self._fixed(layer)
         calls_sdpa = layer.seen.kernel in KERNEL_NAMES
         if reason is None and kind == "attention.center_k" and not calls_sdpa:
-            reason = f"its attention is {layer.seen.kernel}, and scaled_dot_product_attention is served"
+            reason = (
+                f"its attention is {layer.seen.kernel}, and scaled_dot_product_attention is served"
+            )
         elif reason is None and kind == "attention.mode" and not (mode == "sdpa" and calls_sdpa):
             reason = layer.seen.unserved
             if reason is None and mode == "sdpa" and layer.seen.own_mode:
@@ -133,7 +135,9 @@ class AttentionSwitch(Applier):
         if not layers and stay:
             return stay[0]
         if action.kind == "attention.center_k" and layers:
-            own = [layer for layer in layers if layer.seen.centred and not self._centred_here(layer)]
+            own = [
+                layer for layer in layers if layer.seen.centred and not self._centred_here(layer)
+            ]
             if action.value and len(own) == len(layers):
                 return "the model centres these keys itself"
             if not action.value and own:

@@ -7,11 +7,11 @@ import inspect
 import math
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any, Optional, Union
+from typing import Any, Optional
 
 from torch import Tensor
 
-from .._hook.calls.call import AttentionCall, Reader
+from .._hook.calls.call import CallRead, Reader
 from .._util.guard import in_words
 
 _PLAIN = (bool, int, float, str, tuple)  # Of a value that tells by itself what it is.
@@ -111,14 +111,14 @@ class Arguments:
         return call
 
 
-def reader(read: Callable[[Arguments], Union[AttentionCall, str, None]]) -> Reader:
+def reader(read: Callable[[Arguments], CallRead]) -> Reader:
     """A Reader (_hook/calls/call.py) of what `read` makes of the arguments.  Another version of a
     package may have what it does not expect: that call is left out."""
 
     @functools.wraps(read)
     def reading(
         function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Union[AttentionCall, str, None]:
+    ) -> CallRead:
         try:
             given = Arguments(function, args, kwargs)
         except TypeError:

@@ -15,7 +15,16 @@ from typing import Any, Optional, Union
 import torch
 from torch import Tensor
 
-from .._hook.calls.call import VIEWS, AttentionCall, Mask, Reader, View, first_of, with_first
+from .._hook.calls.call import (
+    VIEWS,
+    AttentionCall,
+    CallRead,
+    Mask,
+    Reader,
+    View,
+    first_of,
+    with_first,
+)
 from .arguments import Arguments, reader, scale_of
 from .imported import imported
 
@@ -119,7 +128,7 @@ def _tensors(given: Arguments, view: View) -> Union[_Tensors, str]:
 
 
 @reader
-def read(given: Arguments) -> Union[AttentionCall, str, None]:
+def read(given: Arguments) -> CallRead:
     in_q = given.first("cu_seqlens_q", "cu_seqlens")
     in_k = given.first("cu_seqlens_k", "cu_seqlens")
     layout = "bthd" if in_q is None and in_k is None else "thd"

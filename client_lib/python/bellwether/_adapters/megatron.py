@@ -15,7 +15,7 @@ from typing import Any, Optional, Union
 import torch
 from torch import Tensor, nn
 
-from .._hook.calls.call import VIEWS, AttentionCall, Mask, Reader, View
+from .._hook.calls.call import VIEWS, AttentionCall, CallRead, Mask, Reader, View
 from .._hook.patches.class_patches import own_forward
 from .arguments import Arguments, are_tensors, reader, scale_of
 from .imported import imported
@@ -69,7 +69,7 @@ def _mask(module: nn.Module, q: Tensor, k: Tensor, given: Optional[Tensor]) -> U
 
 
 @reader
-def read(given: Arguments) -> Union[AttentionCall, str, None]:
+def read(given: Arguments) -> CallRead:
     module = given.get("self")
     q, k, v = (given.get(name) for name in ("query", "key", "value"))
     if not are_tensors(4, q, k, v):

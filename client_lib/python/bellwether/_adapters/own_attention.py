@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, Union
+from typing import Any
 
 from torch import Tensor
 
-from .._hook.calls.call import VIEWS, AttentionCall, Mask, Ours, Reader, same
+from .._hook.calls.call import VIEWS, AttentionCall, CallRead, Mask, Ours, Reader, same
 from .arguments import Arguments, are_tensors, reader, scale_of
 from .imported import imported
 
@@ -31,7 +31,7 @@ def functions() -> Iterator[tuple[Callable[..., Any], Reader]]:
 
 
 @reader
-def read(given: Arguments) -> Union[AttentionCall, str, None]:
+def read(given: Arguments) -> CallRead:
     q, k, v = (given.get(name) for name in ("q", "k", "v"))
     window, offsets = given.get("window"), given.get("cu_seqlens")
     if not are_tensors(4, q, k, v) or window < 0:
@@ -60,7 +60,7 @@ def read(given: Arguments) -> Union[AttentionCall, str, None]:
 
 
 @reader
-def read_composed(given: Arguments) -> Union[AttentionCall, str, None]:
+def read_composed(given: Arguments) -> CallRead:
     q, k, v = (given.get(name) for name in ("q", "k", "v"))
     if not are_tensors(4, q, k, v):
         return None

@@ -10,12 +10,12 @@ import dataclasses
 import functools
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, Optional, Union
+from typing import Any, Optional
 
 import torch
 from torch import Tensor, nn
 
-from .._hook.calls.call import VIEWS, AttentionCall, Mask, Reader, first_of, with_first
+from .._hook.calls.call import VIEWS, AttentionCall, CallRead, Mask, Reader, first_of, with_first
 from .arguments import Arguments, are_tensors, reader, scale_of
 from .imported import compiled, imported
 
@@ -139,7 +139,7 @@ def _adds(change: Any, device: Optional[torch.device]) -> bool:
 
 
 @reader
-def read(given: Arguments) -> Union[AttentionCall, str, None]:
+def read(given: Arguments) -> CallRead:
     q, k, v = (given.get(name) for name in ("query", "key", "value"))
     if not are_tensors(4, q, k, v):
         return None
@@ -185,7 +185,7 @@ def _uses_its_inputs(graph: torch.fx.GraphModule) -> bool:
 
 def read_operator(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Union[AttentionCall, str, None]:
+) -> CallRead:
     """The operator that torch.compile makes of flex_attention: (q, k, v, what changes the scores,
     block mask, scale)."""
     q, k, v, change, mask, scale = args
@@ -207,7 +207,7 @@ def read_operator(
 
 
 @reader
-def read_transformers(given: Arguments) -> Union[AttentionCall, str, None]:
+def read_transformers(given: Arguments) -> CallRead:
     module, q, k, v, bias = (
         given.get(name) for name in ("module", "query", "key", "value", "attention_mask")
     )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, Union
+from typing import Any
 
-from .._hook.calls.call import VIEWS, AttentionCall, Mask, Reader, first_of, with_first
+from .._hook.calls.call import VIEWS, AttentionCall, CallRead, Mask, Reader, first_of, with_first
 from .arguments import Arguments, are_tensors, reader, scale_of
 from .flash_attention import window_of
 from .imported import compiled, imported
@@ -27,7 +27,7 @@ def functions() -> Iterator[tuple[Callable[..., Any], Reader]]:
 
 
 @reader
-def read(given: Arguments) -> Union[AttentionCall, str, None]:
+def read(given: Arguments) -> CallRead:
     q, k, v = (given.get(name) for name in ("query", "key", "value"))
     in_q, in_k = given.get("cu_seq_q"), given.get("cu_seq_k")
     if not are_tensors(3, q, k, v):

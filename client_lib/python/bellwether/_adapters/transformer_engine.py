@@ -13,7 +13,7 @@ from typing import Any, Optional, Union
 import torch
 from torch import Tensor
 
-from .._hook.calls.call import VIEWS, AttentionCall, Mask, Reader
+from .._hook.calls.call import VIEWS, AttentionCall, CallRead, Mask, Reader
 from .arguments import Arguments, are_tensors, reader, scale_of
 from .flash_attention import linear_bias, window_of
 from .megatron import forward_of, side_by_side
@@ -119,7 +119,7 @@ def _biased(given: Arguments, mask: Mask, heads: int, q_len: int, k_len: int) ->
 
 
 @reader
-def read(given: Arguments) -> Union[AttentionCall, str, None]:
+def read(given: Arguments) -> CallRead:
     module = given.get("self")
     q, k, v = (given.get(f"{name}_layer") for name in ("query", "key", "value"))
     layout = _LAYOUTS.get(given.get("qkv_format") or module.qkv_format)

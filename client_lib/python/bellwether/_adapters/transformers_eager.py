@@ -19,7 +19,7 @@ from typing import Any, Optional, Union
 
 from torch import Tensor, nn
 
-from .._hook.calls.call import VIEWS, AttentionCall, Ours, Reader, first_of, with_first
+from .._hook.calls.call import VIEWS, AttentionCall, CallRead, Ours, Reader, first_of, with_first
 from .arguments import Arguments, are_tensors, reader, scale_of
 from .terms import mask_of
 
@@ -127,7 +127,7 @@ def _returned(o: Tensor) -> tuple[Tensor, None]:
 
 
 @reader
-def read(given: Arguments) -> Union[AttentionCall, str, None]:
+def read(given: Arguments) -> CallRead:
     names = _FIRST if "query" in given else _ALSO
     module, q, k, v, bias = (given.get(name) for name in names)
     function: Any = given.function

@@ -9,7 +9,16 @@ from typing import Any, Optional, Union
 
 from torch import Tensor
 
-from .._hook.calls.call import VIEWS, AttentionCall, Mask, Reader, View, first_of, with_first
+from .._hook.calls.call import (
+    VIEWS,
+    AttentionCall,
+    CallRead,
+    Mask,
+    Reader,
+    View,
+    first_of,
+    with_first,
+)
 from .arguments import Arguments, are_tensors, reader, scale_of
 from .imported import imported
 
@@ -92,7 +101,7 @@ def _mask(bias: Any, dims: int) -> Union[Mask, str]:
 
 
 @reader
-def read(given: Arguments) -> Union[AttentionCall, str, None]:
+def read(given: Arguments) -> CallRead:
     q, k, v = (given.get(name) for name in ("query", "key", "value"))
     if not isinstance(q, Tensor) or not are_tensors(q.dim(), k, v):
         return None

@@ -9,14 +9,14 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, Optional, Protocol, Union
+from typing import Any, Optional, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from .._kernels.memory import Memories
 from ..settings import Settings
-from .calls.call import AttentionCall
+from .calls.call import CallRead, Met
 from .calls.call_sites import Forward
 
 
@@ -150,7 +150,7 @@ class PatchedLayer(Protocol):
 
     def attention(
         self,
-        read: Callable[[], Union[AttentionCall, str, None]],
+        read: Callable[[], CallRead],
         bare: Callable[[], Any],
         forward: Optional[Forward],
         centred: bool = False,
@@ -158,21 +158,21 @@ class PatchedLayer(Protocol):
         """Makes the call that `read` reads between the taps; by itself, as `bare` does, if there
         is nothing to measure.  `forward`: of the module, that makes it."""
 
-    def meet(self, read: Callable[[], Union[AttentionCall, str, None]]) -> None:
+    def meet(self, read: Callable[[], CallRead]) -> None:
         """Takes notice of a call that is made without taps."""
 
     def begin(
         self,
-        read: Callable[[], Union[AttentionCall, str, None]],
+        read: Callable[[], CallRead],
         forward: Optional[Forward],
-    ) -> Optional[tuple[tuple[Tensor, Tensor, Tensor], Callable[[Tensor], Tensor]]]:
-        """The same in two parts: q, k and v for the call, and what its output passes through."""
+    ) -> Optional[Met]:
+        """The same in two parts."""
 
     def unsure_projections(self, heads: int, kv_heads: int, dim: int) -> dict[str, nn.Module]:
         """By their paths, those whose rows a call can show; none where each has its own."""
 
     def compiled_backward(
-        self, read: Callable[[], Union[AttentionCall, str, None]], o: Tensor, d_o: Tensor, site: int
+        self, read: Callable[[], CallRead], o: Tensor, d_o: Tensor, site: int
     ) -> None:
         """Of a module that was compiled; site  which call of its forward, from 0."""
 

@@ -109,26 +109,6 @@ class Mask:
         return given
 
 
-def first_of(result: Any) -> Any:
-    """The output of a function that returns it alone or first in a tuple."""
-    return result[0] if isinstance(result, (tuple, list)) else result
-
-
-def with_first(result: Any, output: Any) -> Any:
-    if not isinstance(result, (tuple, list)):
-        return output
-    if hasattr(result, "_fields"):  # A named tuple.
-        return type(result)(output, *result[1:])
-    return type(result)([output, *result[1:]])
-
-
-# (the function as it is without us, its arguments) -> the call; or why it is not measured, for
-# people; None = the function itself refuses it, and says why.
-Reader = Callable[
-    [Callable[..., Any], tuple[Any, ...], dict[str, Any]], "Union[AttentionCall, str, None]"
-]
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Ours:
     """A call in the words of bellwether.attention, which can be put in its place."""
@@ -186,3 +166,25 @@ class AttentionCall:
     def key_gradients_cancel(self) -> bool:
         """Whether they add up to 0 in exact arithmetic."""
         return self.cancels and not self.softcap and self.sinks is None
+
+
+# What is read of a call; or why it is not measured, for people; None = the function itself refuses
+# it, and says why.
+CallRead = Union[AttentionCall, str, None]
+# (the function as it is without us, its arguments)
+Reader = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], CallRead]
+# Of a call that is made in two parts: q, k and v behind their taps, what its output passes through.
+Met = tuple[tuple[Tensor, Tensor, Tensor], Callable[[Tensor], Tensor]]
+
+
+def first_of(result: Any) -> Any:
+    """The output of a function that returns it alone or first in a tuple."""
+    return result[0] if isinstance(result, (tuple, list)) else result
+
+
+def with_first(result: Any, output: Any) -> Any:
+    if not isinstance(result, (tuple, list)):
+        return output
+    if hasattr(result, "_fields"):  # A named tuple.
+        return type(result)(output, *result[1:])
+    return type(result)([output, *result[1:]])

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Optional, Union
+from typing import Any, Optional
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
-from .call import VIEWS, AttentionCall, Mask
+from .call import VIEWS, AttentionCall, CallRead, Mask
 from .kernel_choice import autocast_dtype, kernel_of
 
 try:
@@ -71,9 +71,7 @@ def _layout(q: Tensor, k: Tensor) -> Optional[str]:
     return "...htd" if q.shape[:-3] == k.shape[:-3] else None
 
 
-def read(
-    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Union[AttentionCall, str, None]:
+def read(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallRead:
     """A Reader (call.py)."""
     given = arguments(args, kwargs)
     if given is None:

@@ -11,13 +11,13 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Sequence
-from typing import Any, Optional, Union
+from typing import Any, Optional
 
 import torch
 from torch import Tensor, nn
 
 from ..._weights.split_check import Evidence
-from ..calls.call import AttentionCall, Reader
+from ..calls.call import AttentionCall, CallRead, Reader
 
 RECIPES_MAX = 4096  # Of a process: each graph of torch.compile has some.
 LOST = "compiled in another process: not measured"
@@ -99,7 +99,7 @@ class Recipe:
     reason: str = ""
     mask_trains: bool = False
 
-    def read(self, tensors: Sequence[Tensor], module: nn.Module) -> Union[AttentionCall, str, None]:
+    def read(self, tensors: Sequence[Tensor], module: nn.Module) -> CallRead:
         if self.reader is None:
             return self.reason
         args = _filled(self.args, tensors, module)

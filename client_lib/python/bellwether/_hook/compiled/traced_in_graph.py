@@ -13,9 +13,8 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from ..calls.call import Reader
+from ..calls.call import Met, Reader
 from ..functions import function_calls
-from ..functions.function_calls import Met
 from . import compiled_taps, traced_calls
 from .recipes import UNKNOWN
 from .traced_calls import Place, Plan, Taps, Tensors, guarded, plan_of, planned, untraced

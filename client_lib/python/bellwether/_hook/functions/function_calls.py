@@ -13,16 +13,12 @@ import types
 from collections.abc import Callable, Iterable
 from typing import Any, Optional
 
-from torch import Tensor
-
 from ..._util import log
 from ..._util.guard import harmless
-from ..calls.call import Reader
+from ..calls.call import Met, Reader
 from . import python_call
 
 Seen = Callable[[Callable[..., Any], Reader, tuple[Any, ...], dict[str, Any]], Any]
-# (q, k and v of a call behind their taps, what its output passes through)
-Met = tuple[tuple[Tensor, Tensor, Tensor], Callable[[Tensor], Tensor]]
 # A function that is met in its midst has a reader with `between`: (a Begin, the function, its
 # arguments) -> its result.  There a Begin is called with q, k and v, first among the arguments of a
 # call, with that call's Reader and function.  It returns None if there is nothing to measure.

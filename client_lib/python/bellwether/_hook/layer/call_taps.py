@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from typing import Any, Optional, Union, cast
+from typing import Any, Optional, cast
 
 import torch
 from torch import Tensor, nn
 
 from ..._util.guard import harmless, in_words
-from ..calls.call import AttentionCall
+from ..calls.call import AttentionCall, CallRead
 from ..hosts import Sampling
 from ..running import apart, checkpoint_inside, checkpointed, host_reads_back
 from .kept import Kept, TapListener
 from .notes import FROZEN, NO_KEY_GRADIENT, NO_LEAK, TRANSFORMED, Notes
 from .seen_calls import SeenCalls
 from .taps import CHECKPOINTS, KeyTap, apply_tap, output_tap, same_place
-
-CallRead = Union[AttentionCall, str, None]  # What a Reader makes of a call.
 
 
 class TappedCall:

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from ..._kernels.memory import capturing
-from ..calls.call import AttentionCall, View
-from .call_taps import CallRead
+from ..calls.call import AttentionCall, CallRead, View
 from .gradients import Gradients
 from .kept import Kept, tensors_of
 from .notes import NO_KEY_GRADIENT, NO_LEAK, Notes

@@ -20,12 +20,12 @@ from torch import Tensor, nn
 from ..._kernels.memory import capturing
 from ..._kernels.probe import Spectrum, Sums
 from ..._util.guard import harmless
-from ..calls.call import AttentionCall
+from ..calls.call import AttentionCall, CallRead, Met
 from ..calls.call_sites import MORE, SITES_MAX, Forward
 from ..hosts import StepHost
 from ..model.candidates import is_attention
 from ..running import apart, checkpointed
-from .call_taps import CallRead, CallTaps, TappedCall
+from .call_taps import CallTaps, TappedCall
 from .compiled_backward import CompiledBackward
 from .gradients import Gradients
 from .notes import Notes
@@ -188,9 +188,7 @@ class Layer:
         tapped = self._before(read, forward, centred)
         return bare() if tapped is None else tapped.run()
 
-    def begin(
-        self, read: Callable[[], CallRead], forward: Optional[Forward]
-    ) -> Optional[tuple[tuple[Tensor, Tensor, Tensor], Callable[[Tensor], Tensor]]]:
+    def begin(self, read: Callable[[], CallRead], forward: Optional[Forward]) -> Optional[Met]:
         tapped = self._before(read, forward, False)
         return None if tapped is None else (tapped.inputs(), tapped.output)
 

@@ -17,7 +17,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from ..._util.guard import harmless
 from .. import attention_switch
 from ..calls import sdpa_call
-from ..calls.call import Reader
+from ..calls.call import Met, Reader
 from ..calls.call_sites import Forward
 from ..calls.kernel_choice import SDPA
 from ..functions import function_calls
@@ -117,7 +117,7 @@ def _of_layer(
     between = getattr(read, "between", None)  # A function that is met in its midst.
     if between is not None and not untapped:
 
-        def begin(its_reader: Reader, *call: Any) -> Optional[function_calls.Met]:
+        def begin(its_reader: Reader, *call: Any) -> Optional[Met]:
             return layer.begin(lambda: its_reader(*call), forward)
 
         return between(begin, function, args, kwargs)
