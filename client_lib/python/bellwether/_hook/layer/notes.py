@@ -21,7 +21,7 @@ CALLED_AGAIN = (
 _HELP = (
     ("dimensions: which", "bellwether.wrap_attention() takes a module of one's own"),
     ("never calls", 'transformers: attn_implementation="sdpa"; else bellwether.wrap_attention()'),
-    ("torch.func transforms", "gradients by backward() or torch.autograd.grad()"),
+    ("torch.func transforms", "no vmap around the call; backward() in place of torch.func.grad"),
     ("torch.float64", "float32, or 16 bits"),
     ("checkpoint() inside", "checkpoint the whole attention module"),
 )
