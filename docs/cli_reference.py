@@ -31,6 +31,7 @@ EXAMPLES = ("Example", "Examples")
 EXAMPLES_ARE = {
     "bellwether": "run by tests/cli/test_examples.py",
     "bellwetherd": "not run: the first one stays in front; tests/e2e start servers and replay runs",
+    "python -m bellwether": "not run: a kernel's check takes a minute; tests/python runs each command",
 }
 
 

@@ -46,6 +46,7 @@ ALLOWED: dict[str, set[str]] = {
     "_hook.patches": {"_util"} | _HOOK - {"_hook.layer"},
     "_adapters": {"_util", "_hook.calls", "_hook.functions", "_hook.patches"},
     "_attention": _LOW | {"_weights", "_hook", "_hook.calls", "_hook.model", "_hook.patches"},
+    "_laws": {"_util", "_kernels"},
     "_step": _LOW | {"_weights", "_hook", "_hook.model", "_hook.layer", "_hook.patches"},
     "_actions": _LOW | (_HOOK - {"_hook.compiled"}) | {"_weights", "_attention", "_step"},
     "monitor": _WATCHING - {"_attention", "monitor"},
@@ -62,7 +63,7 @@ ALLOWED: dict[str, set[str]] = {
     "attach_pid": _ATTACHING,
     "forward": {"_util", "_server", "query"},
     "scan": _LOW | {"_server", "_weights", "_step"},
-    "tools": _ATTACHING | {"query"},
+    "tools": _ATTACHING | {"query", "_laws"},
     "npz2run": {"tools"},
 }
 _FACES = {"__init__", "__main__"}  # They may import all, and nothing imports them but for names.

@@ -13,7 +13,7 @@ Watches PyTorch training jobs, new ones and running ones, and says why it cannot
 
 commands:
   attach PID [--detach]       watches a process that runs already, or ends that
-  doctor [script.py args]     says why there is no data
+  doctor [script.py args]     says why there is no data; --kernels: which attention is right
   forward RUN --to LOGGER     sends a run's signals to TensorBoard, W&B, MLflow or OTLP
   plot RUN -o FILE            draws a run's worst heads, with alerts, actions and notes
   run script.py args          runs a training script, untouched, under watch

@@ -125,7 +125,7 @@ def expanded(name: str, tensor: Tensor, like: Tensor, shape: tuple[int, ...]) ->
     return tensor.detach().expand(shape)
 
 
-def _row_ranges(mask: ProbeMask, q: Tensor, k_len: int) -> tuple[Tensor, Tensor]:
+def row_ranges(mask: ProbeMask, q: Tensor, k_len: int) -> tuple[Tensor, Tensor]:
     """[batch or 1, q_len or 1] each: which keys a row may see but for the mask's tensor."""
     q_len = q.shape[2]
     if mask.ranges is not None:
@@ -155,7 +155,7 @@ def visible_keys(mask: ProbeMask, q: Tensor, k_len: int) -> Tensor:
             alone = tensor.expand(*tensor.shape[:3], k_len)
             return alone.any(2) if tensor.dtype == torch.bool else ~(alone.amax(2) <= HIDDEN)
         tensor = tensor if tensor.dtype == torch.bool else ~(tensor <= HIDDEN)
-    begin, end = _row_ranges(mask, q, k_len)
+    begin, end = row_ranges(mask, q, k_len)
     by_row = tensor if tensor is not None and tensor.shape[2] > 1 else None
     keys = torch.arange(k_len, dtype=torch.int64, device=q.device)
     if mask.ranges is None and by_row is None:  # What neighbouring rows see overlaps or adjoins.
@@ -291,7 +291,7 @@ def _signed(x: int) -> int:
     return x - (1 << 64) if x >> 63 else x
 
 
-def _mixed(x: Tensor) -> Tensor:
+def mixed(x: Tensor) -> Tensor:
     """ProbeMix() of probe.h; int64 wraps around as uint64 does."""
     x = x + _signed(0x9E3779B97F4A7C15)
     x = (x ^ _shifted(x, 30)) * _signed(0xBF58476D1CE4E5B9)
@@ -321,8 +321,8 @@ def sampled_rows(
     number = _signed(seed & 0xFFFFFFFFFFFFFFFF)
     seeds = torch.full((1, 1, 1), number, dtype=torch.int64, device=device)
     strata = counted(0, rows, 1, 1, rows)
-    hashed = _mixed(_mixed(seeds) ^ counted(0, batch, batch, 1, 1))
-    hashed = _mixed(_mixed(hashed ^ counted(head_offset, heads, 1, heads, 1)) ^ strata)
+    hashed = mixed(mixed(seeds) ^ counted(0, batch, batch, 1, 1))
+    hashed = mixed(mixed(hashed ^ counted(head_offset, heads, 1, heads, 1)) ^ strata)
     first = strata * q_len // rows
     size = (strata + 1) * q_len // rows - first
     return first + _shifted(_shifted(hashed, 32) * size, 32)

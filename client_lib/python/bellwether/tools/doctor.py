@@ -3,6 +3,8 @@
 Without a script it checks the installation: versions, libraries, the server, and one small
 model from attach to the statistics.  With a script it runs it for a few optimizer steps under
 watch, then says which layers were found and measured, and why the others were not.
+
+With --kernels it says which kernels of attention are right: forward and backward, on this machine.
 """
 
 from __future__ import annotations
@@ -245,18 +247,82 @@ def self_test() -> list[Finding]:
             monitor.detach()
 
 
-def main(arguments: Optional[list[str]] = None) -> int:
+KERNELS_HELP = """
+--kernels runs each kernel of attention that torch can choose here, and ours in all modes, forward
+and backward.  Its inputs are those that kernels get wrong: rows that see nothing, tails of tiles,
+grouped and strided heads, peaked and broad scores.  With a script it takes heads, sizes and types
+from that model's attention.  Each result is held against sums that exact arithmetic makes equal,
+and against fp64.  A kernel is "right" where rounding gives all differences.  It is "biased" where
+only roundings that are alike give them: evidence, no fault.  It is "broken" where no rounding does;
+the tensor, the head and a kernel that is right are named.  It is "not judged" where it does not
+take the input, or the time was over.  The exit code is 1 if a kernel is broken or none could be
+judged.  docs/concepts/laws.md says more.
+
+Examples:
+  python -m bellwether doctor train.py --batch 8
+  python -m bellwether doctor --kernels
+  python -m bellwether doctor --kernels --json kernels.json train.py --batch 8
+  python -m bellwether doctor --kernels --function mypackage.attention:flash
+"""
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m bellwether doctor", description="Says why there is no data."
-    )
+        prog="python -m bellwether doctor", description="Says why there is no data.",
+        epilog=KERNELS_HELP, formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
     parser.add_argument("--server", help="host:port or unix:/path that the run would use")
     parser.add_argument("--steps", type=int, default=3, help="optimizer steps to run a script for")
+    parser.add_argument(
+        "--kernels", action="store_true", help="say which kernels of attention are right"
+    )
+    parser.add_argument(
+        "--json", metavar="FILE", help="write all verdicts of --kernels with numbers"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=50.0, metavar="N", help="that --kernels may take"
+    )
+    parser.add_argument(
+        "--device", help="of --kernels: cpu or cuda; default: a GPU if there is one"
+    )
+    parser.add_argument(
+        "--function", metavar="MODULE:NAME",
+        help="one more kernel, with the arguments of scaled_dot_product_attention",
+    )  # fmt: skip
     parser.add_argument("script", nargs="?", help="a training script")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's arguments")
+    return parser
+
+
+def _kernels(given: argparse.Namespace, shapes: Optional[list[Any]]) -> int:
+    from . import kernel_check
+
+    try:
+        return kernel_check.run(
+            shapes, device=given.device, seconds=given.seconds, function=given.function,
+            json_path=given.json,
+        )  # fmt: skip
+    except (ValueError, OSError) as e:
+        print(Finding(False, str(e)))
+        return 2
+
+
+def main(arguments: Optional[list[str]] = None) -> int:
+    parser = _parser()
     given = parser.parse_args(arguments)
+    if not given.seconds > 0:
+        parser.error(f"--seconds is {given.seconds:g}, but must be above 0")
+    if not given.kernels and (given.json or given.function or given.device):
+        parser.error("--json, --function and --device go with --kernels")
     findings = installation()
+    if given.kernels and given.script is None:
+        bad = [finding for finding in findings if finding.ok is False]
+        for finding in bad:
+            print(finding)
+        return max(_kernels(given, None), int(bool(bad)))
     findings += server_findings(given.server)
     ready = all(f.ok is not False for f in findings if "server" not in f.text)
+    shapes: Optional[list[Any]] = None
     if given.script is not None and ready:
         from .runner import run_steps
 
@@ -271,9 +337,29 @@ def main(arguments: Optional[list[str]] = None) -> int:
             )
         else:
             findings += monitor_findings(watcher.monitor)
+            shapes = _shapes(watcher.monitor) if given.kernels else None
             watcher.monitor.detach()
     elif ready:
         findings += self_test()
     for finding in findings:
         print(finding)
-    return 1 if any(finding.ok is False for finding in findings) else 0
+    bad_findings = any(finding.ok is False for finding in findings)
+    if not given.kernels:
+        return 1 if bad_findings else 0
+    if not shapes:
+        print(Finding(False, f"{given.script}: no layer whose attention --kernels could try"))
+        return 1
+    return max(_kernels(given, shapes), int(bad_findings))
+
+
+def _shapes(monitor: Any) -> list[Any]:
+    """What the layers that were called ask of their attention."""
+    from .kernel_cases import Shape
+
+    found = []
+    for layer in monitor.layers:
+        seen = layer.seen
+        if layer.watched and layer.heads and seen.dtype is not None:
+            heads = layer.heads, layer.kv_heads, layer.head_dim
+            found.append(Shape(*heads, seen.dtype, seen.seq_len, seen.causal))
+    return found

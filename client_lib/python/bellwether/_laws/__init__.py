@@ -1,0 +1,1 @@
+"""What exact arithmetic makes equal in the backward pass of attention, and what differs."""

@@ -1,0 +1,230 @@
+"""Whether one call of attention is right: the laws, the shadow check, and what both together say.
+
+broken      a difference that no rounding makes: beyond what independent roundings give with the
+            probability that is left for one question, and beyond what roundings give that are all
+            alike.  Or elements that are not finite where the reference is.
+biased      beyond the first, not beyond the second: evidence of a bias in rounding, no fault.
+right       neither.
+not judged  and why.
+
+No threshold comes from other runs.  ALARMS is what all questions of one run of doctor may give
+together by chance; each has its part.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from statistics import NormalDist
+from typing import Any, Optional
+
+import torch
+
+from .attention import GRADIENTS, Law, laws, row_weights, tensor_sums
+from .call import TENSORS, GradedCall
+from .reference import ACCUMULATED, COMPOSED, FUSED, PROJECTIONS, Reference, reference
+from .rounding import F16, GRIDS
+from .shadow import Shadow, shadow
+
+ALARMS = 1e-3
+OTHERS = {
+    COMPOSED: "scores are rounded to the type, as in attention out of matrix products",
+    ACCUMULATED: "dk and dv are added up in the type, not in fp32",
+}
+RIGHT, BIASED, BROKEN, NOT_JUDGED = "right", "biased", "broken", "not judged"
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """How far chance goes in one of so many questions."""
+
+    questions: int
+
+    @property
+    def chance(self) -> float:
+        return ALARMS / max(1, self.questions)
+
+    @property
+    def z(self) -> float:
+        return NormalDist().inv_cdf(1 - self.chance / 2)
+
+    def excess(self, degrees: torch.Tensor) -> torch.Tensor:
+        """The bound of Laurent and Massart on a mean of squares of normal numbers."""
+        x = math.log(1 / self.chance) / degrees.clamp(min=1.0)
+        return 1 + 2 * x.sqrt() + 2 * x
+
+
+def questions(batch: int, heads: int, kv_heads: int, q_len: int, k_len: int) -> int:
+    """What judge() asks of a call of this shape."""
+    of_laws = batch * kv_heads * (2 * PROJECTIONS + 2)
+    return of_laws + 2 * batch * (heads * (q_len + 1) + kv_heads * (k_len + 1))
+
+
+@dataclasses.dataclass
+class Finding:
+    """One thing that is wrong, or a hint at it."""
+
+    what: str  # A tensor, or the set that the laws leave.
+    batch: int
+    head: int  # Of the queries for o and dq, else of the keys.
+    text: str
+
+
+@dataclasses.dataclass
+class Verdict:
+    verdict: str
+    why: str = ""
+    findings: list[Finding] = dataclasses.field(default_factory=list)
+    numbers: dict[str, Any] = dataclasses.field(default_factory=dict)
+    left_out: int = 0  # Rows that see nothing and came out as NaN.
+
+
+def suspects(broken: Sequence[str]) -> str:
+    """The set that broken laws name."""
+    of = set(broken)
+    if of == {"A1"}:
+        return "delta"
+    if of == {"A1", "A4"}:
+        return "o"
+    if "A1" in of and "A3" in of:
+        return "dk, keys not written"
+    if of == {"A3"}:
+        return "dq or dk, by a factor or of exchanged heads"
+    if "A2" in of:
+        return "dv, or P of the backward pass (its logsumexp)"
+    return "o or dv"
+
+
+def _worst(x: torch.Tensor) -> tuple[int, int, float]:
+    """(sequence, head, value) of the largest of [batch, heads, ...]."""
+    flat = x.flatten(2).amax(-1) if x.dim() > 2 else x
+    at = int(flat.argmax())
+    return at // flat.shape[1], at % flat.shape[1], float(flat.flatten()[at])
+
+
+def _nonfinite(call: GradedCall) -> Optional[Verdict]:
+    """The verdict where some element is not finite."""
+    bad = {name: tensor_sums(getattr(call, name)).nonfinite for name in ("o", *GRADIENTS)}
+    if not any(bool(count.any()) for count in bad.values()):
+        return None
+    for name in ("q", "k", "v", "d_o"):
+        if not torch.isfinite(getattr(call, name)).all():
+            return Verdict(NOT_JUDGED, f"{name} is not finite as it comes in")
+    left_out = 0 if call.sinks is not None else row_weights(call)[1]
+    findings = []
+    known = reference(call)
+    in_half = GRIDS[call.q.dtype] is F16
+    if in_half and known.largest >= F16.largest:
+        return Verdict(NOT_JUDGED, "dS is beyond the range of fp16 in exact arithmetic")
+    for name in TENSORS:
+        expected = getattr(known, name)
+        if in_half and expected.reaches(F16.largest):
+            return Verdict(NOT_JUDGED, f"{name} is beyond the range of fp16 in exact arithmetic")
+        batch, head, count = _worst(bad[name].double())
+        if count:
+            heads = int((bad[name] > 0).any(0).sum())
+            text = f"{int(count)} elements are not finite, in {heads} of {bad[name].shape[1]} heads"
+            findings.append(Finding(name, batch, head, text))
+    why = "not finite where the reference is"
+    if left_out:
+        why += f"; {left_out} rows see no key and came out as NaN"
+    counts = {name: int(count.sum()) for name, count in bad.items()}
+    return Verdict(BROKEN, why, findings, {"nonfinite": counts}, left_out)
+
+
+def _shadow_findings(checked: dict[str, Shadow], limits: Limits) -> list[Finding]:
+    found = []
+    for name in TENSORS:
+        if name not in checked:
+            continue
+        s = checked[name]
+        of_head = s.excess / limits.excess(s.degrees)
+        one = limits.excess(torch.ones((), dtype=torch.float64, device=s.excess.device))
+        of_row = s.worst_row / one
+        batch, head, over = _worst(torch.maximum(of_head, of_row))
+        if over > 1:
+            heads = int((torch.maximum(of_head, of_row) > 1).any(0).sum())
+            text = (
+                f"cosine {float(s.cosine[batch, head]):.6f}, norm {float(s.norms[batch, head]):.4f}"
+                f" of the reference's"
+            )
+            if float(of_head[batch, head]) <= 1:
+                row = "row" if name in ("o", "dq") else "key"
+                text += f", {row} {int(s.row_at[batch, head])} alone"
+            found.append(
+                Finding(name, batch, head, f"{text}, in {heads} of {s.norms.shape[1]} heads")
+            )
+    return found
+
+
+def _over(law: Law, limits: Limits) -> tuple[tuple[int, int, float], tuple[int, int, float]]:
+    """Where a law differs most: from independent roundings, and from those that are alike."""
+    return _worst(law.z().abs()), _worst(law.beyond().abs())
+
+
+def _sums(call: GradedCall) -> dict[str, Any]:
+    """Of the gradients, by sequence and head."""
+    told = {}
+    for name in GRADIENTS:
+        of = dataclasses.asdict(tensor_sums(getattr(call, name)))
+        told[name] = {what: values.tolist() for what, values in of.items()}
+    return told
+
+
+def _numbers(call: GradedCall, found: dict[str, Law], checked: dict[str, Shadow]) -> dict[str, Any]:
+    numbers: dict[str, Any] = {"sums": _sums(call)}
+    for name, law in found.items():
+        numbers[name] = {
+            "z": round(float(law.z().abs().max()), 2),
+            "z_beyond_rounding": round(float(law.beyond().abs().max()), 2),
+        }
+    for name, s in checked.items():
+        numbers[name] = {
+            "cosine_min": float(s.cosine.min()),
+            "norm_min": float(s.norms.min()), "norm_max": float(s.norms.max()),
+            "excess_max": float(s.excess.max()), "row_excess_max": float(s.worst_row.max()),
+        }  # fmt: skip
+    return numbers
+
+
+def _judged(call: GradedCall, known: Reference, limits: Limits, arithmetic: str) -> Verdict:
+    found = laws(call, known)
+    checked = shadow(call, known)
+    numbers = _numbers(call, found, checked) | {"arithmetic": arithmetic}
+    of_tensors = _shadow_findings(checked, limits)
+    by_z = call.q.dtype != torch.float32
+    broken, biased = [], []
+    for name, law in found.items() if by_z else ():
+        (batch, head, z), (at, of, beyond) = _over(law, limits)
+        if beyond > limits.z:
+            broken.append(Finding(name, at, of, f"z {beyond:.0f} beyond all rounding"))
+        elif z > limits.z:
+            biased.append(Finding(name, batch, head, f"z {z:.0f}, within what rounding can give"))
+    if of_tensors or broken:
+        findings = list(of_tensors)
+        if broken:
+            first = broken[0]
+            names = [f.what for f in broken]
+            laws_say = "; ".join(f"{f.what}: {f.text}" for f in broken)
+            findings.append(Finding(suspects(names), first.batch, first.head, laws_say))
+        return Verdict(BROKEN, "", findings, numbers, known.left_out)
+    if biased:
+        return Verdict(BIASED, "", biased, numbers, known.left_out)
+    why = "" if by_z else "fp32: by the shadow check alone, within the precision of TF32"
+    return Verdict(RIGHT, why, [], numbers, known.left_out)
+
+
+@torch.no_grad()
+def judge(call: GradedCall, limits: Limits) -> Verdict:
+    """The verdict on a call whose scores all fit into the time that there is."""
+    early = _nonfinite(call)
+    if early is not None:
+        return early
+    verdict = _judged(call, reference(call), limits, FUSED)
+    for arithmetic, why in OTHERS.items() if verdict.verdict == BROKEN else ():
+        other = _judged(call, reference(call, arithmetic=arithmetic), limits, arithmetic)
+        if other.verdict != BROKEN:
+            other.why = why
+            return other
+    return verdict

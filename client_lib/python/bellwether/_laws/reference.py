@@ -1,0 +1,318 @@
+"""Attention and its gradients in fp64, on some rows or on all, with what rounding may add.
+
+Plain torch operations, on the device of the call's tensors, in pieces of at most SCORES scores.
+
+A kernel in bf16 or fp16 rounds in few places: the probabilities P and the gradients dS of the
+scores before they enter a matrix product, and its results o, dq, dk, dv.  From the exact values
+follows what each of them adds:
+
+  variance   of independent roundings to the nearest, ulp^2 / 12 each.  Kernels differ in whether
+             they round P once or twice, and results at random: each counts twice.
+  channels   what the sums hold when all of them are rounded as such a kernel does: in broad rows
+             all P are alike, so their roundings are, too.  One more is delta = dO . o of the
+             rounded o.  A kernel may do so or not, hence each channel counts from 0 to 1 times.
+             The last is an exponential that is approximated, and a little off for all P.
+
+That is FUSED.  Two more kinds of arithmetic are known to be in use:
+
+  COMPOSED     attention that is written out of matrix products: scores and dP are rounded, too
+  ACCUMULATED  dk and dv are kept in the type, and rounded each time some rows are added to them
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Optional
+
+import torch
+from torch import Tensor
+
+from .._kernels.probe import mixed
+from .call import GradedCall
+from .rounding import GRIDS, Grid
+
+FUSED, COMPOSED, ACCUMULATED = "fused", "composed", "accumulated"
+PROJECTIONS = 8
+SCORES = 1 << 21
+_FP32 = 2.0**-24  # Half of what a sum in fp32 may lose, of its size.
+_EXP = 2.0**-13  # An exponential that is approximated may be so far off, for all P alike.
+_TIMES = 2  # That each rounding counts.
+
+
+def accumulated_rows(q_len: int) -> int:
+    """How many rows PyTorch's flash attention for CPUs adds at a time."""
+    return 256 if q_len >= 768 else 64 if q_len >= 192 else 32
+
+
+def signs(dim: int, device: torch.device) -> Tensor:
+    """The fixed projections of a vector: [PROJECTIONS, dim] of 1 and -1, in fp64."""
+    at = torch.arange(PROJECTIONS * dim, dtype=torch.int64).view(PROJECTIONS, dim)
+    return ((mixed(at) & 1) * 2 - 1).double().to(device)
+
+
+@dataclasses.dataclass
+class Expected:
+    """Of one tensor: what it is in exact arithmetic, and what rounding may add."""
+
+    exact: Tensor
+    variance: Tensor
+    channels: list[Tensor]
+
+    def reaches(self, largest: float) -> bool:
+        return bool((self.exact.abs().amax() if self.exact.numel() else 0) >= largest)
+
+
+@dataclasses.dataclass
+class Inside:
+    """Of one law: what the roundings inside of the kernel add to it, [batch, kv_heads, ...]."""
+
+    variance: Tensor
+    channels: list[Tensor]
+
+
+@dataclasses.dataclass
+class Reference:
+    """o and dq [batch, kv_heads, group, rows, dim] are of `rows`; dk and dv [batch, kv_heads,
+    k_len, dim] are there if those are all."""
+
+    rows: Tensor
+    o: Expected
+    dq: Expected
+    dk: Optional[Expected]
+    dv: Optional[Expected]
+    weight: Tensor  # [batch, kv_heads, group, rows] sum of a row's P.
+    key_gradient: Tensor  # [batch, kv_heads, PROJECTIONS] what sum_j dk_j is: 0 but for sinks.
+    inside: dict[str, Inside]  # By law; projections of A1 and A2.
+    roundings: int  # How often the last rounding of a result counts.
+    left_out: int  # Rows that see nothing and came out as NaN.
+    largest: float  # dS, without its sign.
+
+
+def _rows_at_once(call: GradedCall) -> int:
+    batch, heads = call.q.shape[:2]
+    return max(1, SCORES // max(1, batch * heads * call.k.shape[2]))
+
+
+@dataclasses.dataclass
+class _Block:
+    """Some rows: [batch, kv_heads, group, rows, keys or dim]."""
+
+    q: Tensor
+    d_o: Tensor
+    p: Tensor
+    p_error: Tensor  # What rounding P adds.
+    d_s: Tensor  # With delta in high precision.
+    d_s_error: Tensor
+    slope: Optional[Tensor]  # Of the softcap.
+    delta_error: Tensor  # [..., rows, 1] dO . o less the exact delta.
+    delta_variance: Tensor
+    p_variance: Tensor
+    d_s_variance: Tensor
+    d_p: Tensor
+    left_out: Tensor  # [..., rows, 1]
+
+    def sloped(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """dS, P, the error and the variance of dS, for the scores before a softcap."""
+        if self.slope is None:
+            return self.d_s, self.p, self.d_s_error, self.d_s_variance
+        square = self.slope.square()
+        return (self.d_s * self.slope, self.p * self.slope, self.d_s_error * self.slope,
+                self.d_s_variance * square)  # fmt: skip
+
+
+def _block(
+    call: GradedCall, rows: Tensor, k: Tensor, v: Tensor, grid: Grid, composed: bool
+) -> _Block:
+    q, o, d_o = (call.grouped(t[:, :, rows]).double() for t in (call.q, call.o, call.d_o))
+    products = q @ k.mT
+    s = call.scale * (grid.rounded(products) if composed else products)
+    slope = None
+    if call.softcap:
+        tanh = torch.tanh(s / call.softcap)
+        s, slope = call.softcap * tanh, 1 - tanh.square()
+    bias = call.bias(rows)
+    blank, left_out = (t.unsqueeze(-1) for t in call.blank(rows, bias))
+    s = (s + bias).masked_fill(blank | left_out, -torch.inf)
+    top = s.amax(-1, keepdim=True)
+    if call.sinks is not None:
+        sink = call.grouped(call.sinks.double()[None, :, None, None])
+        top = torch.maximum(top, sink)
+    unseen = top == -torch.inf
+    p = torch.exp(s - top.masked_fill(unseen, 0.0))
+    total = p.sum(-1, keepdim=True)
+    if call.sinks is not None:
+        total = total + torch.exp(sink - top.masked_fill(unseen, 0.0))
+    p = p / total.masked_fill(unseen, 1.0)
+    p = torch.where(unseen & ~blank & ~left_out, 1.0 / p.shape[-1], p)
+    o, d_o = (t.masked_fill(left_out, 0.0) for t in (o, d_o))
+    d_p = d_o @ v.mT
+    if composed:
+        d_p = grid.rounded(d_p)
+    delta = (p * d_p).sum(-1, keepdim=True)
+    d_s = p * (d_p - delta)
+    p_variance = grid.variance(p).masked_fill(p == 0, 0.0)
+    # Of delta: from P rounded in the forward pass, and of its sum in fp32.
+    delta_variance = (d_p.square() * p_variance).sum(-1, keepdim=True)
+    delta_variance = delta_variance + (_FP32 * (d_o * o).abs().sum(-1, keepdim=True)).square()
+    # A residual of o that is kept in the type leaves this much.
+    residual = (2.0**-grid.bits * d_o).square() * grid.variance(o)
+    delta_variance = delta_variance + residual.sum(-1, keepdim=True)
+    own = grid.variance(d_s).masked_fill(p == 0, 0.0) + p_variance * (d_p - delta).square()
+    own = own + (_FP32 * p).square() * (d_p.square() + delta.square())
+    return _Block(
+        q, d_o, p, grid.rounded(p) - p, d_s, grid.rounded(d_s) - d_s, slope,
+        (d_o * o).sum(-1, keepdim=True) - delta, _TIMES * delta_variance, _TIMES * p_variance,
+        _TIMES * own, d_p, left_out,
+    )  # fmt: skip
+
+
+def _accumulated(parts: list[Tensor], grid: Grid) -> tuple[Tensor, Tensor]:
+    """What becomes of parts [batch, kv_heads, group, k_len, dim] that are rounded at each addition,
+    head by head of the group; and the variance of all roundings."""
+    total = torch.zeros_like(parts[0][:, :, 0])
+    variance = torch.zeros_like(total)
+    for head in range(parts[0].shape[2]):
+        for part in parts:
+            total = grid.rounded(total + part[:, :, head])
+            variance = variance + grid.variance(total)
+    return total, variance
+
+
+class _Totals:
+    """Sums over blocks of rows, and what stays apart for each row.
+
+    Names: "x" is exact, "x+" and "x++" are channels, "x^2" is a variance.
+    """
+
+    def __init__(self) -> None:
+        self.sums: dict[str, Tensor] = {}
+        self.parts: dict[str, list[Tensor]] = {}  # Of dk and dv: one for each block.
+        self._rows: dict[str, list[Tensor]] = {}
+
+    def add(self, name: str, value: Tensor) -> None:
+        self.sums[name] = self.sums[name] + value if name in self.sums else value
+
+    def row(self, name: str, value: Tensor) -> None:
+        self._rows.setdefault(name, []).append(value)
+
+    def part(self, name: str, value: Tensor) -> None:
+        self.parts.setdefault(name, []).append(value)
+
+    def whole(self) -> dict[str, Tensor]:
+        return {name: torch.cat(rows, 3) for name, rows in self._rows.items()} | self.sums
+
+
+def _add_rows(to: _Totals, call: GradedCall, b: _Block, k: Tensor, v: Tensor) -> None:
+    """o and dq."""
+    d_s, p, error, variance = b.sloped()
+    pk = p @ k
+    to.row("weight", b.p.sum(-1))
+    to.row("o", b.p @ v)
+    to.row("o+", b.p_error @ v)
+    to.row("o^2", b.p_variance @ v.square())
+    to.row("dq", call.scale * (d_s @ k))
+    to.row("dq+", -call.scale * b.delta_error * pk)
+    to.row("dq++", call.scale * (error @ k))
+    to.row("dq^2", call.scale**2 * (variance @ k.square() + b.delta_variance * pk.square()))
+
+
+def _add_laws(to: _Totals, call: GradedCall, b: _Block, of_q: Tensor, of_v: Tensor) -> None:
+    """What the roundings inside add to A1, A2 and A4; A1 itself is not 0 with sinks."""
+    q8, o8 = call.scale * (b.q @ of_q.mT), b.d_o @ of_v.mT
+    variance = b.d_s_variance.sum(-1, keepdim=True) + b.delta_variance
+    to.add("A1", (q8 * b.d_s.sum(-1, keepdim=True)).sum((2, 3)))
+    to.add("A1+", (q8 * -b.delta_error * b.p.sum(-1, keepdim=True)).sum((2, 3)))
+    to.add("A1++", (q8 * b.d_s_error.sum(-1, keepdim=True)).sum((2, 3)))
+    to.add("A1^2", (q8.square() * variance).sum((2, 3)))
+    to.add("A2+", (o8 * b.p_error.sum(-1, keepdim=True)).sum((2, 3)))
+    to.add("A2^2", (o8.square() * b.p_variance.sum(-1, keepdim=True)).sum((2, 3)))
+    to.add("A4+", (b.d_p * b.p_error).sum((2, 3, 4)))
+    to.add("A4^2", 2 * (b.d_p.square() * b.p_variance).sum((2, 3, 4)))  # Forward and backward.
+
+
+def _add_keys(to: _Totals, call: GradedCall, b: _Block, parts: bool) -> None:
+    """dk and dv; with `parts` also what this block adds to them once it is rounded."""
+    d_s, p, error, variance = b.sloped()
+    q = call.scale * b.q
+    to.add("dk", (d_s.mT @ q).sum(2))
+    to.add("dk+", -((b.delta_error * p).mT @ q).sum(2))
+    to.add("dk++", (error.mT @ q).sum(2))
+    to.add("dk^2", ((variance + b.delta_variance * p.square()).mT @ q.square()).sum(2))
+    to.add("dv", (b.p.mT @ b.d_o).sum(2))
+    to.add("dv+", (b.p_error.mT @ b.d_o).sum(2))
+    to.add("dv^2", (b.p_variance.mT @ b.d_o.square()).sum(2))
+    if parts:
+        to.part("dk", (d_s + error).mT @ q)
+        to.part("dv", (b.p + b.p_error).mT @ b.d_o)
+
+
+def _expected(name: str, whole: dict[str, Tensor], grid: Grid, times: int) -> Expected:
+    exact = whole[name]
+    channels = [whole[name + more] for more in ("+", "++", "+++") if name + more in whole]
+    within = sum(channels, torch.zeros_like(exact))
+    # The result's own rounding: of what is exact, and of what those inside leave.
+    channels.append(grid.rounded(exact) - exact)
+    channels.append(grid.rounded(exact + within) - exact - within)
+    return Expected(exact, whole[name + "^2"] + times * grid.variance(exact), channels)
+
+
+def _add_results(inside: dict[str, Inside], call: GradedCall, of: dict[str, Expected]) -> None:
+    """What the roundings of the results add to each law; and an exponential that is off."""
+    q, d_o = call.grouped(call.q).double(), call.grouped(call.d_o).double()
+    k, v = call.k.double(), call.v.double()
+    of_q, of_v = signs(k.shape[-1], k.device), signs(v.shape[-1], v.device)
+    inside["A4"].channels += [(c * d_o).sum((2, 3, 4)) for c in of["o"].channels[1:]]
+    inside["A3"].channels += [(c * q).sum((2, 3, 4)) for c in of["dq"].channels[2:]]
+    inside["A1"].channels += [c.sum(2) @ of_q.mT for c in of["dk"].channels[2:]]
+    inside["A3"].channels += [-(c * k).sum((2, 3)) for c in of["dk"].channels[2:]]
+    inside["A2"].channels += [c.sum(2) @ of_v.mT for c in of["dv"].channels[1:]]
+    inside["A4"].channels += [-(c * v).sum((2, 3)) for c in of["dv"].channels[1:]]
+    for sign in (_EXP, -_EXP):
+        inside["A2"].channels.append(sign * (of["dv"].exact.sum(2) @ of_v.mT))
+        inside["A4"].channels.append(sign * (of["dv"].exact * v).sum((2, 3)))
+
+
+@torch.no_grad()
+def reference(
+    call: GradedCall, rows: Optional[Tensor] = None, arithmetic: str = FUSED
+) -> Reference:
+    """rows: ascending; None = all, and then dk and dv are there, too."""
+    grid, composed = GRIDS[call.q.dtype], arithmetic == COMPOSED
+    every = rows is None
+    rows = torch.arange(call.q.shape[2], device=call.q.device) if rows is None else rows
+    k, v = (t.double().unsqueeze(2) for t in (call.k, call.v))
+    of_q, of_v = signs(k.shape[-1], k.device), signs(v.shape[-1], v.device)
+    accumulated = every and arithmetic == ACCUMULATED
+    step = accumulated_rows(call.q.shape[2]) if accumulated else _rows_at_once(call)
+    totals, left_out, largest = _Totals(), 0, 0.0
+    for some in torch.split(rows, step):
+        b = _block(call, some, k, v, grid, composed)
+        left_out += int(b.left_out.sum())
+        largest = max(largest, float(b.d_s.abs().max()))
+        _add_rows(totals, call, b, k, v)
+        _add_laws(totals, call, b, of_q, of_v)
+        if every:
+            _add_keys(totals, call, b, accumulated)
+    whole = totals.whole()
+    inside = {
+        "A1": Inside(whole["A1^2"], [whole["A1+"], whole["A1++"]]),
+        "A2": Inside(whole["A2^2"], [whole["A2+"]]),
+        "A3": Inside(torch.zeros_like(whole["A4^2"]), []),
+        "A4": Inside(whole["A4^2"], [whole["A4+"], -whole["A4+"]]),
+    }
+    for name, law in (("dk", "A1"), ("dv", "A2")) if accumulated else ():
+        total, variance = _accumulated(totals.parts[name], grid)
+        whole[name + "+++"] = total - whole[name]
+        whole[name + "^2"] = whole[name + "^2"] + _TIMES * variance
+        inside[law].variance = inside[law].variance + _TIMES * variance.sum((2, 3))[..., None]
+    roundings = _TIMES * (2 if composed else 1)
+    # Grouped gradients may be rounded for each query head before they are added.
+    of_keys = roundings * (2 if call.group > 1 else 1)
+    of = {name: _expected(name, whole, grid, roundings) for name in ("o", "dq")}
+    if every:
+        of |= {name: _expected(name, whole, grid, of_keys) for name in ("dk", "dv")}
+        _add_results(inside, call, of)
+    return Reference(
+        rows, of["o"], of["dq"], of.get("dk"), of.get("dv"), whole["weight"], whole["A1"], inside,
+        roundings, left_out, largest,
+    )  # fmt: skip

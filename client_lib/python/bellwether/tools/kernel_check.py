@@ -1,0 +1,215 @@
+"""doctor --kernels: which kernels of attention are right on this machine, on these inputs.
+
+Each kernel runs forward and backward on each input.  What it returns is judged by the laws and the
+shadow check (_laws/judge.py), in fp64 on the kernel's own device.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import platform
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Optional
+
+import torch
+
+from .. import __version__
+from .._laws.call import GradedCall
+from .._laws.judge import BIASED, BROKEN, NOT_JUDGED, RIGHT, Limits, Verdict, judge, questions
+from .kernel_backends import Kernel, NotOffered, chosen, kernels, named
+from .kernel_cases import Case, Inputs, Shape, cases_of, default_cases, make
+
+VERDICTS = (RIGHT, BIASED, BROKEN, NOT_JUDGED)
+_SHOWN = 12  # Lines of one verdict on the screen; the JSON has all.
+
+
+@dataclasses.dataclass
+class Result:
+    kernel: Kernel
+    case: Case
+    chosen: bool  # scaled_dot_product_attention picks it for this input.
+    verdict: Verdict
+    seconds: float
+
+
+def graded(kernel: Kernel, inputs: Inputs) -> GradedCall:
+    """One forward and backward pass.  Raises NotOffered."""
+    q, k, v = (t.detach().requires_grad_() for t in (inputs.q, inputs.k, inputs.v))
+    with torch.enable_grad():
+        o = kernel.run(inputs, q, k, v)
+        want = (*q.shape[:3], v.shape[3])
+        if tuple(o.shape) != want:
+            raise NotOffered(f"returned {list(o.shape)} instead of {list(want)}")
+        if o.grad_fn is None:
+            raise NotOffered("returned an output without a gradient")
+        dq, dk, dv = torch.autograd.grad(o, (q, k, v), inputs.d_o.to(o.dtype))
+    return GradedCall(
+        q.detach(), k.detach(), v.detach(), o.detach(), inputs.d_o, dq, dk, dv,
+        inputs.scale, inputs.seen(), sinks=inputs.sinks,
+    )  # fmt: skip
+
+
+def try_kernel(kernel: Kernel, inputs: Inputs, limits: Limits) -> Verdict:
+    """What a kernel does on one input.  An exception of its own is a verdict, too."""
+    try:
+        call = graded(kernel, inputs)
+    except NotOffered as e:
+        return Verdict(NOT_JUDGED, f"not offered: {e}")
+    except Exception as e:  # A kernel may fail in any way.
+        text = str(e).strip().splitlines()
+        return Verdict(NOT_JUDGED, f"{type(e).__name__}: {text[0][:160] if text else ''}")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # Its operations are small: more threads only wait for each other.
+    try:
+        return judge(call, limits)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def check(
+    cases: Sequence[Case], tried: Sequence[Kernel], device: torch.device, seconds: float
+) -> list[Result]:
+    """All kernels on all cases.  What does not fit into `seconds` is not judged."""
+    asked = len(tried) * sum(
+        questions(c.batch, c.shape.heads, c.shape.kv_heads, c.shape.tokens, c.k_len) for c in cases
+    )
+    limits, begin = Limits(asked), time.monotonic()
+    made: dict[Case, tuple[Inputs, str]] = {}
+    results = []
+    for kernel in tried:
+        for case in cases:
+            start = time.monotonic()
+            if start - begin > seconds:
+                verdict, picked = Verdict(NOT_JUDGED, f"{seconds:g} s were over: --seconds"), False
+            else:
+                if case not in made:
+                    inputs = make(case, device)
+                    made[case] = inputs, chosen(inputs)
+                inputs, picks = made[case]
+                picked = picks == kernel.name
+                verdict = try_kernel(kernel, inputs, limits)
+            results.append(Result(kernel, case, picked, verdict, time.monotonic() - start))
+    return results
+
+
+def _advice(result: Result, results: Sequence[Result]) -> str:
+    """A kernel that is right where this one is not."""
+    for other in results:
+        same = other.case == result.case and other.verdict.verdict in (RIGHT, BIASED)
+        if same and not other.kernel.for_comparison:
+            return f"{other.kernel.name} is right here: {other.kernel.advice}"
+    return "no other kernel here is right: use another input, or report it"
+
+
+def _lines(of: str, results: Sequence[Result]) -> list[str]:
+    lines = []
+    for r in results:
+        v = r.verdict
+        if v.verdict != of or (of == NOT_JUDGED and v.why.startswith("not offered")):
+            continue
+        place = f"  {r.kernel.name}{' *' if r.chosen else ''}: {r.case}"
+        lines.append(place + (f": {v.why}" if v.why else ""))
+        for f in v.findings[:4]:
+            lines.append(f"    {f.what}, sequence {f.batch}, head {f.head}: {f.text}")
+        if of == BROKEN:
+            lines.append(f"    {_advice(r, results)}")
+    return lines
+
+
+def _not_offered(results: Sequence[Result]) -> list[str]:
+    """A line for each kernel."""
+    refused = [r for r in results if r.verdict.why.startswith("not offered")]
+    lines = []
+    for name in dict.fromkeys(r.kernel.name for r in refused):
+        why = Counter(r.verdict.why for r in refused if r.kernel.name == name)
+        [(most, _)] = why.most_common(1)
+        rest = f", and {len(why) - 1} other reasons" if len(why) > 1 else ""
+        lines.append(f"  {name}: {why.total()} inputs {most[:200]}{rest}")
+    return lines
+
+
+_EXPLAINED = {
+    BROKEN: "broken: no rounding makes such a difference",
+    BIASED: "biased: a difference that rounding can make; evidence, no fault",
+    NOT_JUDGED: "not judged",
+}
+
+
+def table(results: Sequence[Result]) -> str:
+    """Kernels by verdict, then what is behind each that is not right."""
+    width = max(len(r.kernel.name) for r in results) + 2
+    lines = ["kernel".ljust(width) + "".join(f"{v:>12}" for v in VERDICTS)]
+    for name in dict.fromkeys(r.kernel.name for r in results):
+        counts = Counter(r.verdict.verdict for r in results if r.kernel.name == name)
+        star = " *" if any(r.chosen for r in results if r.kernel.name == name) else ""
+        cells = "".join(f"{counts[v] or '-':>12}" for v in VERDICTS)
+        lines.append((name + star).ljust(width) + cells)
+    lines.append("* is what scaled_dot_product_attention chooses by itself, for some input or all")
+    for of, text in _EXPLAINED.items():
+        found = _lines(of, results)
+        more = _not_offered(results) if of == NOT_JUDGED else []
+        if found or more:
+            lines += ["", text, *found[:_SHOWN]]
+            if len(found) > _SHOWN:
+                lines.append(f"  ... {len(found) - _SHOWN} lines more: --json has all")
+            lines += more
+    return "\n".join(lines)
+
+
+def as_json(results: Sequence[Result], device: torch.device) -> dict[str, Any]:
+    on_gpu = device.type == "cuda"
+    return {
+        "bellwether": __version__, "torch": torch.__version__, "python": platform.python_version(),
+        "device": torch.cuda.get_device_name(device) if on_gpu else platform.processor() or "cpu",
+        "results": [
+            {
+                "kernel": r.kernel.name, "chosen_by_torch": r.chosen, "verdict": r.verdict.verdict,
+                "why": r.verdict.why, "seconds": round(r.seconds, 3),
+                "findings": [dataclasses.asdict(f) for f in r.verdict.findings],
+                "numbers": r.verdict.numbers, "rows_left_out": r.verdict.left_out,
+                "input": {
+                    **{name: value for name, value in dataclasses.asdict(r.case).items()
+                       if name != "shape"},
+                    **dataclasses.asdict(r.case.shape), "dtype": str(r.case.shape.dtype),
+                },
+            }
+            for r in results
+        ],
+    }  # fmt: skip
+
+
+def device_of(name: Optional[str]) -> torch.device:
+    """The one to try on: a GPU if there is one.  Raises ValueError."""
+    device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"--device is {name!r}, but must be cpu or cuda")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device is cuda, but torch sees no GPU")
+    return device
+
+
+def run(
+    shapes: Optional[Sequence[Shape]], *, device: Optional[str] = None, seconds: float = 50.0,
+    function: Optional[str] = None, json_path: Optional[str] = None,
+    say: Callable[[str], None] = print,
+) -> int:  # fmt: skip
+    """The exit code: 0 if no kernel is broken and some were judged, else 1.
+
+    shapes: of a model's layers; None = the default list.  Raises ValueError.
+    """
+    on = device_of(device)
+    tried = kernels(on)
+    if function is not None:
+        tried.insert(0, named(function))
+    cases = default_cases(on) if shapes is None else cases_of(shapes, on)
+    results = check(cases, tried, on, seconds)
+    say(table(results))
+    if json_path is not None:
+        Path(json_path).write_text(json.dumps(as_json(results, on), indent=1) + "\n")
+        say(f"all numbers: {json_path}")
+    verdicts = {r.verdict.verdict for r in results}
+    return 1 if BROKEN in verdicts or verdicts == {NOT_JUDGED} else 0

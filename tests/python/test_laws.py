@@ -1,0 +1,226 @@
+"""Goal: the laws and the shadow check call sound kernels sound, and name the tensor and the head of
+     each fault that is planted.
+Method: gradients in fp64 beside those of autograd; kernels of PyTorch, ours and one that is written
+out, in bf16, fp16 and fp32; the same with a fault inside an autograd Function.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from bellwether._attention.composed import composed
+from bellwether._kernels.probe import ProbeMask
+from bellwether._laws.attention import laws, row_weights
+from bellwether._laws.call import GradedCall
+from bellwether._laws.judge import (
+    BIASED,
+    BROKEN,
+    NOT_JUDGED,
+    RIGHT,
+    Limits,
+    Verdict,
+    judge,
+    suspects,
+)  # fmt: skip
+from bellwether._laws.reference import reference
+from bellwether._laws.rounding import BF16, F16, TF32
+from bellwether.tools.kernel_backends import Kernel, kernels
+from bellwether.tools.kernel_cases import Case, Shape, make
+from bellwether.tools.kernel_check import graded
+
+from planted_kernels import FAULTS, planted
+
+CPU = torch.device("cpu")
+LIMITS = Limits(10**7)
+HALVES = (torch.bfloat16, torch.float16)
+NAMES = ("torch math", "torch flash", "bellwether fa", "bellwether hp", "bellwether hpm",
+         "bellwether sr")  # fmt: skip
+SOUND = [kernel for kernel in kernels(CPU) if kernel.name in NAMES]
+WRONG_AT_THE_MINIMUM = "torch flash"  # Of torch 2.13 for CPUs: its backward loses log n.
+
+
+def a_planted(fault: str) -> Kernel:
+    function = planted(fault)
+
+    def run(inputs: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        result: Tensor = function(q, k, v, inputs.mask, inputs.causal)
+        return result
+
+    return Kernel(fault or "sound", run, "")
+
+
+def verdict_on(kernel: Kernel, case: Case) -> Verdict:
+    return judge(graded(kernel, make(case, CPU)), LIMITS)
+
+
+@pytest.mark.parametrize("grid, dtype", [(BF16, torch.bfloat16), (F16, torch.float16)])
+def test_a_grid_rounds_as_its_type_does(grid: Any, dtype: torch.dtype) -> None:
+    x = torch.randn(4000, dtype=torch.float64) * torch.logspace(-9, 3, 4000, dtype=torch.float64)
+    x = torch.cat((x, torch.tensor([0.0, 1.0, 65504.0, 2.0**-24, 3 * 2.0**-25])))
+    x = x.float().double()
+    assert torch.equal(grid.rounded(x), x.float().to(dtype).double())
+    assert float(TF32.ulp(torch.tensor(1.5))) == 2.0**-10
+
+
+def mask_for(kind: str, q: Tensor, k_len: int) -> ProbeMask:
+    rows, keys = torch.arange(q.shape[2])[:, None], torch.arange(k_len)
+    if kind == "causal":
+        return ProbeMask(causal=True)
+    if kind == "window":
+        return ProbeMask(causal=True, window_left=5, top_left=True)
+    if kind == "ranges":
+        begin = torch.tensor([0, 3])[:, None].expand(2, q.shape[2])
+        ends = torch.stack((begin, begin + 11, rows[:, 0].expand(2, -1)), -1)
+        return ProbeMask(causal=True, ranges=ends.int())
+    if kind == "bool":
+        return ProbeMask(tensor=(keys + rows) % 3 != 1)
+    if kind == "added":
+        return ProbeMask(tensor=torch.randn(1, q.shape[1], q.shape[2], k_len))
+    return ProbeMask()
+
+
+@pytest.mark.parametrize("kind", ["none", "causal", "window", "ranges", "bool", "added"])
+@pytest.mark.parametrize("softcap, with_sinks", [(0.0, False), (2.0, False), (0.0, True)])
+def test_the_reference_is_the_gradient_in_fp64(kind: str, softcap: float, with_sinks: bool) -> None:
+    torch.manual_seed(2)
+    q = torch.randn(2, 4, 20, 8, dtype=torch.float64).float()
+    k, v = torch.randn(2, 2, 23, 8), torch.randn(2, 2, 23, 8)
+    d_o, sinks = torch.randn_like(q), torch.linspace(-1, 1, 4) if with_sinks else None
+    mask = mask_for(kind, q, 23)
+    call = GradedCall(q, k, v, q, d_o, q, k, v, 0.3, mask, softcap, sinks)
+    of = [t.double().requires_grad_() for t in (q, k, v)]
+    copies = [t.repeat_interleave(2, 1) for t in of[1:]]
+    s = 0.3 * of[0] @ copies[0].mT
+    s = softcap * torch.tanh(s / softcap) if softcap else s
+    s = s + call.bias(torch.arange(20)).expand(2, 2, 2, -1, -1).flatten(1, 2)
+    if sinks is not None:
+        s = torch.cat((s, sinks.double().view(1, 4, 1, 1).expand(2, 4, 20, 1)), -1)
+    unseen = (s == -torch.inf).all(-1, keepdim=True)
+    p = s.masked_fill(unseen, 0.0).softmax(-1).masked_fill(unseen, 0.0)
+    o = p[..., :23] @ copies[1]
+    gradients = torch.autograd.grad(o, of, d_o.double())
+    call = dataclasses.replace(call, o=o.detach())
+    known = reference(call)
+    assert known.dk is not None and known.dv is not None
+    got = (known.o.exact.flatten(1, 2), known.dq.exact.flatten(1, 2), known.dk.exact,
+           known.dv.exact)  # fmt: skip
+    for ours, true in zip(got, (o, *gradients)):
+        assert torch.allclose(ours, true.detach(), rtol=1e-10, atol=1e-12)
+    exact = dict(zip(("dq", "dk", "dv"), (g.detach() for g in gradients)))
+    found = laws(dataclasses.replace(call, **exact), known)
+    assert set(found) == {"A1", "A2", "A3", "A4"} - ({"A1"} if softcap else set())
+    for law in found.values():
+        assert float(law.difference.abs().max()) < 1e-10
+
+
+def test_some_rows_give_the_same_as_all() -> None:
+    call = graded(a_planted(""), make(Case("normal", Shape(tokens=48), batch=2), CPU))
+    rows = torch.tensor([0, 7, 31, 47])
+    some, every = reference(call, rows), reference(call)
+    assert torch.allclose(some.dq.exact, every.dq.exact[:, :, :, rows], atol=1e-12)
+    assert some.dk is None and "A1" in laws(call, some)
+
+
+@pytest.mark.parametrize("dtype", [*HALVES, torch.float32])
+@pytest.mark.parametrize("values", ["normal", "broad", "peaked", "common-mode"])
+def test_no_sound_kernel_is_broken(dtype: torch.dtype, values: str) -> None:
+    for dim, kv_heads, tokens, causal in ((32, 4, 129, True), (256, 1, 70, False)):
+        shape = Shape(4, kv_heads, dim, dtype, tokens, causal)
+        for kernel in [*SOUND, a_planted("")]:
+            verdict = verdict_on(kernel, Case(values, shape, batch=2, values=values))
+            assert verdict.verdict in (RIGHT, BIASED), (kernel.name, dim, verdict)
+
+
+@pytest.mark.parametrize("mask", ["rows", "minimum"])
+def test_rows_that_see_nothing_are_judged_by_their_output(mask: str) -> None:
+    case = Case("masked", Shape(tokens=70), batch=2, mask=mask)
+    for kernel in [*SOUND, a_planted("")]:
+        if mask == "rows" or kernel.name != WRONG_AT_THE_MINIMUM:
+            verdict = verdict_on(kernel, case)
+            assert verdict.verdict == RIGHT, (kernel.name, verdict)
+    call = graded(a_planted(""), make(case, CPU))
+    weights, left_out = row_weights(call)
+    assert left_out == 0 and set(weights.flatten().tolist()) == (
+        {0.0, 1.0} if mask == "rows" else {1.0}
+    )
+
+
+def test_rows_of_nan_are_counted_and_said() -> None:
+    case = Case("masked", Shape(tokens=70), batch=2, mask="rows")
+    verdict = verdict_on(a_planted("nan_where_nothing_is_seen"), case)
+    assert verdict.verdict == BROKEN and verdict.left_out > 0
+    assert "rows see no key and came out as NaN" in verdict.why
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_each_planted_fault_is_named(fault: str, dtype: torch.dtype) -> None:
+    name, head = FAULTS[fault]
+    case = Case("normal", Shape(dtype=dtype, tokens=141), batch=2)
+    verdict = verdict_on(a_planted(fault), case)
+    assert verdict.verdict == BROKEN, verdict
+    named = {finding.what: finding.head for finding in verdict.findings}
+    assert name in named, verdict.findings
+    assert head is None or named[name] == head
+    others = set(named) & {"o", "dq", "dk", "dv"} - {name}
+    # A wrong P is in all gradients, a wrong o in delta.
+    assert not others or fault in ("p_does_not_add_up", "o_two_percent_large"), named
+
+
+@pytest.mark.parametrize(
+    "fault, named",
+    [("dq_times_five_in_a_sequence", "dq or dk"), ("dq_negated_in_a_head", "dq or dk"),
+     ("dk_of_heads_exchanged", "dq or dk"), ("p_does_not_add_up", "dv, or P")],
+)  # fmt: skip
+def test_the_laws_alone_name_a_set(fault: str, named: str) -> None:
+    verdict = verdict_on(a_planted(fault), Case("normal", Shape(tokens=141), batch=2))
+    assert any(named in finding.what for finding in verdict.findings), verdict.findings
+
+
+def test_float32_is_judged_by_the_shadow_check_alone() -> None:
+    case = Case("normal", Shape(dtype=torch.float32, tokens=70))
+    assert "by the shadow check alone" in verdict_on(a_planted(""), case).why
+    wrong = verdict_on(a_planted("dv_one_percent_large"), case)
+    assert wrong.verdict == BROKEN and {f.what for f in wrong.findings} == {"dv"}
+
+
+def test_attention_out_of_matrix_products_is_right_and_said() -> None:
+    def run(inputs: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return composed(q, k, v, scale=inputs.scale)
+
+    for dtype in HALVES:
+        shape = Shape(tokens=90, dtype=dtype, causal=False)
+        for values in ("normal", "peaked"):
+            verdict = verdict_on(Kernel("composed", run, ""), Case(values, shape, values=values))
+            assert verdict.verdict in (RIGHT, BIASED), verdict
+    assert "scores are rounded to the type" in verdict.why
+
+
+def test_overflow_of_fp16_is_no_fault() -> None:
+    inputs = make(Case("normal", Shape(dtype=torch.float16, tokens=40)), CPU)
+    inputs = dataclasses.replace(inputs, d_o=inputs.d_o * 1e4, v=inputs.v * 8)
+    verdict = judge(graded(a_planted(""), inputs), LIMITS)
+    assert verdict.verdict == NOT_JUDGED and "range of fp16" in verdict.why
+
+
+def test_a_gradient_that_comes_in_broken_is_not_judged() -> None:
+    inputs = make(Case("normal", Shape(tokens=40)), CPU)
+    inputs.d_o[0, 1, 2, 3] = torch.nan
+    verdict = judge(graded(a_planted(""), inputs), LIMITS)
+    assert verdict.verdict == NOT_JUDGED and verdict.why.startswith("d_o is not finite")
+
+
+def test_a_set_follows_from_the_laws_that_break() -> None:
+    assert suspects(["A1"]) == "delta" and suspects(["A1", "A4"]) == "o"
+    assert suspects(["A2", "A4"]).startswith("dv") and "not written" in suspects(["A1", "A3"])
+
+
+def test_more_questions_leave_each_less_chance() -> None:
+    assert Limits(10**3).z < Limits(10**9).z < 8
+    one = torch.ones(())
+    assert float(Limits(10).excess(one)) < float(Limits(10**6).excess(one))
