@@ -26,6 +26,7 @@ CHAPTERS = {
               "examples/README.md"],
     "Understand": ["docs/console.md", "docs/concepts/detection.md", "docs/concepts/judged.md", "docs/concepts/baselines.md",
                    "docs/concepts/spectra.md", "docs/concepts/attention.md",
+                   "docs/concepts/laws.md",
                    "docs/concepts/actions.md", "docs/paper.md"],
     "Operate": ["docs/operate/lifecycle.md", "deploy/README.md", "docs/operate/alerting.md",
                 "docs/operate/grafana.md", "docs/operate/sizing.md", "docs/reliability.md",
