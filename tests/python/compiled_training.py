@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Optional
+from typing import Any, Optional
 
 import numpy as np
 import torch
@@ -39,6 +39,17 @@ class Flex(Attention):
         return flex.flex_attention(q, k, v, change, blocks, enable_gqa=gqa)
 
 
+def inductor_graphs(module: Any, inputs: Any) -> Any:
+    """A backend: the graphs that inductor would make code of run as they are."""
+    from torch._functorch.aot_autograd import make_boxed_func
+    from torch._inductor.compile_fx import compile_fx
+
+    def run(graph: Any, *_: Any, **__: Any) -> Any:
+        return make_boxed_func(graph.forward)
+
+    return compile_fx(module, inputs, inner_compile=run)
+
+
 class Found:
     """What a training left."""
 
@@ -55,7 +66,7 @@ def train(
     kind: type[nn.Module],
     compiled: bool = True,
     *,
-    backend: str = "aot_eager",
+    backend: Any = "aot_eager",
     device: str = "cpu",
     tokens: int = 40,
     steps: int = 3,

@@ -25,7 +25,7 @@ from torch.nn.attention import flex_attention as flex
 import bellwether
 from bellwether._hook.compiled import compiled_taps, recipes
 
-from compiled_training import Flex, train
+from compiled_training import Flex, inductor_graphs, train
 from models import Attention, Model, Shape, batch, causal
 from recording import Recording
 
@@ -61,7 +61,13 @@ class Eager(Attention):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, gqa: bool) -> Tensor:
         o, _ = llama.eager_attention_forward(
-            self, q, k, v, self.mask(q, k), scaling=self.shape.dim**-0.5, dropout=self.dropout
+            self,
+            q,
+            k,
+            v,
+            self.mask(q, k),
+            scaling=self.shape.dim**-0.5,
+            dropout=self.dropout,
         )
         return o.transpose(1, 2)
 
@@ -255,6 +261,20 @@ def test_a_compiled_call_tells_what_the_eager_one_tells(name: str, tmp_path: Pat
     assert {"common_mode_sum", "wq_sigma"} <= got.recorded[0].keys()
 
 
+@pytest.mark.parametrize("name", ["eager", "eager bf16", "wrapped"])
+def test_the_same_is_told_by_what_inductor_writes(name: str, tmp_path: Path) -> None:
+    shape, kind = CASES[name]
+    plain = train(None, shape, kind, backend=inductor_graphs, steps=1)
+    got = train(tmp_path / "c.bwrun", shape, kind, backend=inductor_graphs, steps=1)
+    assert all(torch.equal(a, b) for a, b in zip(plain.bits, got.bits))
+    want = train(tmp_path / "e.bwrun", shape, kind, compiled=False, steps=1)
+    told = got.recorded[0].keys()
+    assert told == want.recorded[0].keys() and "key_gradient_sum" in told
+    for signal in told - {"step_seconds", "hook_seconds"}:
+        a, b = got.recorded[0][signal], want.recorded[0][signal]
+        assert np.allclose(a, b, 2e-2 if "bf16" in name else 1e-3, 1e-4, equal_nan=True), signal
+
+
 def of_sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v)
 
@@ -341,7 +361,11 @@ def test_compiled_modules_are_found_where_they_call(tmp_path: Path) -> None:
         monitor = None
         if monitored:
             monitor = bellwether.attach(
-                model, record=str(tmp_path / "a.bwrun"), run="hidden", every=1, overhead_budget=1e9
+                model,
+                record=str(tmp_path / "a.bwrun"),
+                run="hidden",
+                every=1,
+                overhead_budget=1e9,
             )
         for step in range(STEPS):
             with torch._dynamo.config.patch(error_on_recompile=step > 0):

@@ -176,7 +176,7 @@ class PatchedLayer(Protocol):
     ) -> None:
         """Of a module that was compiled; site  which call of its forward, from 0."""
 
-    def compiled_key_gradient(self, d_k: Tensor, site: int) -> None: ...
+    def compiled_key_gradient(self, d_k: Callable[[], Tensor], site: int) -> None: ...
 
 
 class Seeker(Protocol):

@@ -96,7 +96,7 @@ _library: Any = torch.library.Library("bellwether", "FRAGMENT")  # type: ignore[
 # are taken as they lie, so none is copied for us.
 for _schema in (
     "observe(Tensor[] tensors, Tensor o, Tensor d_o, Tensor(a!) mark, int recipe, int site) -> ()",
-    "observe_keys(Tensor d_k, Tensor(a!) mark, int site) -> ()",
+    "observe_keys(Tensor d_k, Tensor(a!) mark, int site, int[] sum, int[] size) -> ()",
 ):
     _library.define(_schema, tags=(torch.Tag.flexible_layout,))
 
@@ -119,10 +119,11 @@ def _observe(
 
 
 @harmless("backward of a compiled attention")
-def _observe_keys(d_k: Tensor, mark: Tensor, site: int) -> None:
+def _observe_keys(d_k: Tensor, mark: Tensor, site: int, sum: list[int], size: list[int]) -> None:
+    """sum, size  of terms: over which dimensions they are added, and the shape then"""
     layer = _layer_of(mark)
     if layer is not None:
-        layer.compiled_key_gradient(d_k, site)
+        layer.compiled_key_gradient(lambda: d_k.sum(sum).reshape(size) if sum else d_k, site)
 
 
 for _device in ("CPU", "CUDA"):
@@ -171,7 +172,7 @@ class _KeyTap(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, d_k: Tensor) -> Any:
-        torch.ops.bellwether.observe_keys(d_k, ctx.mark, ctx.site)
+        torch.ops.bellwether.observe_keys(d_k, ctx.mark, ctx.site, [], [])
         return d_k, None, None
 
 

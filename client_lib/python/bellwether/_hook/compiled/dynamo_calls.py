@@ -19,7 +19,7 @@ from ..._util import log
 from ..calls import sdpa_call
 from ..calls.call import Reader
 from ..functions import function_calls
-from . import compiled_taps, traced_calls, traced_flex, traced_in_graph
+from . import compiled_taps, traced_calls, traced_flex, traced_in_graph, written_anyway
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -73,6 +73,7 @@ def begin(instead: Replacements) -> None:
     """Until end(), torch.compile traces the replacements."""
     _replace_functions(instead)
     _replace_flex(instead)
+    _after_joint_passes()
 
 
 @_if_possible
@@ -172,6 +173,25 @@ def _replace_flex(instead: Replacements) -> None:
         return traced_calls.Place(*told.items) if hasattr(told, "items") else None
 
     _method(FlexAttentionHigherOrderVariable, name, call_function)
+
+
+@_if_possible
+def _after_joint_passes() -> None:
+    """inductor has no other place for a pass of one's own but its configuration, which users see,
+    and which names what it has cached."""
+    from torch._inductor import compile_fx
+
+    name = "_recursive_joint_graph_passes"
+    theirs: Any = vars(compile_fx)[name]
+
+    @functools.wraps(theirs)
+    def passes(*args: Any, **kwargs: Any) -> Any:
+        module = theirs(*args, **kwargs)
+        traced_calls.guarded(lambda: written_anyway.read_what_is_written(module), None)
+        return module
+
+    setattr(compile_fx, name, passes)
+    _undo.append(lambda: setattr(compile_fx, name, theirs))
 
 
 def frames(tx: Any) -> Any:

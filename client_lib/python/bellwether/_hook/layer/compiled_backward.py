@@ -65,9 +65,8 @@ class CompiledBackward:
             saved = (o, call.q, call.k, call.v, *tensors_of(call).values())
             self._gradients.output_gradient(kept, saved, d_o)
 
-    def key_gradient(self, d_k: Tensor) -> None:
+    def key_gradient(self, d_k: Callable[[], Tensor]) -> None:
         if self._keys is None:
             return
         view, group = self._keys
-        with torch.no_grad():
-            self._gradients.add_keys(view(d_k), group)
+        self._gradients.add_keys(lambda: view(d_k()), group)

@@ -66,8 +66,8 @@ class Gradients:
 
     @harmless("backward of the attention")
     def key_gradient(self, kept: Kept, d_k: Tensor) -> None:
-        with torch.no_grad():
-            self.add_keys(kept.k_view(d_k), kept.group)
+        if not self._is_batched(d_k):
+            self.add_keys(lambda: kept.k_view(d_k), kept.group)
 
     def arrived(self, measurable: bool) -> bool:
         """Counts a backward pass; whether its statistics are to be measured."""
@@ -89,18 +89,18 @@ class Gradients:
         host.hook_seconds += time.perf_counter() - start
         return measured
 
-    def add_keys(self, d_k: Tensor, group: int) -> None:
-        """d_k    [batch, key heads, tokens, dim]
+    def add_keys(self, d_k: Callable[[], Tensor], group: int) -> None:
+        """d_k    gives [batch, key heads, tokens, dim]; called if it is measured
         group  copies of each of the layer's key heads among them"""
         host = self.host
-        if not host.live() or self._is_batched(d_k):
+        if not host.live():
             return
         start = time.perf_counter()
         try:
             sums = self._seen.sums
             if sums is not None and host.measures("leak") and self._samples_call(sums.leaked):
                 with host.lock, torch.no_grad():
-                    add_key_leak(sums, d_k, group)
+                    add_key_leak(sums, d_k(), group)
         except Unsupported as e:
             self._notes.add(str(e))
         host.hook_seconds += time.perf_counter() - start

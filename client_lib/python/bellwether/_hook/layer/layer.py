@@ -289,7 +289,7 @@ class Layer:
             layer.compiled.output_gradient(read, o, d_o)
 
     @harmless("backward of a compiled attention")
-    def compiled_key_gradient(self, d_k: Tensor, site: int) -> None:
+    def compiled_key_gradient(self, d_k: Callable[[], Tensor], site: int) -> None:
         layer = self if site == 0 else self._sites[site - 1] if site <= len(self._sites) else None
         if layer is not None:
             layer.compiled.key_gradient(d_k)
