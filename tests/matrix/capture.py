@@ -14,6 +14,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from definitions import Call, rule
 
@@ -40,7 +41,9 @@ def _top_left(rows: int, keys: int, window: Optional[int] = None) -> Tensor:
 class Calls:
     """All calls of a model while `watching()`."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, written: bool = False) -> None:
+        """written  the model's modules write their attention out"""
+        self.written = _Written(self, model) if written else None
         self.names = {id(module): name for name, module in model.named_modules()}
         self.found: list[Call] = []
         self.running: list[str] = []
@@ -80,10 +83,14 @@ class Calls:
             after.remove()
 
     def _enters(self, module: nn.Module, _: Any) -> None:
+        if self.written is not None and not self.running:  # Also in a checkpoint's second forward.
+            self.written.__enter__()
         self.running.append(self.names.get(id(module), ""))
 
     def _leaves(self, *_: Any) -> None:
         self.running.pop()
+        if self.written is not None and not self.running:
+            self.written.__exit__(None, None, None)
 
     def _seen(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def seen(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any, *args: Any,
@@ -156,6 +163,56 @@ def as_given(
 
         own.register_hook(arrived)
     yield own
+
+
+class _Written(TorchFunctionMode):
+    """Attention that is written out: the last product before a softmax, and the first one behind it
+    that takes as many weights.  What the scores have besides the product is the mask."""
+
+    def __init__(self, calls: Calls, model: nn.Module) -> None:
+        super().__init__()
+        self.calls = calls
+        self.heads: int = model.config.num_attention_heads  # type: ignore[union-attr,assignment]
+        self.call: Optional[Call] = None
+        self.scores: Optional[Tensor] = None
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = func.__name__
+        if not torch.is_grad_enabled() or name not in ("matmul", "bmm", "baddbmm", "softmax"):
+            return func(*args, **kwargs)
+        if name == "softmax":
+            self.scores = copied(args[0])
+            return func(*args, **kwargs)
+        a, b = args if name != "baddbmm" else (kwargs["batch1"], kwargs["batch2"])
+        if not (a.requires_grad and b.requires_grad):
+            return func(*args, **kwargs)
+        if self.call is not None and self.scores is not None and a.numel() == self.scores.numel():
+            return self._ends(func(a, b), b)
+        q, k = self._apart(a), self._apart(b).mT
+        call = Call(self.calls.running[-1], copied(q), copied(k), copied(k), copied(q),
+                    q.shape[-1] ** -0.5, kv_heads=self.heads)  # fmt: skip
+        self.call, self.scores = call, None
+        with as_given(call, b, lambda gradient: self._apart(gradient).mT) as own:
+            return func(a, own) if name != "baddbmm" else func(*args, **{**kwargs, "batch2": own})
+
+    def _apart(self, x: Tensor) -> Tensor:
+        return x if x.dim() == 4 else x.reshape(-1, self.heads, *x.shape[1:])
+
+    def _ends(self, o: Tensor, v: Tensor) -> Tensor:
+        call = self.call
+        assert call is not None and self.scores is not None
+        call.v, call.o = copied(self._apart(v)), copied(self._apart(o))
+        product = call.scale * call.q.double() @ call.k.double().mT
+        added = self._apart(self.scores).double() - product
+        noise = 2.0**-20 * (1 + product.abs())
+        call.allowed, call.bias = rule(torch.where(added.abs() < noise, 0.0, added))
+        o.register_hook(lambda d_o: self.calls._arrived(call, self._apart(d_o)))
+        self.calls.found.append(call)
+        self.call = self.scores = None
+        return o
 
 
 # ---- what the functions of transformers mean ----

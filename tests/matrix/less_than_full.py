@@ -6,7 +6,6 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 from cell import Cell
-from comparison import GROUPS
 
 
 class Less(NamedTuple):
@@ -23,10 +22,6 @@ ALL = (
     Less(
         "gpt_oss", frozenset({"leak"}),
         "a sum of key gradients that is zero: with learnable sinks no law says so",
-    ),
-    Less(
-        "bloom", frozenset(GROUPS),
-        "a call of attention: matmul, softmax and matmul stand in the module's own forward",
     ),
 )  # fmt: skip
 

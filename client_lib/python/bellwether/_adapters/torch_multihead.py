@@ -19,10 +19,10 @@ from torch.nn import functional
 
 from .._hook.calls import sdpa_call
 from .._hook.calls.call import AttentionCall, Reader, View
+from .._hook.calls.mask_terms import mask_of
 from .._hook.functions.function_calls import Begin
 from .._util.guard import in_words
 from .arguments import Arguments, scale_of
-from .terms import mask_of
 
 NAME = "nn.MultiheadAttention"
 TRIED = ("torch 2.13.0",)

@@ -20,8 +20,8 @@ from typing import Any, Optional, Union
 from torch import Tensor, nn
 
 from .._hook.calls.call import VIEWS, AttentionCall, CallRead, Ours, Reader, first_of, with_first
+from .._hook.calls.mask_terms import mask_of
 from .arguments import Arguments, are_tensors, reader, scale_of
-from .terms import mask_of
 
 NAME = "transformers"
 TRIED = ("transformers 5.17.0", "transformers 5.23.0")

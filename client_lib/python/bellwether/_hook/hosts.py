@@ -168,6 +168,10 @@ class PatchedLayer(Protocol):
     ) -> Optional[Met]:
         """The same in two parts."""
 
+    def tap_early(self, k: Tensor) -> tuple[Tensor, list[Any]]:
+        """Perhaps the keys of a call that is not known yet, behind a tap; and AttentionCall.tapped
+        of that call."""
+
     def unsure_projections(self, heads: int, kv_heads: int, dim: int) -> dict[str, nn.Module]:
         """By their paths, those whose rows a call can show; none where each has its own."""
 

@@ -136,10 +136,11 @@ def layer_findings(status: dict[str, Any]) -> list[Finding]:
                 Finding(
                     False,
                     f"{name}: never called scaled_dot_product_attention, or another function that "
-                    "is seen, with gradients on: attention that is written out in the module "
-                    '(transformers: attn_implementation="sdpa"; else bellwether.wrap_attention()), '
-                    "called within torch.jit.script or a torch.autograd.Function, "
-                    "compiled with a torch below 2.11, or not used",
+                    "is seen, with gradients on: attention that is written out in another way "
+                    'than is known (transformers: attn_implementation="sdpa"; else '
+                    "bellwether.wrap_attention()), called within torch.jit.script or a "
+                    "torch.autograd.Function, compiled with a torch below 2.11, or not used"
+                    + (f" [{notes}]" if notes else ""),
                 )
             )
         elif FROZEN in layer["notes"] and layer["fired"] == 0 and measured:

@@ -150,6 +150,8 @@ class AttentionCall:
     keys_train: bool = True
     # Of such a call: how q and k are made of what the projections return.
     shown: Optional[Evidence] = None
+    # What the tap has that the keys are behind already: it is told what is kept of the call.
+    tapped: Optional[list[Any]] = None
     kernel: Callable[[], str] = str  # Which implementation runs, for people; asked once a layer.
     module: Optional[nn.Module] = None  # That the function was given, if it was.
     unread: Optional[str] = None  # What of the call is not understood: no statistics.

@@ -153,5 +153,7 @@ class CallTaps:
         elif not call.key_gradients_cancel():
             self._notes.add(NO_LEAK)
         elif self._host.measures("leak"):
-            return cast(Tensor, apply_tap(KeyTap, k, kept))
+            if call.tapped is None:
+                return cast(Tensor, apply_tap(KeyTap, k, [kept]))
+            call.tapped.append(kept)
         return k

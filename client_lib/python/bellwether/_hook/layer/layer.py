@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any, Optional
+from typing import Any, Optional, cast
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,7 @@ from .gradients import Gradients
 from .notes import Notes
 from .passes import Passes
 from .seen_calls import SeenCalls
+from .taps import KeyTap, apply_tap
 from .weight_search import NO_WEIGHTS, WeightSearch
 from .weights import Weights
 
@@ -191,6 +192,18 @@ class Layer:
     def begin(self, read: Callable[[], CallRead], forward: Optional[Forward]) -> Optional[Met]:
         tapped = self._before(read, forward, False)
         return None if tapped is None else (tapped.inputs(), tapped.output)
+
+    @harmless("forward of the attention", lambda self, k: (k, []))
+    def tap_early(self, k: Tensor) -> tuple[Tensor, list[Any]]:
+        """Perhaps the keys of a call that is not known yet, behind a tap; and AttentionCall.tapped
+        of that call."""
+        calls: list[Any] = []
+        if not (torch.is_grad_enabled() and k.requires_grad) or type(k) is not Tensor:
+            return k, calls
+        if not (self.watched and (self.host.live() or checkpointed())):
+            return k, calls
+        with apart():
+            return cast(Tensor, apply_tap(KeyTap, k, calls)), calls
 
     @harmless("forward of the attention")
     def meet(self, read: Callable[[], CallRead]) -> None:

@@ -53,16 +53,18 @@ class OutputTap(torch.autograd.Function):
 
 
 class KeyTap(torch.autograd.Function):
-    """Identity on the keys; its backward sees dK as the attention kernel returned it."""
+    """Identity on the keys; its backward sees dK as the attention kernel returned it.  It may come
+    before the call is known, and measures nothing where none follows: `calls` is empty then."""
 
     @staticmethod
-    def forward(ctx: Any, k: Tensor, kept: Kept) -> Tensor:
-        ctx.kept = kept
+    def forward(ctx: Any, k: Tensor, calls: list[Kept]) -> Tensor:
+        ctx.calls = calls
         return k.detach()
 
     @staticmethod
     def backward(ctx: Any, d_k: Tensor) -> Any:
-        ctx.kept.listener.key_gradient(ctx.kept, d_k)
+        for kept in ctx.calls:
+            kept.listener.key_gradient(kept, d_k)
         return d_k, None
 
 

@@ -6,6 +6,7 @@ attention.  It is told apart by its code, where it never made a call that was se
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 from torch import nn
@@ -15,6 +16,7 @@ from .own_code import functions_of, mentions
 # Parts of names of functions and classes; the first stands for itself, too, as a method's name.
 _SOFTMAX = ("softmax", "attention", "attn")
 _OTHERS = ("linear", "lightning", "delta", "mask", "config", "dropout", "norm")
+_written: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
 
 
 def _says(name: str, value: Any, own: bool) -> bool:
@@ -31,3 +33,22 @@ def has_softmax(module: nn.Module) -> bool:
     if any(isinstance(part, (nn.Softmax, nn.MultiheadAttention)) for part in module.modules()):
         return True
     return any(mentions(function, _says) for function in functions_of(module.modules()))
+
+
+def _computes(name: str, value: Any, own: bool) -> bool:
+    return _SOFTMAX[0] in name.lower()
+
+
+def _takes_a_kernel(name: str, value: Any, own: bool) -> bool:
+    return value is not None and _SOFTMAX[0] not in name.lower() and _says(name, value, own)
+
+
+def writes_softmax(module: nn.Module) -> bool:
+    """Whether methods of its class name a softmax, and no function that computes attention."""
+    cls = type(module)
+    if cls not in _written:
+        functions = list(functions_of([module]))
+        _written[cls] = any(mentions(f, _computes, depth=0) for f in functions) and not any(
+            mentions(f, _takes_a_kernel, depth=0) for f in functions
+        )
+    return _written[cls]

@@ -23,7 +23,7 @@ from ..calls.contract import Contract
 from ..calls.kernel_choice import SDPA
 from ..compiled import compiled_taps
 from ..running import Entry, being_traced, running, saved_tensor_hooks
-from . import met_calls, registry
+from . import met_calls, registry, written_out
 
 _ROOT = Entry(None, None, SDPA, None, "", True)
 
@@ -58,7 +58,13 @@ def patched(inherited: Callable[..., Any]) -> Callable[..., Any]:
         if not _entered(entry):
             return inherited(self, *args, **kwargs)
         try:
-            return inherited(self, *args, **kwargs)
+            looks = _looks(self, entry)
+            if looks is None:
+                return inherited(self, *args, **kwargs)
+            with looks:
+                found = inherited(self, *args, **kwargs)
+            looks.ended()
+            return found
         finally:
             _leaving(entry)
 
@@ -138,6 +144,14 @@ def _leaving(entry: Entry) -> None:
     _pop()
     if entry.layer is not None and not _of_outer(entry):
         entry.layer.heard()
+
+
+@harmless("forward of an attention module")
+def _looks(module: nn.Module, entry: Entry) -> Optional[written_out.WrittenOut]:
+    """What sees the calls of torch that the module makes, if it writes its attention out."""
+    if entry.layer is None or not entry.sees or entry.layer.module() is not module:
+        return None
+    return written_out.watching(module, entry.layer, entry.forward)
 
 
 def _of_outer(entry: Entry) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .._hook.calls.call import Mask
+from .call import Mask
 
 
 def mask_of(terms: Sequence[Tensor]) -> Mask:
