@@ -179,13 +179,20 @@ def test_gradients_add_the_first_call_of_a_sampled_step(host: Host) -> None:
     assert not notes
 
 
-def test_weights_are_found_and_measured(host: Host) -> None:
-    module, notes = Projections(), Notes()
+def search_in(module: nn.Module, host: Host) -> tuple[WeightSearch, Weights, Notes]:
+    """A call has shown the layout."""
+    notes = Notes()
     weights = Weights(host, notes)
     search = WeightSearch(
         host, notes, "attn", weakref.ref(module), None, weights, lambda module: None
     )
     search.begin(HEADS, KV_HEADS, DIM)
+    return search, weights, notes
+
+
+def test_weights_are_found_and_measured(host: Host) -> None:
+    module = Projections()
+    _, weights, notes = search_in(module, host)
     weights.measure()
     assert weights.wq is not None and weights.wk is not None and not notes
     (copy,) = host.memories.collect(False).values()
@@ -201,20 +208,14 @@ def test_weights_are_found_and_measured(host: Host) -> None:
 
 
 def test_a_module_without_projections_is_noted(host: Host) -> None:
-    module, notes = nn.Sequential(nn.ReLU()), Notes()
-    weights = Weights(host, notes)
-    search = WeightSearch(host, notes, "", weakref.ref(module), None, weights, lambda module: None)
-    search.begin(HEADS, KV_HEADS, DIM)
+    module = nn.Sequential(nn.ReLU())
+    _, weights, notes = search_in(module, host)
     assert weights.found() is None and "not found" in next(iter(notes))
 
 
 def test_rows_of_other_heads_are_given_up(host: Host) -> None:
-    module, notes = Projections(), Notes()
-    weights = Weights(host, notes)
-    search = WeightSearch(
-        host, notes, "attn", weakref.ref(module), None, weights, lambda module: None
-    )
-    search.begin(HEADS, KV_HEADS, DIM)
+    module = Projections()
+    search, weights, notes = search_in(module, host)
     search.listen()
     x = torch.randn(1, 6, WIDTH)
     q, k = (p(x).unflatten(-1, (-1, DIM)).transpose(1, 2) for p in (module.q_proj, module.k_proj))

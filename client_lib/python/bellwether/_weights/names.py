@@ -22,14 +22,19 @@ _SECOND_KEY = ("kvbproj", "wkvb", "linearkvupproj", "kvb", "kvup", "kvupproj", "
 GROUPED = ("querykeyvalue", "linearqkv")
 # Whole blocks of q, k and v in some models, by group in others.
 AMBIGUOUS = ("wqkv",)
-QUERY_NORMS = frozenset({"qnorm", "querynorm", "qln", "qlayernorm", "normq"})
-KEY_NORMS = frozenset({"knorm", "keynorm", "kln", "klayernorm", "normk"})
+_QUERY_NORMS = frozenset({"qnorm", "querynorm", "qln", "qlayernorm", "normq"})
+_KEY_NORMS = frozenset({"knorm", "keynorm", "kln", "klayernorm", "normk"})
 
 
-def normalizes(module: nn.Module) -> bool:
-    """Whether it has norms for both queries and keys."""
-    names = {plain(name) for name, _ in module.named_children()}
-    return bool(names & QUERY_NORMS) and bool(names & KEY_NORMS)
+def norms(*owners: nn.Module) -> dict[str, nn.Module]:
+    """Their children that are norms of queries ("q") and of keys ("k"), the first of each."""
+    found: dict[str, nn.Module] = {}
+    for owner in owners:
+        for name, child in owner.named_children():
+            for which, known in (("q", _QUERY_NORMS), ("k", _KEY_NORMS)):
+                if plain(name) in known:
+                    found.setdefault(which, child)
+    return found
 
 
 def plain(name: str) -> str:

@@ -1,8 +1,8 @@
-"""What is made of parameters alone: attributes of modules that are computed when they are asked for
-(torch.nn.utils.parametrize), and queries that are learned.
+"""Attributes of modules that are computed from parameters when they are asked for
+(torch.nn.utils.parametrize).
 
-Code of the former belongs to the host.  In training it may change its buffers (spectral_norm) or
-draw random numbers.  So it is asked as a copy, in evaluation, that shares the parameters alone.
+Their code belongs to the host.  In training it may change its buffers (spectral_norm) or draw
+random numbers.  So it is asked as a copy, in evaluation, that shares the parameters alone.
 """
 
 from __future__ import annotations
@@ -46,28 +46,3 @@ def attribute(item: object, name: str) -> object:
         return None
     # Whether it is trained is asked of a weight.
     return value.detach().requires_grad_(any(p.requires_grad for p in parameters))
-
-
-_NODES_MAX = 32
-# What only moves, copies or scales elements, by the names of autograd's nodes.
-_MOVES = ("Expand", "View", "UnsafeView", "Transpose", "Permute", "Unsqueeze", "Squeeze", "Repeat",
-          "Clone", "Copy", "ToCopy", "Mul", "Div", "Slice", "Select", "T", "Alias")  # fmt: skip
-
-
-def of_parameters(x: Tensor) -> bool:
-    """Whether a tensor is a parameter, or parameters in another place or shape."""
-    if x.grad_fn is None:
-        return isinstance(x, nn.Parameter)
-    nodes, leaves = [x.grad_fn], 0
-    for _ in range(_NODES_MAX):
-        if not nodes:
-            return leaves > 0
-        node: Any = nodes.pop()
-        if node.name() == "torch::autograd::AccumulateGrad":
-            leaves += 1
-            if not isinstance(node.variable, nn.Parameter):
-                return False
-        elif node.name().partition("Backward")[0] not in _MOVES:
-            return False
-        nodes += [before for before, _ in node.next_functions if before is not None]
-    return False

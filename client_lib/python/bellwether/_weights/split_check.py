@@ -139,20 +139,9 @@ def listen(
     modules = modules_of(holder, paths)
     if not modules:
         return None
-    own = _norms_of(module, holder)
-    beside = {} if around is None or around is holder else _norms_of(around)
+    own = names.norms(module, holder)
+    beside = {} if around is None or around is holder else names.norms(around)
     return Listening(modules, own, {w: norm for w, norm in beside.items() if w not in own})
-
-
-def _norms_of(*owners: nn.Module) -> dict[str, nn.Module]:
-    """Of queries and of keys."""
-    found: dict[str, nn.Module] = {}
-    for owner in owners:
-        for name, child in owner.named_children():
-            for which, known in (("q", names.QUERY_NORMS), ("k", names.KEY_NORMS)):
-                if names.plain(name) in known:
-                    found.setdefault(which, child)
-    return found
 
 
 # ---- the comparison ----

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from ..._util.guard import harmless
 from ..._weights import locate, names, split_check
+from ..._weights.learned_queries import of_parameters
 from ..._weights.location import Location
-from ..._weights.parametrized import of_parameters
 from ..hosts import ModelHost
 from .notes import NO_PROJECTION, OTHER_CALL, Notes
 from .weights import Weights
@@ -39,7 +39,7 @@ class WeightSearch:
         of_module  the search of another module of the model, if it has a layer"""
         self.host, self._notes, self._name, self._module = host, notes, name, module
         here = module()
-        self.normalizes = here is not None and names.normalizes(here)
+        self.normalizes = here is not None and len(names.norms(here)) == 2
         self._paths, self._weights, self._of_module = paths, weights, of_module
         self.lends = False  # Its projections are those of an attention elsewhere.
         self.listening: Optional[split_check.Listening] = None
