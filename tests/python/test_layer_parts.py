@@ -44,6 +44,9 @@ class Host:
     def live(self) -> bool:
         return True
 
+    def reads_calls(self) -> bool:
+        return not self.numbered() or self.samples_step()
+
     def numbered(self) -> bool:
         return not self.first_step
 

@@ -19,6 +19,7 @@ from torch import nn
 
 import bellwether
 from bellwether._step.changes import Changes
+from bellwether._step.step_ends import PASSES_MAX
 from bellwether._step.trainers import Trainers
 
 from models import Model, Shape, batch
@@ -165,10 +166,108 @@ def test_norms_are_those_behind_all_optimizers_of_a_step(
         assert torch.allclose(torch.tensor(steps[step]["wq_sigma"][0]).double(), norms, rtol=1e-5)
 
 
-def test_a_step_that_is_compiled(tmp_path: Path) -> None:
+class Perturbing(torch.optim.Optimizer):
+    """As SAM: it goes uphill, and steps by the gradients that it finds there."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model.parameters(), {})
+        self.base = torch.optim.AdamW(self.param_groups, lr=0.01)
+        self.param_groups = self.base.param_groups
+
+    @torch.no_grad()
+    def climb(self) -> None:
+        for p in self.param_groups[0]["params"]:
+            self.state[p]["before"] = p.clone()
+            p.add_(p.grad, alpha=0.1)
+
+    @torch.no_grad()
+    def descend(self) -> None:
+        for p in self.param_groups[0]["params"]:
+            p.copy_(self.state[p]["before"])
+        self.base.step()
+
+    def step(self, closure: Any = None) -> None:
+        self.climb()
+        self.zero_grad()
+        with torch.enable_grad():
+            closure()
+        self.descend()
+
+
+@pytest.mark.parametrize("how", ["by hand", "closure", "twice", "lbfgs"])
+def test_weights_that_change_several_times_in_a_step(how: str, tmp_path: Path) -> None:
+    model = Model(SHAPE)
+    monitor = attached(model, tmp_path / "a.bwrun")
+    optimizer: Any = Perturbing(model)
+    if how == "lbfgs":
+        optimizer = torch.optim.LBFGS(model.parameters(), 0.01, max_iter=4)
+    for step in range(5):
+
+        def loss(step: int = step) -> torch.Tensor:
+            optimizer.zero_grad()
+            found = model(batch(SHAPE, step, 1, 8)).square().mean()
+            found.backward()
+            return found
+
+        if how != "lbfgs":
+            loss()
+        if how == "by hand":
+            optimizer.climb()
+            loss()
+            optimizer.descend()
+        else:
+            optimizer.step((lambda: (loss(), optimizer.base.step())) if how == "twice" else loss)
+    assert ended(monitor, tmp_path / "a.bwrun") == [0, 1, 2, 3, 4]
+
+
+def test_an_optimizer_whose_step_has_raised_steps_again(tmp_path: Path) -> None:
     model = Model(SHAPE)
     monitor = attached(model, tmp_path / "a.bwrun")
     optimizer = sgd(model)
+    with pytest.raises(ZeroDivisionError):
+        optimizer.step(lambda: 1 / 0)
+    train(model, optimizer, 5)
+    assert ended(monitor, tmp_path / "a.bwrun") == [0, 1, 2, 3, 4]
+
+
+def test_a_model_of_two_that_are_trained_in_turns(tmp_path: Path) -> None:
+    model = nn.ModuleList([Model(SHAPE), Model(SHAPE)])
+    monitor = attached(model, tmp_path / "a.bwrun")
+    optimizers = [torch.optim.AdamW(part.parameters()) for part in model]
+    for step in range(5):
+        made = model[0](batch(SHAPE, step, 1, 8))
+        model[1](made.detach()).square().mean().backward()
+        optimizers[1].step()
+        model[1](made).square().mean().backward()
+        optimizers[0].step()
+        model.zero_grad()
+    assert ended(monitor, tmp_path / "a.bwrun") == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("micro", ["first", "all"])
+def test_a_loop_without_steps_is_sampled_at_its_beginning_only(
+    micro: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = Model(SHAPE)
+    with bellwether.attach(
+        model, record=str(tmp_path / "a.bwrun"), run="b", microbatches=micro
+    ) as monitor:
+        for passes in range(1, 80):
+            model(batch(SHAPE, 0, 1, 4)).sum().backward()
+            assert monitor.steps.reads_calls() == (passes <= PASSES_MAX), passes
+        layer = monitor.steps.layers[0]
+        assert layer.sums.probed == (1 if micro == "first" else PASSES_MAX)
+        monitor.step()
+        model(batch(SHAPE, 0, 1, 4)).sum().backward()
+        assert monitor.status()["step"] == 1
+    assert "call mon.step() once per step" in caplog.text
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
+def test_a_step_that_is_compiled(kind: Any, tmp_path: Path) -> None:
+    model = Model(SHAPE)
+    monitor = attached(model, tmp_path / "a.bwrun")
+    optimizer = kind(model.parameters(), lr=0.01, foreach=False)
     compiled = torch.compile(optimizer.step, backend="eager")
     for step in range(4):
         model(batch(SHAPE, step, 1, 8)).square().mean().backward()

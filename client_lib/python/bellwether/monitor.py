@@ -74,8 +74,7 @@ class Monitor:
         steps.reporter.describe(model)
         patches.add(steps.stop_sampling)
         patches.add(optimizer_hooks.after_step.add(steps.optimizer_stepped))
-        if "lr.scale" in self.settings.allow:
-            patches.add(optimizer_hooks.before_step.add(steps.optimizer_steps))
+        patches.add(optimizer_hooks.before_step.add(steps.optimizer_steps))
         patches.add(self.actions.end)
         patches.see_scaling()
         if weights_only:

@@ -69,7 +69,8 @@ class Passing(Protocol):
 
     settings: Settings
 
-    def numbered(self) -> bool: ...
+    def reads_calls(self) -> bool:
+        """Whether what a call is, is read in the running step."""
 
     def samples_step(self) -> bool: ...
 

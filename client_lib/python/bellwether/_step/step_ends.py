@@ -18,6 +18,7 @@ from .._util import log
 from .boundaries import Boundaries
 from .changes import Changes
 from .trainers import Trainers
+from .under_way import UnderWay
 
 PASSES_MAX = 64  # Forward or backward passes without a step, then one warning.
 _LOOKS_MAX = 8  # At values that are on a device, for which it is waited.
@@ -36,11 +37,14 @@ class StepEnds:
         self.graphed = False  # optimizer.step() was captured in a CUDA graph.
         self.hooks_called = 0  # Of optimizers, of any model.
         self.warned = False
+        self.endless = False  # So many passes without a step that none may ever be seen.
+        self.under_way = UnderWay()
         self.trainers = Trainers(parameters)
         self._boundaries = Boundaries()
         self._changes = Changes(parameters)
         self._looked = 0  # Passes of the running step before which it was looked for changes.
         self._looks = [0, 0]  # At values on a device; where an optimizer of others has stepped.
+        self._held = False  # A change was once taken for a part of the step, not for its end.
         self._within_backward = False  # An optimizer has stepped while gradients were computed.
         self._backward = -1  # That of a compiled module that was seen last.
 
@@ -79,6 +83,8 @@ class StepEnds:
         has said so: its parameters have changed since the last pass began."""
         if self.explicit or self.pending or self.trainers.owned() or capturing():
             return False
+        if self.under_way.any():  # Its closure makes passes, between changes of its own.
+            return False
         strangers = self.trainers.stepped_strangers()
         by_value = self._looks[bool(strangers)] < _LOOKS_MAX
         self._looks[bool(strangers)] += by_value
@@ -86,14 +92,21 @@ class StepEnds:
         if not changed:
             return False
         adopted = self.trainers.adopt(strangers)
+        if not adopted and not self._held:
+            self._held = True
+            # One that perturbs the weights first has a hook that is yet to be called.
+            if self.trainers.one_has_not_stepped():
+                return False
         if not adopted and not at_hand:
             self._say_how("the parameters change, and no optimizer of torch.optim steps")
         return adopted or at_hand
 
     def _warn(self, count: int) -> None:
-        if self.warned or self.explicit or count <= PASSES_MAX:
+        if self.explicit or count <= PASSES_MAX:
             return
-        self._say_how(f"{PASSES_MAX} passes without an optimizer step")
+        self.endless = not self.trainers.owned()
+        sampled = ": no further ones are sampled until it is seen" if self.endless else ""
+        self._say_how(f"{PASSES_MAX} passes without an optimizer step{sampled}")
 
     def _say_how(self, what: str) -> None:
         if not self.warned:
@@ -111,12 +124,14 @@ class StepEnds:
         next forward pass is ahead of the running one)"""
         self.hooks_called += 1
         self._within_backward = in_backward()
-        if not self.trainers.trains(optimizer):
-            return False, None
+        self.under_way.ends(optimizer)
+        if not self.trainers.trains(optimizer) or self.under_way.any(self.trainers.trains):
+            return False, None  # A part of the step of another is no step.
         ahead = self._boundaries.optimizer_stepped(id(optimizer), self.explicit)
         return self.trainers.ends_step(optimizer), ahead
 
     def closed(self) -> bool:
         """The step is closed.  Whether that is a boundary for actions."""
         self._looked = min(self._looked, 1)
+        self.endless = False
         return self._boundaries.closed(self.explicit, self.graphed)

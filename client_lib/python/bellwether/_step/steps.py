@@ -94,7 +94,11 @@ class Steps:
 
     def samples_step(self) -> bool:
         """Whether the running step is sampled: eager models go without taps between samples."""
-        return self._sampling
+        return self._sampling and not self.ends.endless
+
+    def reads_calls(self) -> bool:
+        """Until the layout is told all calls are, unless no step may ever end."""
+        return self.samples_step() or not (self.numbered() or self.ends.endless)
 
     def samples_call(self, calls_before: int) -> bool:
         """Whether a call is measured in this step, after so many that were."""
@@ -188,9 +192,10 @@ class Steps:
 
     @harmless("optimizer hook")
     def optimizer_steps(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """Before its step; with lr.scale allowed only."""
+        """Before its step."""
         if not self.health.live or capturing():
             return
+        self.ends.under_way.begins(optimizer)
         if self.actions.rate_factor() != 1.0 and self.ends.trainers.trains(optimizer):
             self.actions.optimizer_steps(optimizer)
 

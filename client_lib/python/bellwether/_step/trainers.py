@@ -7,6 +7,7 @@ another goes on without it.
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Optional
@@ -90,6 +91,18 @@ class Trainers:
                 seen.trains = seen.of_copies = adopted = True
         return adopted
 
+    def one_has_not_stepped(self) -> bool:
+        """Whether an optimizer of this process holds parameters of the model and has no state: it
+        has never stepped.  Looks at all objects of the process: to be asked once."""
+        own = {id(p) for p in self._parameters()}
+        kinds = _kinds(Optimizer)
+        return any(
+            _has_no_state(found)
+            and any(id(p) in own for g in found.param_groups for p in g["params"])
+            for found in gc.get_objects()
+            if type(found) in kinds
+        )
+
     def of_copies(self, optimizer: Optimizer) -> bool:
         """Whether the model has the step's result only later."""
         return self._seen[id(optimizer)].of_copies
@@ -113,3 +126,14 @@ class Trainers:
         self._silent = False
         self._without_owner.clear()
         return True
+
+
+def _kinds(of: type[Optimizer]) -> set[type]:
+    """It and all classes below it."""
+    found: set[type] = {of}
+    return found.union(*(_kinds(kind) for kind in of.__subclasses__()))
+
+
+def _has_no_state(optimizer: Optimizer) -> bool:
+    """False also for SGD without momentum, which never has any."""
+    return not optimizer.state and any(g.get("momentum", True) for g in optimizer.param_groups)

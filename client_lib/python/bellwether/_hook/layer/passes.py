@@ -35,10 +35,10 @@ class Passes:
 
     def only_counted(self, count: int) -> bool:
         """Whether nothing is asked of a pass, since its step is not sampled."""
-        if not self.host.numbered() or self.host.samples_step():
+        if self.host.reads_calls():
             return False
         self.begins(count)  # The step before may end by it.
-        return not self.host.samples_step()
+        return not self.host.reads_calls()
 
     def forward(self) -> None:
         """Counts a call."""
