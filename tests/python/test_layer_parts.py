@@ -193,6 +193,25 @@ def search_in(module: nn.Module, host: Host) -> tuple[WeightSearch, Weights, Not
     return search, weights, notes
 
 
+class Latent(nn.Module):
+    """It does not say how many rows have no position."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q_b_proj = nn.Linear(WIDTH, HEADS * DIM)
+        self.kv_b_proj = nn.Linear(WIDTH, HEADS * (DIM - 2 + 6))
+
+
+def test_a_narrow_value_tells_the_rows_of_latent_attention(host: Host) -> None:
+    module = Latent()
+    notes = Notes()
+    search = WeightSearch(
+        host, notes, "attn", weakref.ref(module), None, Weights(host, notes), lambda module: None
+    )
+    assert not search.unsure_projections(HEADS, HEADS, DIM, 6)
+    assert search.unsure_projections(HEADS, HEADS, DIM, 0)
+
+
 def test_weights_are_found_and_measured(host: Host) -> None:
     module = Projections()
     _, weights, notes = search_in(module, host)

@@ -173,7 +173,9 @@ class PatchedLayer(Protocol):
         """Perhaps the keys of a call that is not known yet, behind a tap; and AttentionCall.tapped
         of that call."""
 
-    def unsure_projections(self, heads: int, kv_heads: int, dim: int) -> dict[str, nn.Module]:
+    def unsure_projections(
+        self, heads: int, kv_heads: int, dim: int, v_dim: int
+    ) -> dict[str, nn.Module]:
         """By their paths, those whose rows a call can show; none where each has its own."""
 
     def compiled_backward(

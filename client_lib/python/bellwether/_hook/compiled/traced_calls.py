@@ -186,7 +186,9 @@ def _plan(
     }
 
     def shown(call: AttentionCall, q: Any, k: Any) -> Optional[split_check.Evidence]:
-        return shown_by(layer, q, k, (call.q_view, call.k_view))
+        with torch.no_grad():
+            v_dim = call.v_view(call.v).shape[-1]
+        return shown_by(layer, q, k, (call.q_view, call.k_view), v_dim)
 
     return plan_of(reading.tensors, function, reader, given, named, shown)
 
@@ -317,15 +319,16 @@ def layer_of(mark: Any) -> Optional[PatchedLayer]:
 
 
 def shown_by(
-    layer: PatchedLayer, q: Any, k: Any, views: tuple[View, View]
+    layer: PatchedLayer, q: Any, k: Any, views: tuple[View, View], v_dim: int
 ) -> Optional[split_check.Evidence]:
-    """q, k  trackers, of tensors that these views give as [batch, heads, tokens, dim]"""
+    """q, k   trackers, of tensors that these views give as [batch, heads, tokens, dim]
+    v_dim  of a head's values"""
     fakes = fake_of(q), fake_of(k)
     if fakes[0] is None or fakes[1] is None:
         return None
     with torch.no_grad():
         queries, keys = views[0](fakes[0]), views[1](fakes[1])
-    modules = layer.unsure_projections(queries.shape[1], keys.shape[1], queries.shape[3])
+    modules = layer.unsure_projections(queries.shape[1], keys.shape[1], queries.shape[3], v_dim)
     if not modules:
         return None
     return traced_rows.evidence(modules, views, q.as_proxy().node, k.as_proxy().node)

@@ -86,7 +86,7 @@ def _plan(
         (Slot(0), Slot(1), Slot(2), changes,
          (*(word(item) for item in mask[:-1]), hides), word(scale)),  # type: ignore[index, union-attr]
         keys_train=tensors.fakes[1].requires_grad,
-        shown=shown_by(layer, trackers[0], keys, (same, same)),
+        shown=shown_by(layer, trackers[0], keys, (same, same), tensors.fakes[2].shape[-1]),
     )  # fmt: skip
     return Plan(number_of(recipe), tensors.trackers)
 

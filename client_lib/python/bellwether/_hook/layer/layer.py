@@ -113,8 +113,10 @@ class Layer:
         other = self.host.layer_of(module)
         return other.search if isinstance(other, Layer) else None
 
-    def unsure_projections(self, heads: int, kv_heads: int, dim: int) -> dict[str, nn.Module]:
-        return self.search.unsure_projections(heads, kv_heads, dim)
+    def unsure_projections(
+        self, heads: int, kv_heads: int, dim: int, v_dim: int
+    ) -> dict[str, nn.Module]:
+        return self.search.unsure_projections(heads, kv_heads, dim, v_dim)
 
     def is_attention(self) -> bool:
         """Whether it is more than called like one."""

@@ -161,12 +161,14 @@ class WeightSearch:
         others = locate.matrices_in(holder) if self._paths is None else []
         return paths + [path for path in others if path not in paths]
 
-    def unsure_projections(self, heads: int, kv_heads: int, dim: int) -> dict[str, nn.Module]:
+    def unsure_projections(
+        self, heads: int, kv_heads: int, dim: int, v_dim: int
+    ) -> dict[str, nn.Module]:
         """By their paths, those whose rows a call can show; none where each has its own."""
         holder = self._look_around()
         if holder is None or self._weights.checked or self._paths == NO_WEIGHTS:
             return {}
-        places = locate.candidates(holder, self._prefix, heads, kv_heads, dim, self._paths)
+        places = locate.candidates(holder, self._prefix, heads, kv_heads, dim, self._paths, v_dim)
         if places and places[0].sure and places[0].query.path != places[0].key.path:
             return {}
         return split_check.modules_of(holder, self._projection_paths(holder))
