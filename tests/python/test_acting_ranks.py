@@ -80,7 +80,7 @@ def test_both_apply_at_the_same_step(tmp_path: Path, attempts: tuple[int, int]) 
         (True, centred_at), (True, scaled_at),
     ]  # fmt: skip
     assert all(applied for applied, *_ in told) and len(told) == 4
-    assert second["actions"]["answers"] == {} and second["why_off"] == "another rank reports"
+    assert second["actions"]["answers"] == {} and second["why_off"].startswith("rank 0 reports")
     recorded = Recording(tmp_path / "r.bwrun", ended=True)
     assert recorded.hello.ranks_agree and sorted(recorded.hello.capabilities) == [1, 2, 3, 4, 5, 9]
     assert not (tmp_path / "r-rank1.bwrun").exists()
@@ -140,7 +140,7 @@ def test_without_all_ranks_only_what_is_harmless_alone(tmp_path: Path) -> None:
     (scaled, _, why), (centred, step, _) = answers(first)  # (The refusal came first.)
     assert not scaled and "not all ranks have attached with allow=" in why
     assert centred and step == 21 and changes(first["words"]) == {21: ["+", "+"]}
-    assert second["why_off"] == "another rank reports" and second["words"] == []
+    assert second["why_off"].startswith("rank 0 reports") and second["words"] == []
     hello = Recording(tmp_path / "r.bwrun", ended=True).hello
     assert not hello.ranks_agree and sorted(hello.capabilities) == [1, 2, 9]
 

@@ -105,11 +105,19 @@ def test_attaching_twice_gives_the_same_handle(tmp_path: Path) -> None:
     again.detach()
 
 
-def test_other_ranks_stand_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("parallel", "said"),
+    [
+        (None, "rank 0 reports: without parallel= each rank is taken for a copy"),
+        (bellwether.Parallel(data=(3, 8)), "another copy of the model reports"),
+    ],
+    ids=["nothing is known", "copies are known"],
+)
+def test_other_ranks_stand_aside(parallel: Any, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "8")
-    monitor = bellwether.attach(Model(Shape()), server="127.0.0.1:1")
-    assert not monitor.live() and monitor.why_off == "another rank reports"
+    monitor = bellwether.attach(Model(Shape()), server="127.0.0.1:1", parallel=parallel)
+    assert not monitor.live() and monitor.why_off.startswith(said)
     assert [finding.ok for finding in layer_findings(monitor.status())] == [None]
     assert F.scaled_dot_product_attention is PLAIN_SDPA
 

@@ -21,7 +21,7 @@ from ._server.alerts import Alert
 from ._unwatched import Unwatched
 from ._util import files, log
 from ._util.guard import harmless
-from ._util.ranks import ANOTHER_REPORTS, own_path, rank_and_world
+from ._util.ranks import COPY_REPORTS, RANK_REPORTS, own_path, rank_and_world
 from .monitor import Monitor, live_monitors, watching
 from .settings import Settings, resolve
 
@@ -211,7 +211,7 @@ def _attached(
     monitor = Monitor(model, settings, placed, silent=aside and agree)
     if settings.disabled:
         return monitor
-    _begin(monitor, model, weights, weights_only, agree, aside)
+    _begin(monitor, model, placed, weights, weights_only, agree, aside)
     if on_alert is not None and monitor.live():
         monitor.follow_alerts(on_alert)
     return monitor
@@ -219,11 +219,11 @@ def _attached(
 
 @harmless("attach()")
 def _begin(
-    monitor: Monitor, model: nn.Module, weights: Optional[dict[str, tuple[str, str]]],
-    weights_only: bool, agree: bool, aside: bool,
+    monitor: Monitor, model: nn.Module, placed: Optional[Parallel],
+    weights: Optional[dict[str, tuple[str, str]]], weights_only: bool, agree: bool, aside: bool,
 ) -> None:  # fmt: skip
     if aside:
-        monitor.steps.health.why_off = ANOTHER_REPORTS
+        monitor.steps.health.why_off = RANK_REPORTS if placed is None else COPY_REPORTS
         if not agree:
             return
     others = [] if weights_only else intercept.watched_in(model)

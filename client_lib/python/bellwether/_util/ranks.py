@@ -6,7 +6,13 @@ import os
 
 import torch
 
-ANOTHER_REPORTS = "another rank reports"  # Why a rank of the same data stands aside.
+# Why a rank stands aside: where it was told of copies of the model, and where it was not.
+COPY_REPORTS = "another copy of the model reports"
+RANK_REPORTS = (
+    "rank 0 reports: without parallel= each rank is taken for a copy of the model, "
+    "also one that holds other layers (a stage of a pipeline)"
+)
+ASIDE = (COPY_REPORTS, RANK_REPORTS)
 
 
 def rank_and_world() -> tuple[int, int]:

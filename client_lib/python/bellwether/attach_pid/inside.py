@@ -33,7 +33,7 @@ from .._hook.model.find_model import owner_of
 from .._util import log
 from .._util.guard import harmless
 from .._util.integers import step as step_number
-from .._util.ranks import ANOTHER_REPORTS, rank_and_world
+from .._util.ranks import ASIDE, rank_and_world
 from .._weights import names
 from .mailbox import QUEUED, Mailbox
 
@@ -201,7 +201,7 @@ class Visit:
         # Not all ranks are at the same step when they are entered: each acts for itself.
         handle = attach(model, weights_only=bool(without_forward), agree=False, **arguments)
         if handle.why_off:
-            aside = handle.why_off == ANOTHER_REPORTS
+            aside = handle.why_off in ASIDE
             return {"ok": aside, "text": f"rank {rank}: {handle.why_off}"}
         if steps is not None:
             handle.count_from(steps)

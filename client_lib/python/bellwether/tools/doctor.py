@@ -22,7 +22,7 @@ from .. import __version__
 from .._hook.layer.notes import FROZEN, why
 from .._native import c_api
 from .._server import private_server
-from .._util.ranks import ANOTHER_REPORTS
+from .._util.ranks import ASIDE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +110,7 @@ def layer_findings(status: dict[str, Any]) -> list[Finding]:
     """What Monitor.status() says about the layers, one finding each, with the cause."""
     layers = status["layers"]
     if status["why_off"] and not status["live"]:
-        aside = status["why_off"] == ANOTHER_REPORTS
+        aside = status["why_off"] in ASIDE
         return [Finding(None if aside else False, f"watching is off: {status['why_off']}")]
     if not layers:
         return [
