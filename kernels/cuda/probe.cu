@@ -191,33 +191,31 @@ __device__ __forceinline__ void AddTile(const ProbeKernelParams& kernel, int64_t
     AddMoments(scores, in_v, state[r]);
     if (!visible) continue;
     unsigned allowed = (1u << kCount) - 1;
+    if (!whole) allowed = OwnBits<kBlocks>(RangeBits(place[r].begin - first_key, place[r].end - first_key));
     float bias[kCount] = {};
-    bool biased = false;
-    if (kMasked) {
-      if (!whole) allowed = OwnBits<kBlocks>(RangeBits(place[r].begin - first_key, place[r].end - first_key));
-      if (chunks) {
-        allowed &= of_chunks[r];
-      } else if (p.mask.data != nullptr && place[r].head >= 0) {
-        AddBias(kernel, mask_rows.at[r], my_key, bias, allowed);
-        biased = true;
+    const bool biased = kMasked && !chunks && p.mask.data != nullptr && place[r].head >= 0;
+    if (chunks) allowed &= of_chunks[r];
+    if (biased) AddBias(kernel, mask_rows.at[r], my_key, bias, allowed);
+    if (kMasked) mask_rows.allowed[r] += __popc(allowed);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) state[r].poison = fmaf(allowed >> i & 1 ? scores[i] : 0.f, 0.f, state[r].poison);
+    if (kPart == Part::kDrift && !kMasked) continue;
+    if (p.softcap > 0.f) {  // Apart, since it is long and mostly not needed.
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) scores[i] = p.softcap * tanhf(scores[i] / p.softcap);
+    }
+    if (biased) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        scores[i] += bias[i];
+        state[r].poison = fmaf(allowed >> i & 1 ? scores[i] : 0.f, 0.f, state[r].poison);
       }
-      mask_rows.allowed[r] += __popc(allowed);
     }
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      const int key = my_key + i / 2 * 8 + i % 2;
-      const bool seen = kMasked ? (allowed >> i & 1) != 0 : whole || (key >= place[r].begin && key < place[r].end);
-      state[r].poison = fmaf(seen ? scores[i] : 0.f, 0.f, state[r].poison);
-      if (kPart == Part::kDrift && !kMasked) continue;
-      if (p.softcap > 0.f) scores[i] = p.softcap * tanhf(scores[i] / p.softcap);
-      if (kMasked && biased && seen) {
-        scores[i] += bias[i];
-        state[r].poison = fmaf(scores[i], 0.f, state[r].poison);
-      }
-      if (!seen) {
-        scores[i] = -INFINITY;
-        gradients[i] = 0.f;
-      }
+      if (allowed >> i & 1) continue;
+      scores[i] = -INFINITY;
+      gradients[i] = 0.f;
     }
     if (kPart == Part::kDrift) continue;
     if (my_key == 0) state[r].first_key = scores[0];
@@ -522,7 +520,14 @@ Status Launch(const ProbeParams& p, const Gpu& gpu, void* stream) {
   }
   grid.units = p.batch * p.kv_heads * kernel.row_tiles;
   grid.threads = kTileThreads;
-  grid.cluster = kernel.cluster = ClusterSize(gpu, grid.units, kernel.key_tiles);
+  // As many blocks as run at once and no more: each has its rows to find and to merge.
+  const int64_t at_once = int64_t{kBlocksPerMultiprocessor<Element, kPart, kForm>} * gpu.multiprocessors;
+  kernel.cluster = 1;
+  while (gpu.major >= 9 && kernel.cluster < kClusterMax && 2 * kernel.cluster <= kernel.key_tiles &&
+         2 * kernel.cluster * grid.units <= at_once) {
+    kernel.cluster *= 2;
+  }
+  grid.cluster = kernel.cluster;
   return LaunchClusters(ProbeKernel<Element, kPart, kForm>, kernel, grid, stream, "the probe");
 }
 
