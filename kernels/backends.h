@@ -39,7 +39,7 @@ bool IsAvailable();
 Status Probe(const ProbeParams& params, void* stream);
 Status KeyLeak(const KeyLeakParams& params, void* stream);
 Status CenterKeys(const CenterKeysParams& params, void* stream);
-Status SpectralNorms(const SpectralParams& params, void* stream);
+Status SpectralNorms(const SpectralParams* each, int64_t count, void* stream);
 size_t AttentionForwardWorkspaceBytes(const AttentionForwardParams& params);
 size_t AttentionBackwardWorkspaceBytes(const AttentionForwardParams& params);
 Status AttentionForward(const AttentionForwardParams& params, void* stream);

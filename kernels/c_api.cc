@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "backends.h"
 #include "c_api_convert.h"
@@ -14,9 +15,11 @@ namespace {
 namespace bk = bellwether::kernels;
 using bk::Status;
 using bk::c_api::Call;
+using bk::c_api::CheckSize;
 using bk::c_api::ToDevice;
 using bk::c_api::ToEnum;
 using bk::c_api::ToTensor;
+using bk::c_api::Whole;
 
 static_assert(static_cast<int>(BW_PROBE_STAT_COUNT) == bk::kProbeStatCount);
 static_assert(static_cast<int>(BW_PROBE_LOGIT_MAX) == bk::kProbeLogitMax);
@@ -91,7 +94,7 @@ Status RunKeyLeak(const bw_key_leak_params& c) {
   return bk::KeyLeak(p, ToDevice(c.backend, c.stream, c.threads));
 }
 
-Status RunSpectralNorms(const bw_spectral_params& c) {
+bk::SpectralParams ToSpectral(const bw_spectral_params& c) {
   bk::SpectralParams p;
   p.dtype = ToEnum<bk::DType>(c.dtype);
   p.heads = c.heads;
@@ -107,7 +110,20 @@ Status RunSpectralNorms(const bw_spectral_params& c) {
   p.direction = c.direction;
   p.overlap = c.overlap;
   p.gram = c.gram;
-  return bk::SpectralNorms(p, ToDevice(c.backend, c.stream, c.threads));
+  return p;
+}
+
+Status RunSpectralNorms(const bw_spectral_params& c) {
+  std::vector<bk::SpectralParams> each = {ToSpectral(c)};
+  for (const bw_spectral_params* next = c.next; next != nullptr;) {
+    BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckSize(next));
+    const bw_spectral_params whole = Whole(*next);
+    each.push_back(ToSpectral(whole));
+    BELLWETHER_KERNELS_RETURN_IF_ERROR(
+        bk::CheckRange("weights", static_cast<int64_t>(each.size()), 1, bk::kSpectralWeightsMax));
+    next = whole.next;
+  }
+  return bk::SpectralNorms(each.data(), static_cast<int64_t>(each.size()), ToDevice(c.backend, c.stream, c.threads));
 }
 
 Status RunIncrementRank(const bw_increment_rank_params& c) {

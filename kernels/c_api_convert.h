@@ -22,6 +22,8 @@ inline constexpr size_t kSizeMin = sizeof(Params);
 template <>
 inline constexpr size_t kSizeMin<bw_probe_params> = offsetof(bw_probe_params, top_left);
 template <>
+inline constexpr size_t kSizeMin<bw_spectral_params> = offsetof(bw_spectral_params, next);
+template <>
 inline constexpr size_t kSizeMin<bw_center_keys_params> = offsetof(bw_center_keys_params, visible);
 
 // A struct from a newer header may be longer; what we do not know must be 0.

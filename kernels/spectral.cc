@@ -19,11 +19,7 @@ Status CheckOptional(const char* field, const float* data) {
   return data == nullptr ? Status::kOk : CheckPointer(field, data, alignof(float));
 }
 
-}  // namespace
-
-Status SpectralNorms(const SpectralParams& params, const Device& device) {
-  const SpectralParams& p = params;
-  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckDevice(device));
+Status CheckSpectral(const SpectralParams& p) {
   BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckDType(p.dtype));
   BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckRange("heads", p.heads, 0, kHeadsMax));
   BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckMatrix(p.rows, p.columns));
@@ -39,8 +35,20 @@ Status SpectralNorms(const SpectralParams& params, const Device& device) {
     return Fail(Status::kInvalidArgument,
                 "direction is NULL, but must be given with overlap: it holds the vector before");
   }
-  if (device.backend == Backend::kCuda) return cuda::SpectralNorms(p, device.stream);
-  return cpu::SpectralNorms(p, device.threads);
+  return Status::kOk;
+}
+
+}  // namespace
+
+Status SpectralNorms(const SpectralParams* each, int64_t count, const Device& device) {
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckDevice(device));
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckRange("weights", count, 0, kSpectralWeightsMax));
+  for (int64_t i = 0; i < count; ++i) BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckSpectral(each[i]));
+  if (device.backend == Backend::kCuda) return cuda::SpectralNorms(each, count, device.stream);
+  for (int64_t i = 0; i < count; ++i) {
+    if (each[i].heads > 0) BELLWETHER_KERNELS_RETURN_IF_ERROR(cpu::SpectralNorms(each[i], device.threads));
+  }
+  return Status::kOk;
 }
 
 Status IncrementRank(const IncrementRankParams& params, const Device& device) {

@@ -57,7 +57,7 @@ class SpectralParams(ctypes.Structure):
     _fields_ = [
         *_CALL, *_fields("heads rows columns", ctypes.c_int64), ("weight", ctypes.c_void_p),
         *_fields("head_stride row_stride column_stride", ctypes.c_int64),
-        *_fields("sigma residual stable_rank direction overlap gram", ctypes.c_void_p),
+        *_fields("sigma residual stable_rank direction overlap gram next", ctypes.c_void_p),
     ]
 
 
@@ -177,12 +177,21 @@ class Spectrum:
 
 def spectral_norms(lib: ctypes.CDLL, weight: torch.Tensor, into: Spectrum) -> None:
     """weight [heads][rows][columns], any strides."""
-    heads, rows, columns = weight.shape
-    params = SpectralParams(
-        **call_fields(SpectralParams, weight), heads=heads, rows=rows, columns=columns,
-        weight=weight.data_ptr(), head_stride=weight.stride(0), row_stride=weight.stride(1),
-        column_stride=weight.stride(2), sigma=pointer(into.sigma),
-        residual=pointer(into.residual), stable_rank=pointer(into.stable_rank),
-        direction=pointer(into.direction), overlap=pointer(into.overlap),
-        gram=pointer(into.gram))
-    check(lib, lib.bw_spectral_norms(ctypes.byref(params)))
+    spectral_norms_of(lib, [(weight, into)])
+
+
+def spectral_norms_of(lib: ctypes.CDLL, each: list[tuple[torch.Tensor, Spectrum]]) -> None:
+    """Several weights in one call."""
+    chain = []
+    for weight, into in each:
+        heads, rows, columns = weight.shape
+        chain.append(SpectralParams(
+            **call_fields(SpectralParams, weight), heads=heads, rows=rows, columns=columns,
+            weight=weight.data_ptr(), head_stride=weight.stride(0), row_stride=weight.stride(1),
+            column_stride=weight.stride(2), sigma=pointer(into.sigma),
+            residual=pointer(into.residual), stable_rank=pointer(into.stable_rank),
+            direction=pointer(into.direction), overlap=pointer(into.overlap),
+            gram=pointer(into.gram)))
+    for params, behind in zip(chain, chain[1:]):
+        params.next = ctypes.addressof(behind)
+    check(lib, lib.bw_spectral_norms(ctypes.byref(chain[0])))

@@ -1,7 +1,8 @@
 // Largest singular value and ranks of each head's weights: see spectral.h.
 //
 // Work      one block per head: Gram matrix, then 32 steps of Lanczos on it; two blocks on a
-//           multiprocessor, since one alone waits for itself in Lanczos.
+//           multiprocessor, since one alone waits for itself in Lanczos.  A block is all
+//           latency, so weights of several layers share a launch.
 // Memory    reads the weights once for each 128 rows.  The Gram matrix stays in shared
 //           memory for up to 128 rows, and lies in the caller's `gram` beyond.
 // Numerics  Gram matrix in fp32 (gram.cuh), vectors in fp32 (lanczos.cuh), the top of their
@@ -24,10 +25,14 @@ namespace {
 constexpr int kThreads = kGramThreads;
 static_assert(kThreads == kLanczosThreads);
 
+constexpr int kWeightsMax = 32;  // of a launch: parameters have 4 KB
+
 struct SpectralKernelParams {
-  SpectralParams p;
-  bool vectorized;
+  SpectralParams each[kWeightsMax];  // of one type and number of rows
+  bool vectorized[kWeightsMax];
+  int heads_max;
 };
+static_assert(sizeof(SpectralKernelParams) <= 4096);
 
 // Columns that the Gram matrix has in shared memory: eight rows lie in different banks.
 constexpr int SharedStride(int64_t rows) { return static_cast<int>((rows + 15) / 16 * 16 + 8); }
@@ -64,7 +69,7 @@ __device__ int FindLargest(const float* v, int n) {
 }
 
 // Replaces the head's direction by v and tells how far it turned.
-__device__ void StoreDirection(const SpectralParams& p, int64_t head, const float* before, const float* v,
+__device__ void StoreDirection(const SpectralParams& p, const int64_t& head, const float* before, const float* v,
                                double* scratch) {
   if (p.direction == nullptr) return;
   double cosine = 0, squares = 0;
@@ -87,12 +92,10 @@ __device__ void StoreDirection(const SpectralParams& p, int64_t head, const floa
 
 // One head.  kShared: the Gram matrix is in shared memory.
 template <class Element, bool kShared>
-__device__ __forceinline__ void Solve(const SpectralKernelParams& kernel, unsigned char* shared, float* before,
-                                      LanczosScratch& scratch) {
+__device__ __forceinline__ void Solve(const SpectralParams& p, const int64_t& head, bool vectorized,
+                                      unsigned char* shared, float* before, LanczosScratch& scratch) {
   using Solver = Lanczos<kShared ? 1 : kLargeParts>;
-  const SpectralParams& p = kernel.p;
   const int n = static_cast<int>(p.rows), stride = kShared ? SharedStride(n) : n;
-  const int64_t head = blockIdx.x;
   float* gram = nullptr;
   if constexpr (kShared) {
     gram = reinterpret_cast<float*>(shared);
@@ -102,7 +105,7 @@ __device__ __forceinline__ void Solve(const SpectralKernelParams& kernel, unsign
   unsigned char* const stages = shared + GramBytes(n);
 
   // 1. The Gram matrix and its trace.
-  ComputeGram<kShared>(p, static_cast<const Element*>(p.weight) + head * p.head_stride, kernel.vectorized, stages, gram,
+  ComputeGram<kShared>(p, static_cast<const Element*>(p.weight) + head * p.head_stride, vectorized, stages, gram,
                        stride);
   double trace = 0;
   for (int i = threadIdx.x; i < n; i += kThreads) {
@@ -152,62 +155,94 @@ __device__ __forceinline__ void Solve(const SpectralKernelParams& kernel, unsign
   StoreDirection(p, head, before, lanczos.vector(), scratch.warps);
 }
 
-// Grid: [heads].  Block: kThreads.  Shared: what Launch asks for.
+// Grid: [weights * heads_max].  Block: kThreads.  Shared: what Launch asks for.
 template <class Element>
 __global__ void __launch_bounds__(kThreads, 2) SpectralKernel(const __grid_constant__ SpectralKernelParams kernel) {
   extern __shared__ __align__(16) unsigned char shared[];
   __shared__ LanczosScratch scratch;
   __shared__ float before[kSpectralRowsMax];
-  if (IsGramShared(kernel.p.rows)) {
-    Solve<Element, true>(kernel, shared, before, scratch);
+  const int weight = static_cast<int>(blockIdx.x) / kernel.heads_max;
+  __shared__ SpectralParams p;  // In registers it would spill.
+  if (threadIdx.x < sizeof(p) / sizeof(int)) {
+    reinterpret_cast<int*>(&p)[threadIdx.x] = reinterpret_cast<const int*>(&kernel.each[weight])[threadIdx.x];
+  }
+#if __CUDA_ARCH__ >= 900
+  const int64_t head = static_cast<int>(blockIdx.x) % kernel.heads_max;
+#else  // Code for 8.0 would spill it.
+  __shared__ int64_t head;
+  if (threadIdx.x == 0) head = static_cast<int>(blockIdx.x) % kernel.heads_max;
+#endif
+  __syncthreads();
+  if (head >= p.heads) return;
+  if (IsGramShared(p.rows)) {
+    Solve<Element, true>(p, head, kernel.vectorized[weight], shared, before, scratch);
   } else {
-    Solve<Element, false>(kernel, shared, before, scratch);
+    Solve<Element, false>(p, head, kernel.vectorized[weight], shared, before, scratch);
   }
 }
 
 template <class Element>
-Status Launch(const SpectralParams& p, const Gpu& gpu, void* stream) {
+Status Launch(const SpectralParams* each, int count, const Gpu& gpu, void* stream) {
   constexpr int kStaticBytes = 6 * 1024;  // at most, of SpectralKernel's own arrays
   SpectralKernelParams kernel = {};
-  kernel.p = p;
-  Tensor4 view;
-  view.data = p.weight;
-  view.head_stride = p.head_stride;
-  view.token_stride = p.row_stride;
-  // The last vector of a row may be cut short, so any number of columns will do.
-  kernel.vectorized =
-      p.column_stride == 1 && IsVectorized(p.dtype, view, 1, p.heads, p.rows, GramShape<Element>::kColumns);
-  const int64_t stages = kGramStages * GramShape<Element>::StageBytes(static_cast<int>(p.rows));
+  for (int i = 0; i < count; ++i) {
+    const SpectralParams& p = kernel.each[i] = each[i];
+    Tensor4 view;
+    view.data = p.weight;
+    view.head_stride = p.head_stride;
+    view.token_stride = p.row_stride;
+    // The last vector of a row may be cut short, so any number of columns will do.
+    kernel.vectorized[i] =
+        p.column_stride == 1 && IsVectorized(p.dtype, view, 1, p.heads, p.rows, GramShape<Element>::kColumns);
+    kernel.heads_max = std::max(kernel.heads_max, static_cast<int>(p.heads));
+  }
+  if (kernel.heads_max == 0) return Status::kOk;
+  const int64_t rows = each[0].rows;
+  const int64_t stages = kGramStages * GramShape<Element>::StageBytes(static_cast<int>(rows));
   Grid grid;
-  grid.units = p.heads;
+  grid.units = int64_t{count} * kernel.heads_max;
   grid.threads = kThreads;
-  grid.shared_bytes = static_cast<int>(GramBytes(p.rows) + std::max(stages, LanczosBytes(p.rows)));
+  grid.shared_bytes = static_cast<int>(GramBytes(rows) + std::max(stages, LanczosBytes(rows)));
   if (grid.shared_bytes + kStaticBytes > gpu.shared_bytes_max) {
     return Fail(Status::kUnsupported, "rows is %lld, which takes %d bytes of shared memory, but this GPU has %d",
-                static_cast<long long>(p.rows), grid.shared_bytes + kStaticBytes, gpu.shared_bytes_max);
+                static_cast<long long>(rows), grid.shared_bytes + kStaticBytes, gpu.shared_bytes_max);
   }
   return LaunchClusters(SpectralKernel<Element>, kernel, grid, stream, "the spectral norms");
 }
 
 }  // namespace
 
-Status SpectralNorms(const SpectralParams& p, void* stream) {
+Status SpectralNorms(const SpectralParams* each, int64_t count, void* stream) {
   Gpu gpu;
   BELLWETHER_KERNELS_RETURN_IF_ERROR(FindGpu(&gpu));
-  if (!IsGramShared(p.rows) && p.gram == nullptr) {
+  for (int64_t i = 0; i < count; ++i) {
+    const SpectralParams& p = each[i];
+    if (p.heads == 0 || IsGramShared(p.rows) || p.gram != nullptr) continue;
     return Fail(Status::kUnsupported,
                 "gram is NULL, but on a GPU must be given for more than %d rows, and rows is %lld", kGramTile,
                 static_cast<long long>(p.rows));
   }
-  switch (p.dtype) {
-    case DType::kBFloat16:
-      return Launch<__nv_bfloat16>(p, gpu, stream);
-    case DType::kFloat16:
-      return Launch<__half>(p, gpu, stream);
-    case DType::kFloat32:
-      break;
+  for (int64_t first = 0, next; first < count; first = next) {
+    const SpectralParams& p = each[first];
+    next = first + 1;
+    while (next < count && next - first < kWeightsMax && each[next].dtype == p.dtype && each[next].rows == p.rows)
+      ++next;
+    const int together = static_cast<int>(next - first);
+    Status status = Status::kOk;
+    switch (p.dtype) {
+      case DType::kBFloat16:
+        status = Launch<__nv_bfloat16>(&p, together, gpu, stream);
+        break;
+      case DType::kFloat16:
+        status = Launch<__half>(&p, together, gpu, stream);
+        break;
+      case DType::kFloat32:
+        status = Launch<float>(&p, together, gpu, stream);
+        break;
+    }
+    BELLWETHER_KERNELS_RETURN_IF_ERROR(status);
   }
-  return Launch<float>(p, gpu, stream);
+  return Status::kOk;
 }
 
 }  // namespace bellwether::kernels::cuda

@@ -166,6 +166,43 @@ TEST(KernelsCApiTest, TheLargestLegalSizesAreAccepted) {
   EXPECT_STREQ(bw_kernels_last_error(), "rows is 513, but only 1..512 is supported");
 }
 
+TEST(KernelsCApiTest, WeightsInAChainAreMeasuredAsAlone) {
+  std::array<std::array<float, 6>, 3> weights = {{{1, 2, 3, 4, 5, 6}, {0, 1, 0, 0, 0, 2}, {7, 0, 0, 0, 0, 0}}};
+  std::array<float, 3> alone = {}, together = {};
+  std::array<bw_spectral_params, 3> chain = {};
+  for (size_t i = 0; i < chain.size(); ++i) {
+    bw_spectral_params& s = chain[i];
+    s.struct_size = sizeof(s);
+    s.heads = 1;
+    s.rows = 2;
+    s.columns = s.row_stride = 3;
+    s.column_stride = 1;
+    s.weight = weights[i].data();
+    s.sigma = &alone[i];
+    ASSERT_EQ(bw_spectral_norms(&s), BW_KERNEL_OK) << bw_kernels_last_error();
+    s.sigma = &together[i];
+    if (i > 0) chain[i - 1].next = &s;
+  }
+  EXPECT_EQ(bw_spectral_norms(chain.data()), BW_KERNEL_OK) << bw_kernels_last_error();
+  EXPECT_EQ(together, alone);
+  EXPECT_NEAR(alone[2], 7, 1e-6);
+
+  // One that is refused: nothing is written.
+  together = {};
+  chain[2].rows = 513;
+  EXPECT_EQ(bw_spectral_norms(chain.data()), BW_KERNEL_UNSUPPORTED);
+  EXPECT_EQ(together, (std::array<float, 3>{}));
+  // The struct of a header before 1.4 has no `next`.
+  chain[0].struct_size = offsetof(bw_spectral_params, next);
+  EXPECT_EQ(bw_spectral_norms(chain.data()), BW_KERNEL_OK) << bw_kernels_last_error();
+  EXPECT_EQ(together, (std::array<float, 3>{alone[0], 0, 0}));
+  chain[0].struct_size = sizeof(chain[0]);
+  chain[2].rows = 2;
+  chain[2].next = &chain[1];  // Round and round.
+  EXPECT_EQ(bw_spectral_norms(chain.data()), BW_KERNEL_INVALID_ARGUMENT);
+  EXPECT_STREQ(bw_kernels_last_error(), "weights is 65537, but must be 1..65536");
+}
+
 TEST(KernelsCApiTest, ShutGateWritesNothing) {
   const std::array<uint64_t, 2> shut = {0, 5}, open = {1, 5};
   ProbeCall call;

@@ -580,6 +580,21 @@ def test_spectral_norms_equal_the_cpu(lib: Lib) -> None:
             assert_equal_spectra(lib, conv, what + " transposed")
 
 
+def test_weights_measured_together_keep_their_numbers(lib: Lib) -> None:
+    """More than a launch takes, of several types, numbers of rows and of heads."""
+    shapes = [(1 + i % 5, 64 if i % 7 else 96, 300 + i, (F32, BF16)[i % 11 == 0]) for i in range(80)]
+    weights = [planted(h, n, c, top=3.).to(dtype).cuda() for h, n, c, dtype in shapes]
+    weights[3] = weights[3].transpose(1, 2).contiguous().transpose(1, 2)
+    alone, together = ([Spectrum.fresh(w.shape[0], w.shape[1], "cuda", gram=False) for w in weights]
+                       for _ in range(2))
+    for weight, spectrum in zip(weights, alone):
+        calls.spectral_norms(lib, weight, spectrum)
+    calls.spectral_norms_of(lib, list(zip(weights, together)))
+    for a, b, shape in zip(alone, together, shapes):
+        for name in ("sigma", "residual", "stable_rank", "direction"):
+            assert torch.equal(getattr(a, name), getattr(b, name)), (shape, name)
+
+
 def test_spectra_of_any_scale(lib: Lib) -> None:
     """Squares of squares would leave fp32's range."""
     for scale in (1e-12, 1e12):

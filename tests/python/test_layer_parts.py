@@ -24,6 +24,7 @@ from bellwether._hook.layer.seen_calls import SeenCalls
 from bellwether._hook.layer.weight_search import WeightSearch
 from bellwether._hook.layer.weights import Weights
 from bellwether._kernels.memory import Memories
+from bellwether._kernels.probe import Spectra
 from bellwether.settings import Settings
 
 HEADS, KV_HEADS, DIM, WIDTH = 4, 2, 8, 16
@@ -215,7 +216,9 @@ def test_a_narrow_value_tells_the_rows_of_latent_attention(host: Host) -> None:
 def test_weights_are_found_and_measured(host: Host) -> None:
     module = Projections()
     _, weights, notes = search_in(module, host)
-    weights.measure()
+    together = Spectra()
+    weights.measure(together)
+    together.measure()
     assert weights.wq is not None and weights.wk is not None and not notes
     (copy,) = host.memories.collect(False).values()
     for spectrum, weight in (

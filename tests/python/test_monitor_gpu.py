@@ -19,8 +19,6 @@ from torch.profiler import ProfilerActivity, profile
 
 import bellwether
 from bellwether._hook.compiled.compiled_taps import TORCH_MIN
-from bellwether._kernels.memory import DeviceMemory
-from bellwether._kernels.probe import Spectrum
 
 from gpu import LACKS, SKIPPED
 from models import Attention, Model, Shape, batch
@@ -77,26 +75,6 @@ def test_nothing_waits_for_the_gpu(tmp_path: Path) -> None:
     assert all("loss" in steps[i] for i in steps)
     assert all(("rows" in steps[i]) == (i % 2 == 0) for i in steps)
     assert all(("wq_sigma" in steps[i]) == (i % 2 == 0) for i in steps)
-
-
-def test_weights_that_are_measured_beside_each_other_keep_their_numbers(tmp_path: Path) -> None:
-    memory = DeviceMemory(torch.device("cuda"))
-    torch.manual_seed(2)
-    weights = [torch.randn(heads, 64, 768, device="cuda") for heads in range(1, 25)]
-    spectra = [[Spectrum(memory, memory.device, w.shape[0], 64) for w in weights] for _ in range(2)]
-    for w, spectrum in zip(weights, spectra[0]):
-        spectrum.measure(w)
-    with memory.beside():
-        for w, spectrum in zip(weights, spectra[1]):
-            # Other weights of that size would lie where a copy has been.
-            spectrum.measure(w.double())
-            torch.full_like(w, 3.0)
-    copy = memory.collect(False)
-    torch.cuda.synchronize()
-    for alone, beside in zip(*spectra):
-        for output in ("sigma", "residual", "stable_rank"):
-            assert alone.row(copy, output) == beside.row(copy, output)
-    assert (copy.seconds() or 0.0) > 0
 
 
 def kernels(job: Job, numbers: range, monitor: Optional[Any]) -> Counter[str]:

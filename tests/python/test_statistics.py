@@ -19,6 +19,8 @@ from comparing import compare, counted
 from torch import Tensor, nn
 
 import bellwether
+from bellwether._kernels.memory import HostMemory
+from bellwether._kernels.probe import Spectra, Spectrum
 
 from definitions import Expected, of_tensors
 from gpu import DEVICES
@@ -335,3 +337,21 @@ def test_unmeasurable_signals_are_left_out_and_noted(
     assert reason in notes
     assert has <= signals and "delta_bias_sum" not in signals
     assert ("common_mode_sum" in signals) == ("common_mode_sum" in has)
+
+
+def test_weights_that_are_refused_leave_the_others() -> None:
+    memory, device = HostMemory(), torch.device("cpu")
+    torch.manual_seed(4)
+    weights = [torch.randn(2, rows, 24) for rows in (8, 513, 16)]
+    spectra = [Spectrum(memory, device, 2, w.shape[1]) for w in weights]
+    together, told = Spectra(), []
+    for spectrum, weight in zip(spectra, weights):
+        together.add(spectrum, weight.double(), told.append)
+    assert not any(spectrum.measured for spectrum in spectra)
+    together.measure()
+    assert [spectrum.measured for spectrum in spectra] == [True, False, True]
+    assert told == ["bw_spectral_norms: rows is 513, but only 1..512 is supported"]
+    copy = memory.collect(False)
+    for spectrum, weight in zip(spectra[::2], weights[::2]):
+        found = torch.tensor(list(spectrum.row(copy, "sigma")))
+        assert torch.allclose(found, torch.linalg.matrix_norm(weight, 2), rtol=1e-5)

@@ -11,9 +11,8 @@ import abc
 import array
 import bisect
 import ctypes
-import itertools
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Optional
 
 import torch
@@ -21,7 +20,6 @@ import torch
 from .._native import c_api
 
 FLOAT_BYTES = 4
-STREAMS = 8  # As many as a GPU takes work from at a time.
 CHUNK_FLOATS = 1 << 18  # Of the memory of a GPU: 1 MiB, more than most models need.
 
 
@@ -104,14 +102,6 @@ class Memory(abc.ABC):
         """Around calls of the kernels library."""
 
     @abc.abstractmethod
-    def beside(self) -> AbstractContextManager[None]:
-        """Around calls that need nothing of each other: a GPU may run them at the same time."""
-
-    @abc.abstractmethod
-    def reads(self, tensor: torch.Tensor) -> None:
-        """The call that running() is around reads it."""
-
-    @abc.abstractmethod
     def collect(self, timed: bool) -> Copy:
         """The values now; afterwards all are the initial ones.  `timed`: what the next
         sample's kernels take is to be measured."""
@@ -149,12 +139,6 @@ class HostMemory(Memory):
     def running(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def beside(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def reads(self, tensor: torch.Tensor) -> None:
-        pass
-
     def collect(self, timed: bool) -> Copy:
         copy = floats(0)
         for values, initial in self._regions:
@@ -184,8 +168,6 @@ class DeviceMemory(Memory):
         self._begins: list[int] = []
         self._timing = True
         self._timed: list[tuple[Any, Any]] = []
-        self._streams: list[Any] = []  # Of their own, for calls that run beside each other.
-        self._beside: Optional[Iterator[Any]] = None
 
     def take(self, initial: array.array[float]) -> int:
         if not self._chunks or self._chunks[-1].used + len(initial) > len(self._chunks[-1].values):
@@ -227,12 +209,6 @@ class DeviceMemory(Memory):
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        if self._beside is not None:
-            stream = next(self._beside)
-            stream.wait_stream(torch.cuda.current_stream(self.device))
-            with torch.cuda.stream(stream):
-                yield
-            return
         with torch.cuda.device(self.device):
             if not self._timing or capturing():
                 yield
@@ -242,26 +218,6 @@ class DeviceMemory(Memory):
             yield
             end.record()
             self._timed.append((begin, end))
-
-    @contextmanager
-    def beside(self) -> Iterator[None]:
-        if capturing():
-            yield
-            return
-        with self.running():
-            if not self._streams:
-                self._streams = [torch.cuda.Stream(self.device) for _ in range(STREAMS)]  # type: ignore[no-untyped-call]
-            self._beside = itertools.cycle(self._streams)
-            try:
-                yield
-            finally:
-                self._beside = None
-                for stream in self._streams:
-                    torch.cuda.current_stream(self.device).wait_stream(stream)
-
-    def reads(self, tensor: torch.Tensor) -> None:
-        if self._beside is not None:  # Its memory is not given away before that.
-            tensor.record_stream(torch.cuda.current_stream(self.device))
 
     @staticmethod
     def _event() -> Any:
@@ -299,14 +255,6 @@ class Memories:
     def begin_step(self, sampled: bool, seed: int) -> None:
         for memory in self._of.values():
             memory.begin_step(sampled, seed)
-
-    @contextmanager
-    def beside(self) -> Iterator[None]:
-        """Memory.beside() of each."""
-        with ExitStack() as stack:
-            for memory in self._of.values():
-                stack.enter_context(memory.beside())
-            yield
 
     def collect(self, timed: bool) -> dict[Memory, Copy]:
         """By memory."""

@@ -10,6 +10,7 @@ import array
 import ctypes
 import dataclasses
 import math
+from collections.abc import Callable, Sequence
 from typing import Any, Optional
 
 import torch
@@ -23,6 +24,7 @@ DTYPES = {torch.float32: c_api.F32, torch.bfloat16: c_api.BF16, torch.float16: c
 MASK_DTYPES = {**DTYPES, torch.bool: c_api.BOOL}
 _WINDOW_MAX = (1 << 31) - 2
 HIDDEN = -10000.0  # An additive mask hides a key from here down.
+_SPECTRA_BYTES_MAX = 1 << 28  # Of weights that wait: some are copies.
 _CHUNK = 1 << 24  # Elements of a mask that are looked at at once.
 
 
@@ -371,25 +373,71 @@ class Spectrum:
     def row(self, copy: Copy, output: str) -> array.array[float]:
         return copy.read(self._begin + self.OUTPUTS.index(output) * self.heads, self.heads)
 
+    def params(self, weight: Tensor) -> c_api.SpectralParams:
+        """weight [heads, dim, width], any strides, which must outlive the call."""
+        params: c_api.SpectralParams = c_api.struct(
+            c_api.SpectralParams, dtype=DTYPES[weight.dtype], **self.memory.call_fields()
+        )
+        params.heads, params.rows, params.columns = weight.shape
+        params.weight = weight.data_ptr()
+        params.head_stride, params.row_stride, params.column_stride = weight.stride()
+        for i, output in enumerate(self.OUTPUTS):
+            setattr(params, output, self.memory.address(self._begin + i * self.heads))
+        params.direction = self._direction.data_ptr()
+        return params
+
     def measure(self, weight: Tensor) -> None:
-        """weight [heads, dim, width], any strides."""
-        with self.memory.running():
-            weight = weight.detach()
-            if weight.dtype not in DTYPES:
-                weight = weight.float()
-            params = c_api.struct(
-                c_api.SpectralParams, dtype=DTYPES[weight.dtype], **self.memory.call_fields()
-            )
-            params.heads, params.rows, params.columns = weight.shape
-            params.weight = weight.data_ptr()
-            params.head_stride, params.row_stride, params.column_stride = weight.stride()
-            for i, output in enumerate(self.OUTPUTS):
-                setattr(params, output, self.memory.address(self._begin + i * self.heads))
-            params.direction = self._direction.data_ptr()
-            call("bw_spectral_norms", params)
-            self.memory.reads(weight)
-        self.samples += 1
-        self.measured = True
+        """weight [heads, dim, width], any strides.  Raises Unsupported."""
+        _measure([(self, _readable(weight))])
+
+
+def _readable(weight: Tensor) -> Tensor:
+    weight = weight.detach()
+    return weight if weight.dtype in DTYPES else weight.float()
+
+
+def _measure(each: Sequence[tuple[Spectrum, Tensor]]) -> None:
+    """Spectra of one memory, in one call."""
+    memory = each[0][0].memory
+    with memory.running():
+        chain = [spectrum.params(weight) for spectrum, weight in each]
+        for params, behind in zip(chain, chain[1:]):
+            params.next = ctypes.addressof(behind)
+        call("bw_spectral_norms", chain[0])
+    for spectrum, _ in each:
+        spectrum.samples += 1
+        spectrum.measured = True
+
+
+class Spectra:
+    """Measures weights together: those of one layer have too few heads for a GPU."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[Spectrum, Tensor, Callable[[str], None]]] = []
+        self._bytes = 0
+
+    def add(self, spectrum: Spectrum, weight: Tensor, refused: Callable[[str], None]) -> None:
+        """weight   [heads, dim, width], any strides
+        refused  told why, if it is not measured"""
+        weight = _readable(weight)
+        self._waiting.append((spectrum, weight, refused))
+        self._bytes += weight.numel() * weight.element_size()
+        if self._bytes >= _SPECTRA_BYTES_MAX:
+            self.measure()
+
+    def measure(self) -> None:
+        """What was added since the last time."""
+        waiting, self._waiting, self._bytes = self._waiting, [], 0
+        for memory in dict.fromkeys(spectrum.memory for spectrum, *_ in waiting):
+            of_memory = [one for one in waiting if one[0].memory is memory]
+            try:
+                _measure([(spectrum, weight) for spectrum, weight, _ in of_memory])
+            except Unsupported:  # One of them is.
+                for spectrum, weight, refused in of_memory:
+                    try:
+                        _measure([(spectrum, weight)])
+                    except Unsupported as e:
+                        refused(str(e))
 
 
 def increment_rank(

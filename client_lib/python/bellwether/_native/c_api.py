@@ -40,7 +40,7 @@ SERVER = "bellwetherd"
 # The major versions of the headers that the structures below are of, and the least minors that
 # have all of them.  Each library has a version of its own.
 CLIENT_ABI = (1, 4)
-KERNELS_ABI = (1, 3)
+KERNELS_ABI = (1, 4)
 
 
 class LibraryError(RuntimeError):
@@ -447,6 +447,7 @@ class SpectralParams(Checked):
         ("direction", c_void_p),
         ("overlap", c_void_p),
         ("gram", c_void_p),
+        ("next", c_void_p),
     ]
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from .._hook.layer.layer import Layer
 from .._hook.model import parallel
 from .._hook.model.parallel import Parallel
-from .._kernels.memory import Memories
+from .._kernels.probe import Spectra
 from .grams import GramBatch, Grams
 from .increments import Increments
 
@@ -20,11 +20,9 @@ class StepWeights:
     """model  gives the model, None once it is gone"""
 
     def __init__(
-        self, gram_bytes: int, placed: Parallel, memories: Memories,
-        model: Callable[[], Optional[nn.Module]],
-    ) -> None:  # fmt: skip
+        self, gram_bytes: int, placed: Parallel, model: Callable[[], Optional[nn.Module]]
+    ) -> None:
         self._model = model
-        self._memories = memories
         self._ranks = Increments()
         self._grams = Grams(gram_bytes, placed)
         self._sharded: Optional[bool] = None
@@ -52,9 +50,10 @@ class StepWeights:
             return
         self._done = True
         found = [layer for layer in layers if layer.watched and layer.weights.location is not None]
-        with self._memories.beside():  # A kernel has a block for each head: too few for a GPU.
-            for layer in found:
-                layer.weights.measure()
+        together = Spectra()
+        for layer in found:
+            layer.weights.measure(together)
+        together.measure()
         if not self.whole_in_backward_only():
             self.increments = self._ranks.measure(found)
             self.gram_batch = self._grams.measure(found)

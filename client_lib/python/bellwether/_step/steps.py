@@ -58,7 +58,7 @@ class Steps:
         self.ends = StepEnds(self._parameters)
         self.reporter = Reporter(settings, self.parallel, self.layers, self.memories, self.lock)
         self.discovery: Optional[Discovery] = None
-        self.weights = StepWeights(settings.gram_bytes, self.parallel, self.memories, self.model)
+        self.weights = StepWeights(settings.gram_bytes, self.parallel, self.model)
         self._model = weakref.ref(model) if model is not None else None
         self._cannot: dict[str, Optional[str]] = {}
         self._number = 0  # Of the running step.

@@ -29,7 +29,7 @@ extern "C" {
 #endif
 
 #define BW_KERNELS_API_VERSION_MAJOR 1
-#define BW_KERNELS_API_VERSION_MINOR 3
+#define BW_KERNELS_API_VERSION_MINOR 4
 
 typedef enum bw_kernel_status {
   BW_KERNEL_OK = 0,
@@ -174,6 +174,9 @@ typedef struct bw_spectral_params {
   float* overlap;     /* [heads] out or NULL: abs(cosine) of direction before
                          and after; NaN if it was 0 before.  Needs direction */
   float* gram;        /* [heads][rows][rows] out or NULL: G = W W^T */
+  /* NULL, or further weights, 65536 in all, which a GPU measures at the same time.  Of theirs
+     backend, threads and stream are not read. */
+  const struct bw_spectral_params* next;
 } bw_spectral_params;
 
 BW_KERNELS_EXPORT bw_kernel_status bw_spectral_norms(const bw_spectral_params* params);

@@ -23,6 +23,7 @@
 namespace bellwether::kernels {
 
 inline constexpr int64_t kSpectralRowsMax = 512;
+inline constexpr int64_t kSpectralWeightsMax = 65536;
 inline constexpr int64_t kSpectralColumnsMax = (int64_t{1} << 31) - 1;
 
 // Lanczos steps: min(rows, 32) always; the CPU goes on in steps of 32, up to 4
@@ -57,17 +58,21 @@ struct SpectralParams {
   float* gram = nullptr;       // [heads][rows][rows] or null
 };
 
-// The Gram matrix and all that follows is double.  No scaling is needed for any
+// Measures `count` weights, 0..65536.  The Gram matrix and all that follows is double.  No scaling is needed for any
 // float32 weights, but residual and gram overflow to inf where sigma^2 exceeds
 // float32.  kCpu is done on return.
 //
-// kCuda enqueues one kernel and computes in float32: sigma is within 4e-6 (1e-6
-// with hundreds of columns) of what 32 steps give.  Squares of weights must be
+// kCuda enqueues one kernel for up to 32 weights in a row of one type and number of
+// rows.  It has a block for each head, and computes in float32: sigma is within 4e-6
+// (1e-6 with hundreds of columns) of what 32 steps give.  Squares of weights must be
 // in float32's range.  Above 128 rows it needs `gram` to work in.
 //
 // kInvalidArgument, kUnsupported (rows above 512; kCuda: above 128 without
-// gram), kUnavailable, kDeviceError: nothing was written.  Any thread.
-[[nodiscard]] Status SpectralNorms(const SpectralParams& params, const Device& device);
+// gram), kUnavailable: nothing was written.  kDeviceError: of some weights perhaps.  Any thread.
+[[nodiscard]] Status SpectralNorms(const SpectralParams* each, int64_t count, const Device& device);
+[[nodiscard]] inline Status SpectralNorms(const SpectralParams& params, const Device& device) {
+  return SpectralNorms(&params, 1, device);
+}
 
 // Effective rank of the first-order change of M = W_Q^T W_K per query head,
 //   dM = dW_Q^T W_K + W_Q^T dW_K,  d = now - before,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..._kernels.memory import capturing
-from ..._kernels.probe import Spectrum, Unsupported
+from ..._kernels.probe import Spectra, Spectrum
 from ..._util.guard import harmless
 from ..._weights import locate
 from ..._weights.adapters import NotWhole, Unreadable
@@ -78,14 +78,14 @@ class Weights:
 
     # ---- when they are measured ----
 
-    def measure(self) -> None:
+    def measure(self, together: Spectra) -> None:
         """Behind the optimizer's step."""
         if self.wq is None or self.wk is None or self.wq.measured:
             return
         if self.host.weights_in_backward():
             return
         try:
-            self._measure()
+            self._measure(together)
         except NotWhole as e:
             self._notes.add(f"{e}: no spectral signals")
 
@@ -115,8 +115,12 @@ class Weights:
             hook.remove()
 
     def _measure_sharded(self) -> None:
-        if self._measure():
-            self._notes.add("sharded weights: sigma is that of before the step")
+        together = Spectra()
+        try:
+            if self._measure(together):
+                self._notes.add("sharded weights: sigma is that of before the step")
+        finally:  # One of them, if the other is elsewhere.
+            together.measure()
 
     @harmless("forward of a projection")
     def _projected(self, *_: Any) -> None:
@@ -136,7 +140,7 @@ class Weights:
                 hook = module.register_forward_hook(self._projected, prepend=True)
                 self._in_forward.append(hook)
 
-    def _measure(self) -> bool:
+    def _measure(self, together: Spectra) -> bool:
         """Of W_Q and W_K what is not measured yet.  Raises NotWhole if one is elsewhere."""
         found = self.found()
         if found is None or self.wq is None or self.wk is None:
@@ -163,16 +167,13 @@ class Weights:
                 if weight.device != spectrum.device:
                     self._notes.add("the weights moved to another device: no spectral signals")
                     return False
-                spectrum.measure(weight)
+                together.add(spectrum, weight, self._notes.add)
             if missing is not None:
                 raise missing
         except NotWhole:
             raise
         except Unreadable as e:
             self._notes.add(f"{e}: no spectral signals")
-            return False
-        except Unsupported as e:
-            self._notes.add(str(e))
             return False
         return True
 
