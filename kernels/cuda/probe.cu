@@ -245,10 +245,6 @@ __device__ __forceinline__ void ComputeDeltaLp(const ProbeKernelParams& kernel, 
   if (threadIdx.x % kShare == 0) delta_lp[r] = sum;
 }
 
-// Rows at the end: whole warps.
-template <class Shape>
-inline constexpr int kStatRows = Shape::kRows > 32 ? Shape::kRows : 32;
-
 // What registers leave room for.
 template <class Element, Part kPart, Form kForm>
 inline constexpr int kBlocksPerMultiprocessor = kForm == Form::kWide ||
@@ -419,13 +415,7 @@ __global__ void __launch_bounds__(kTileThreads, kBlocksPerMultiprocessor<Element
   for (int r = 0; r < 2; ++r) {
 #pragma unroll
     for (int offset = 1; offset < 4; offset *= 2) {
-      const RowState& mine = state[r];
-      const auto other = [&](float x) { return __shfl_xor_sync(0xffffffffu, x, offset); };
-      const RowState theirs = {
-          other(mine.first),       other(mine.second), other(mine.l),         other(mine.weighted_score),
-          other(mine.weighted_dp), other(mine.poison), other(mine.first_key), other(mine.mean),
-          other(mine.squares),     other(mine.keys)};
-      Merge(theirs, state[r]);
+      Merge(Neighbours(state[r], offset), state[r]);
     }
     if (lane % 4 == 0) states[key_warp][first_row + lane / 4 + 8 * r] = state[r];
     if constexpr (kMasked) {
@@ -440,33 +430,40 @@ __global__ void __launch_bounds__(kTileThreads, kBlocksPerMultiprocessor<Element
   if (with_keys) StoreKeys<Shape>(key_sums, sums_of_keys, scratch);
   SyncCluster(kernel.cluster);
 
-  // 4. The first block merges and adds.
+  // 4. The first block merges and adds, with all of its threads, since the others wait for it.
   if (rank == 0) {
-    if (threadIdx.x < kStatRows<Shape>) {  // Whole warps: they add their rows together.
-      const int mine = threadIdx.x % kRows;
-      const RowPlace& at = places[mine];
-      RowState row = NoKeys();
-      int allowed = kMasked ? 0 : at.end - at.begin;
-      for (int block = 0; block < kernel.cluster; ++block) {
-        const RowState* const of_block = OfBlock(&states[0][mine], block, kernel.cluster);
+    constexpr int kShare = kTileThreads / kRows;  // threads of a row, neighbours
+    const int mine = threadIdx.x / kShare;
+    const RowPlace at = places[mine];
+    RowState row = NoKeys();
+    int allowed = 0;
+    for (int part = threadIdx.x % kShare; part < kernel.cluster * Shape::kKeyWarps; part += kShare) {
+      const int block = part / Shape::kKeyWarps, of_block = part % Shape::kKeyWarps;
+      Merge(*OfBlock(&states[of_block][mine], block, kernel.cluster), row);
+      if constexpr (kMasked) allowed += *OfBlock(&allowed_keys[of_block][mine], block, kernel.cluster);
+    }
 #pragma unroll
-        for (int part = 0; part < Shape::kKeyWarps; ++part) Merge(of_block[part * kRows], row);
-        if constexpr (kMasked) {
-          const int* const allowed_of_block = OfBlock(&allowed_keys[0][mine], block, kernel.cluster);
-#pragma unroll
-          for (int part = 0; part < Shape::kKeyWarps; ++part) allowed += allowed_of_block[part * kRows];
-        }
-      }
-      const bool is_row = threadIdx.x < kRows && allowed > 0;
-      const float sink = is_row && p.sinks != nullptr ? p.sinks[at.head] : -INFINITY;
-      double* const stats = reinterpret_cast<double*>(tiles) + threadIdx.x * kProbeStatCount;
+    for (int offset = 1; offset < kShare; offset *= 2) {
+      Merge(Neighbours(row, offset), row);
+      if constexpr (kMasked) allowed += __shfl_xor_sync(0xffffffffu, allowed, offset);
+    }
+    if (!kMasked) allowed = at.end - at.begin;
+    double* const all_stats = reinterpret_cast<double*>(tiles);
+    if (threadIdx.x % kShare == 0) {
+      double* const stats = all_stats + mine * kProbeStatCount;
+      const float sink = allowed > 0 && p.sinks != nullptr ? p.sinks[at.head] : -INFINITY;
       if constexpr (kPart == Part::kDrift) {
         DriftStats(row, sink, stats);
       } else {
         RowStats(row, allowed, sink, kDelta ? delta_lp[mine] : 0, stats);
       }
-      AddToHeads(p, is_row ? at.head : -1, kDelta, stats);
+      if (allowed == 0) places[mine].head = -1;  // No row, then.
     }
+    __syncthreads();
+    constexpr int kGroups = kRows > 32 ? kRows / 32 : 1;  // of up to 32 rows, a lane each
+    const int of_lane = warp % kGroups * 32 + lane;
+    AddToHeads(p, of_lane < kRows ? places[of_lane].head : -1, warp / kGroups, Shape::kWarps / kGroups, kDelta,
+               all_stats + of_lane * kProbeStatCount);
     if (with_keys) AddCoherence<Shape>(p, kernel.cluster, kv_head, sums_of_keys, scratch);
   }
   SyncCluster(kernel.cluster);  // No block ends while another reads what it found.
@@ -475,7 +472,7 @@ __global__ void __launch_bounds__(kTileThreads, kBlocksPerMultiprocessor<Element
 template <class Shape>
 int SharedBytes(const ProbeKernelParams& kernel) {
   const int tiles = (Shape::kRows + kernel.stages * Shape::kKeys) * (kernel.key_pitch + kernel.v_pitch);
-  return std::max(tiles, kStatRows<Shape> * kProbeStatCount * int{sizeof(double)});
+  return std::max(tiles, Shape::kRows * kProbeStatCount * int{sizeof(double)});
 }
 
 template <class Element, Part kPart, Form kForm>

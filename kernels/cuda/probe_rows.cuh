@@ -64,6 +64,14 @@ __device__ __forceinline__ void Merge(RowState b, RowState& a) {
   MergeMoments(b.keys, b.mean, b.squares, a);
 }
 
+// What the lane `offset` beside has.
+__device__ __forceinline__ RowState Neighbours(const RowState& mine, int offset) {
+  const auto other = [offset](float x) { return __shfl_xor_sync(0xffffffffu, x, offset); };
+  return {other(mine.first),       other(mine.second), other(mine.l),         other(mine.weighted_score),
+          other(mine.weighted_dp), other(mine.poison), other(mine.first_key), other(mine.mean),
+          other(mine.squares),     other(mine.keys)};
+}
+
 // A thread's scores of one row and tile.  raw: before the cap, all keys; `present` of
 // them are in V, bit i for raw[i].
 template <int kCount>
@@ -184,15 +192,16 @@ __device__ __forceinline__ void AtomicMax(float* out, float x) {
 }
 
 // Adds a warp's rows to `out`, head by head; head < 0: this lane has no row.  stats
-// [kProbeStatCount]: this lane's.
-__device__ __forceinline__ void AddToHeads(const ProbeParams& p, int head, bool with_delta, const double* stats) {
+// [kProbeStatCount]: this lane's, of which every step-th is added from `begin` on.
+__device__ __forceinline__ void AddToHeads(const ProbeParams& p, int head, int begin, int step, bool with_delta,
+                                           const double* stats) {
   const int count = with_delta ? kProbeStatCount : kProbeDeltaBiasSum;
   unsigned left = __ballot_sync(0xffffffffu, head >= 0);
   while (left != 0) {
     const int leader = __ffs(static_cast<int>(left)) - 1;
     const int current = __shfl_sync(0xffffffffu, head, leader);
     const bool mine = head == current;
-    for (int stat = 0; stat < count; ++stat) {
+    for (int stat = begin; stat < count; stat += step) {
       const bool is_max = stat == kProbeLogitMax;
       double x = mine ? stats[stat] : is_max ? -INFINITY : 0.0;
 #pragma unroll
