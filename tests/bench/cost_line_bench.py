@@ -51,6 +51,7 @@ SIZES = {
 }
 DOCUMENTS = 5  # Of a packed sequence.
 WARM_STEPS = 8
+CONTEXT_BYTES = 1 << 30  # Of a process, beside what PyTorch reserves.
 
 
 class TransformersJob(Job):
@@ -119,11 +120,19 @@ class PackedJob(TransformersJob):
 JOBS = {"transformers": TransformersJob, "packed": PackedJob, "blocks": Job}
 
 
+def both_fit() -> bool:
+    """Whether the device has room for two jobs such as this one.  If not, each block begins by
+    taking its memory from the driver anew."""
+    total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+    return 2 * (torch.cuda.max_memory_reserved() + CONTEXT_BYTES) <= total
+
+
 def block(job: Job, steps: int, step_ends: Callable[[Tensor], None]) -> list[float]:
     """Milliseconds of each step."""
     if job.device == "cuda":
         took = job.block(steps, step_ends)
-        torch.cuda.empty_cache()  # What a job needs for a step is the other's now.
+        if not both_fit():  # What a job needs for a step is the other's now.
+            torch.cuda.empty_cache()
         return took
     marks = [time.perf_counter()]
     for _ in range(steps):
@@ -212,6 +221,7 @@ class Costs:
         self._unsampled: list[float] = []
         self._of_samples: list[float] = []
         self._extra: list[float] = []  # What a sampled step takes longer than its block's others.
+        self._samples_ms: list[tuple[int, float]] = []  # Each one's place in its block and time.
         self._all = [0, 0]  # Samples and steps, the first ones of blocks included.
         self.by_distance: dict[int, list[float]] = {}
 
@@ -227,6 +237,12 @@ class Costs:
         self._of_samples += [self._cost(took, base) for took in samples]
         self._extra += [100 * (took - statistics.fmean(others)) / base for took in samples]
         self._sampled.append((len(samples), len(steps)))
+        self._samples_ms += [
+            (place, took)
+            for of_block in watched
+            for place, (took, distance) in enumerate(of_block)
+            if place and distance == 0
+        ]
         self._all[0] += sum(d == 0 for of_block in watched for _, d in of_block)
         self._all[1] += sum(len(of_block) for of_block in watched)
         for took, distance in steps:
@@ -262,7 +278,7 @@ class Costs:
                 distance: [len(took), statistics.fmean(took), statistics.median(took)]
                 for distance, took in sorted(self.by_distance.items())
             },
-            "ratios": self._ratios,
+            "ratios": self._ratios, "samples_ms": self._samples_ms,
         }  # fmt: skip
 
 
