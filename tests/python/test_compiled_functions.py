@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.attention import flex_attention as flex
 
 import bellwether
-from bellwether._hook.compiled import compiled_taps, recipes
+from bellwether._hook.compiled import compiled_taps, recipes, written_anyway
 
 from compiled_training import Flex, inductor_graphs, train
 from models import Attention, Model, Shape, batch, causal
@@ -74,6 +74,13 @@ class Eager(Attention):
 
 class Dropped(Eager):
     dropout = 0.3
+
+
+class Scattered(Eager):
+    """Nothing of its mask can be made again."""
+
+    def mask(self, q: Tensor, k: Tensor) -> Tensor:
+        return -(torch.rand(q.shape[0], 1, q.shape[2], k.shape[2]) < 0.2).float()
 
 
 class Flash(Attention):
@@ -273,6 +280,13 @@ def test_the_same_is_told_by_what_inductor_writes(name: str, tmp_path: Path) -> 
     for signal in told - {"step_seconds", "hook_seconds"}:
         a, b = got.recorded[0][signal], want.recorded[0][signal]
         assert np.allclose(a, b, 2e-2 if "bf16" in name else 1e-3, 1e-4, equal_nan=True), signal
+
+
+def test_a_mask_that_cannot_be_made_again_is_not_measured(tmp_path: Path) -> None:
+    plain = train(None, GQA, Scattered, backend=inductor_graphs, steps=1)
+    got = train(tmp_path / "c.bwrun", GQA, Scattered, backend=inductor_graphs, steps=1)
+    assert all(torch.equal(a, b) for a, b in zip(plain.bits, got.bits))
+    assert got.notes == [[written_anyway.NOT_WRITTEN]] * 2
 
 
 def of_sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ import pytest
 import torch
 import torch._dynamo
 import torch._functorch.config
+import torch.nn.functional as F
 import transformers.models.llama.modeling_llama as llama
 from torch import Tensor, nn
 from torch._inductor import config
@@ -140,6 +141,29 @@ class Gated(Eager):
         return super().attend(q, k, v, gqa) * q.sigmoid()
 
 
+class Relative(Eager):
+    """What its mask adds is learned, and depends on the queries."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__(shape)
+        self.table = nn.Embedding(8, shape.heads)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, gqa: bool) -> Tensor:
+        place = torch.arange(q.shape[2], device=q.device)
+        bias = self.table((place[:, None] - place).abs().clamp(max=7)).permute(2, 0, 1)
+        self.hidden = bias * q.float().mean((1, 2, 3))[:, None, None, None].to(q.dtype)
+        return super().attend(q, k, v, gqa)
+
+
+class Seen(Turned):
+    """A boolean mask becomes an additive one inside the call."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, gqa: bool) -> Tensor:
+        place = torch.arange(q.shape[2], device=q.device)
+        seen = (place[:, None] >= place) & (place % 3 != 1)
+        return F.scaled_dot_product_attention(q, k, v, seen, enable_gqa=gqa)
+
+
 def graphs(
     found: list[Lowered],
     path: Optional[Path],
@@ -179,8 +203,10 @@ def as_dtype(shape: Shape, dtype: torch.dtype) -> Shape:
         (GQA, Eager, False),
         (as_dtype(GQA, BF16), Gated, False),
         (as_dtype(GQA, BF16), Eager, True),
+        (GQA, Relative, False),
+        (as_dtype(EQUAL, BF16), Seen, False),
     ],
-    ids=["sdpa amp", "eager", "gated bf16", "eager amp"],
+    ids=["sdpa amp", "eager", "gated bf16", "eager amp", "relative", "seen"],
 )  # fmt: skip
 def test_inductor_saves_and_writes_the_same_with_us(
     shape: Shape,

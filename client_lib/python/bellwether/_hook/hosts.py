@@ -179,9 +179,13 @@ class PatchedLayer(Protocol):
         """By their paths, those whose rows a call can show; none where each has its own."""
 
     def compiled_backward(
-        self, read: Callable[[], CallRead], o: Tensor, d_o: Tensor, site: int
+        self, read: Callable[[], tuple[CallRead, list[Tensor]]], site: int
     ) -> None:
-        """Of a module that was compiled; site  which call of its forward, from 0."""
+        """Of a module that was compiled.
+
+        read  gives the call, its output and the gradient of that; none of them with a reason
+        site  which call of its forward, from 0
+        """
 
     def compiled_key_gradient(self, d_k: Callable[[], Tensor], site: int) -> None: ...
 

@@ -18,15 +18,17 @@ import torch
 from torch import Tensor, nn
 
 from ..._kernels.memory import capturing
+from ..._kernels.probe import Unsupported
 from ..._util.guard import harmless
-from ..calls.call import first_of, with_first
+from ..calls.call import CallRead, first_of, with_first
 from ..hosts import PatchedLayer
-from . import recipes
+from . import recipes, recorded
 
 ATTRIBUTE = "_bellwether_mark"
 # What is traced here goes to the edge of what dynamo can: with an older one, where nobody has
 # tried it, compiled modules are not watched.
 TORCH_MIN = (2, 11)
+KEYS_NOT_WRITTEN = "torch.compile does not write the keys' gradient: no leak is measured"
 
 _numbers = itertools.count(1)
 _layers: weakref.WeakValueDictionary[int, PatchedLayer] = weakref.WeakValueDictionary()
@@ -95,8 +97,9 @@ _library: Any = torch.library.Library("bellwether", "FRAGMENT")  # type: ignore[
 # The mark counts as changed: an operator without an effect would be left out of the graph.  Tensors
 # are taken as they lie, so none is copied for us.
 for _schema in (
-    "observe(Tensor[] tensors, Tensor o, Tensor d_o, Tensor(a!) mark, int recipe, int site) -> ()",
-    "observe_keys(Tensor d_k, Tensor(a!) mark, int site, int[] sum, int[] size) -> ()",
+    "observe(Tensor[] tensors, SymInt[] sizes, int made, Tensor(a!) mark, int recipe, int site)"
+    " -> ()",
+    "observe_keys(Tensor[] tensors, SymInt[] sizes, int made, Tensor(a!) mark, int site) -> ()",
 ):
     _library.define(_schema, tags=(torch.Tag.flexible_layout,))
 
@@ -110,20 +113,38 @@ def _layer_of(mark: Tensor) -> Optional[PatchedLayer]:
 
 @harmless("backward of a compiled attention")
 def _observe(
-    tensors: list[Tensor], o: Tensor, d_o: Tensor, mark: Tensor, recipe: int, site: int
+    tensors: list[Tensor], sizes: list[int], made: int, mark: Tensor, recipe: int, site: int
 ) -> None:
+    """tensors, sizes, made  give o, its gradient and what the recipe needs (recorded.py)"""
     layer = _layer_of(mark)
     module = layer.module() if layer is not None else None
-    if layer is not None and module is not None:
-        layer.compiled_backward(lambda: recipes.recipe(recipe).read(tensors, module), o, d_o, site)
+    if layer is None or module is None:
+        return
+
+    def read() -> tuple[CallRead, list[Tensor]]:
+        try:
+            given = recorded.made_of(made, tensors, sizes)
+        except Unsupported as e:
+            return str(e), []
+        return recipes.recipe(recipe).read(given[2:], module), given[:2]
+
+    layer.compiled_backward(read, site)
 
 
 @harmless("backward of a compiled attention")
-def _observe_keys(d_k: Tensor, mark: Tensor, site: int, sum: list[int], size: list[int]) -> None:
-    """sum, size  of terms: over which dimensions they are added, and the shape then"""
+def _observe_keys(
+    tensors: list[Tensor], sizes: list[int], made: int, mark: Tensor, site: int
+) -> None:
+    """tensors, sizes, made  give the gradient of k"""
     layer = _layer_of(mark)
+
+    def read() -> Tensor:
+        if not tensors:
+            raise Unsupported(KEYS_NOT_WRITTEN)
+        return recorded.made_of(made, tensors, sizes)[0]
+
     if layer is not None:
-        layer.compiled_key_gradient(lambda: d_k.sum(sum).reshape(size) if sum else d_k, site)
+        layer.compiled_key_gradient(read, site)
 
 
 for _device in ("CPU", "CUDA"):
@@ -160,7 +181,8 @@ class _OutputTap(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, d_o: Tensor) -> Any:
         o, *tensors = ctx.saved_tensors
-        torch.ops.bellwether.observe(tensors, o, d_o, ctx.mark, *ctx.told)
+        as_handed = recorded.AS_HANDED
+        torch.ops.bellwether.observe([o, d_o, *tensors], [], as_handed, ctx.mark, *ctx.told)
         return d_o, *([None] * (3 + len(tensors)))
 
 
@@ -172,7 +194,7 @@ class _KeyTap(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, d_k: Tensor) -> Any:
-        torch.ops.bellwether.observe_keys(d_k, ctx.mark, ctx.site, [], [])
+        torch.ops.bellwether.observe_keys([d_k], [], recorded.AS_HANDED, ctx.mark, ctx.site)
         return d_k, None, None
 
 

@@ -1,51 +1,71 @@
 """Which tensors the taps of a compiled graph read: those that the graph writes without them.
 
-What inductor compiles of a function of Python need not write its q, its k or the gradient of k.
-They may be a part of one kernel with what follows.  A tap that reads such a tensor has it written,
-and the rest of the graph then reads rounded numbers.
+What inductor compiles of a function of Python need not write its q, its k, its mask or the gradient
+of k.  They may be a part of one kernel with what follows.  A tap that reads such a tensor has it
+written, and what is left is then made into other kernels, which round apart.
 
-So each tensor is looked for where a matrix product or a kernel of attention reads or writes it.
-There it may be laid out in another way, or repeated for more heads.  Gradients of repeated keys are
-found before they are added.  The tap reads a view of that.
+So each tensor is looked for where a matrix product or a kernel of attention reads it: there it may
+be laid out in another way, or repeated for more heads.  Else it is followed back to what is
+written: inputs of the graph, and what such kernels read and write.  The tap is handed these, and
+the operations from them to the tensor are recorded (recorded.py).
 
 This runs on the joint graph, after inductor's own passes and before it decides what is saved.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import operator
+from collections.abc import Iterator
 from typing import Any, NamedTuple, Optional
 
 import torch
 from torch import Tensor, fx
 
-_STEPS_MAX = 12  # From a tensor of a tap to the one that is written.
+from . import recipes, recorded
+from .recorded import Recorded
+
+NOT_WRITTEN = "torch.compile writes nothing that tells a tensor of the call: not measured"
+MORE = "more tensors of compiled calls are recorded than are kept: not measured"
+_STEPS_MAX = 12  # From a tensor of a tap to the kernel that reads it.
+_RECORDED_MAX = 256  # Operations that make a tensor, ...
+_INPUTS_MAX = 16  # ... and what they are handed.
 _aten: Any = torch.ops.aten
 _SAME = (_aten.clone.default, _aten.alias.default, _aten.detach.default)
+_VIEWS = (_aten.view.default, _aten._unsafe_view.default)
 _RESHAPES = (
-    _aten.view.default, _aten.reshape.default, _aten._unsafe_view.default,
-    _aten.unsqueeze.default, _aten.squeeze.dim, _aten.squeeze.dims,
+    *_VIEWS, _aten.reshape.default, _aten.unsqueeze.default, _aten.squeeze.dim,
+    _aten.squeeze.dims,
 )  # fmt: skip
 _PERMUTE = _aten.permute.default
 _PRODUCTS = ("bmm", "mm", "addmm", "baddbmm", "_scaled_mm")
 _KERNELS = ("_attention", "_attention_forward", "_attention_backward")
+# Their results lie as inductor decides.
+_BY_LAYOUT = ("as_strided", "as_strided_scatter", "as_strided_copy")
 
-# Makes a node from another: a view of it; None, if that would be a copy.
-_Step = Callable[[fx.Graph, fx.Node], Optional[fx.Node]]
+_Step = tuple[Any, tuple[Any, ...]]  # An operation on a tensor, and its further arguments.
+
+
+def _name(node: fx.Node) -> str:
+    return getattr(getattr(node.target, "overloadpacket", node.target), "__name__", "")
 
 
 def _is_kernel(node: fx.Node) -> bool:
     """Whether a kernel that inductor does not make runs it: its tensors all are in memory."""
     if node.op != "call_function":
         return False
-    name = getattr(getattr(node.target, "overloadpacket", node.target), "__name__", "")
+    name = _name(node)
     return name in _PRODUCTS or name.endswith(_KERNELS) or "flash" in name
 
 
+def _value(node: Any) -> Any:
+    return node.meta.get("val") if isinstance(node, fx.Node) else None
+
+
 def _fake(node: Any) -> Optional[Tensor]:
-    fake = node.meta.get("val") if isinstance(node, fx.Node) else None
+    """None where sizes vary, too: these are nodes themselves."""
+    fake = _value(node)
     if not isinstance(fake, Tensor) or not all(isinstance(n, int) for n in fake.shape):
-        return None  # Sizes that vary are nodes themselves.
+        return None
     return fake
 
 
@@ -57,8 +77,7 @@ def _source(node: fx.Node) -> fx.Node:
     """What a view is a view of."""
     while isinstance(_input(node), fx.Node):
         if node.target not in (*_SAME[1:], *_RESHAPES, _PERMUTE):
-            several = getattr(node.target, "__name__", "") == "getitem"
-            return _input(node) if several else node
+            return _input(node) if node.target is operator.getitem else node
         node = _input(node)
     return node
 
@@ -66,153 +85,157 @@ def _source(node: fx.Node) -> fx.Node:
 def _is_written(node: fx.Node) -> bool:
     """Whether it is in memory, taps or none."""
     source = _source(node)
-    return source.op == "placeholder" or _is_kernel(source) or any(map(_is_kernel, node.users))
+    return source.op != "call_function" or _is_kernel(source) or any(map(_is_kernel, node.users))
 
 
-def _view(graph: fx.Graph, target: Any, source: fx.Node, *args: Any) -> Optional[fx.Node]:
-    from torch._guards import detect_fake_mode
-
-    fake = source.meta["val"]
-    mode = detect_fake_mode([fake])
-    if mode is None:
-        return None
-    try:
-        with mode:
-            value = target(fake, *args)
-    except RuntimeError:  # The sizes cannot be had without a copy.
-        return None
-    node = graph.call_function(target, (source, *args))
-    node.meta["val"] = value
-    return node
-
-
-def _same(graph: fx.Graph, node: fx.Node) -> fx.Node:
-    return node
-
-
-def _reshaped(like: Tensor) -> _Step:
-    return lambda graph, node: _view(graph, _aten.view.default, node, list(like.shape))
-
-
-def _permuted(order: list[int]) -> _Step:
-    return lambda graph, node: _view(graph, _PERMUTE, node, order)
-
-
-def _one_of_each(like: Tensor) -> _Step:
-    """Of those that were repeated."""
-
-    def step(graph: fx.Graph, node: fx.Node) -> Optional[fx.Node]:
-        made: Optional[fx.Node] = node
-        for dim, size in enumerate(like.shape):
-            if made is not None and made.meta["val"].shape[dim] != size:
-                made = _view(graph, _aten.slice.Tensor, made, dim, 0, size)
-        return made
-
-    return step
-
-
-def _order(permute: fx.Node) -> list[int]:
-    dims: Any = permute.args[1]
-    return [dim % len(dims) for dim in dims]
-
-
-def _again(node: fx.Node) -> Optional[_Step]:
-    """The step from its input to `node`, without a copy."""
-    fake = _fake(node)
-    if fake is None:
-        return None
-    if node.target in _SAME:
-        return _same
-    if node.target in _RESHAPES:
-        return _reshaped(fake)
-    return _permuted(_order(node)) if node.target is _PERMUTE else None
-
-
-def _back(before: fx.Node, after: fx.Node) -> Optional[_Step]:
-    """The step from `after`, which is made of the numbers of `before` alone, to these."""
+def _back(before: fx.Node, after: fx.Node) -> Optional[tuple[_Step, ...]]:
+    """The steps from `after`, which is made of the numbers of `before` alone, to these."""
     old, new = _fake(before), _fake(after)
     if _input(after) is not before or old is None or new is None:
         return None
     if after.target in _SAME:
-        return _same
+        return ()
     if after.target in _RESHAPES:
-        return _reshaped(old)
+        return ((_aten.reshape.default, (list(old.shape),)),)
     if after.target is _PERMUTE:
-        order = _order(after)
-        return _permuted([order.index(dim) for dim in range(len(order))])
+        dims: Any = after.args[1]
+        order = [dim % len(dims) for dim in dims]
+        return ((_PERMUTE, ([order.index(dim) for dim in range(len(order))],)),)
     if after.target is _aten.expand.default and old.dim() == new.dim():
-        return _one_of_each(old)
+        repeated = [dim for dim in range(old.dim()) if new.shape[dim] != old.shape[dim]]
+        return tuple((_aten.slice.Tensor, (dim, 0, old.shape[dim])) for dim in repeated)
     return None
 
 
-class _Found(NamedTuple):
+class _Read(NamedTuple):
+    """What a kernel reads."""
+
     node: fx.Node
     steps: tuple[_Step, ...]  # From it to the tensor that is looked for.
+    far: int
 
 
-def _made_of(node: fx.Node) -> Iterator[_Found]:
-    """What `node` is a copy of."""
-    found = _Found(node, ())
-    while len(found.steps) < _STEPS_MAX:
-        step = _again(found.node)
-        if step is None or _fake(_input(found.node)) is None:
-            return
-        found = _Found(_input(found.node), (step, *found.steps))
-        if _is_written(found.node):
-            yield found
-
-
-def _made_from(node: fx.Node) -> Iterator[_Found]:
-    """What a kernel reads that has the numbers of `node`, the nearest first."""
-    queue = [_Found(node, ())]
+def _read_by_kernels(node: fx.Node) -> Iterator[_Read]:
+    """What has the numbers of `node`, the nearest first."""
+    queue = [_Read(node, (), 0)]
     for found in queue:
-        if found.steps and any(map(_is_kernel, found.node.users)):
+        if found.far and any(map(_is_kernel, found.node.users)):
             yield found
-        for user in found.node.users if len(found.steps) < _STEPS_MAX else ():
-            step = _back(found.node, user)
-            if step is not None:
-                queue.append(_Found(user, (step, *found.steps)))
+        for user in found.node.users if found.far < _STEPS_MAX else ():
+            steps = _back(found.node, user)
+            if steps is not None:
+                queue.append(_Read(user, (*steps, *found.steps), found.far + 1))
 
 
-def _built(graph: fx.Graph, found: _Found) -> Optional[fx.Node]:
-    last = found.node
-    for step in found.steps:
-        made = step(graph, last)
-        if made is None:
-            while last is not found.node:
-                gone, last = last, _input(last)
-                graph.erase_node(gone)
-            return None
-        last = made
-    return last
+class _NotRead(Exception):
+    """The reason, for the layer's notes."""
 
 
-def _elsewhere(graph: fx.Graph, tensor: Any) -> Any:
-    """A view with the numbers of `tensor` of what is written without us, if there is one."""
-    if _fake(tensor) is None or _is_written(tensor):
-        return tensor
-    for search in (_made_from, _made_of):  # What a product reads is saved for its backward.
-        for found in search(tensor):
-            made = _built(graph, found)
-            if made is not None:
-                return made
-    return tensor
+class _Recording:
+    """One tensor, from what is written.  Raises _NotRead."""
+
+    def __init__(self) -> None:
+        self.given: list[fx.Node] = []  # Of the joint graph: tensors and sizes.
+        self._graph = fx.Graph()
+        self._known: dict[fx.Node, fx.Node] = {}
+        self._nodes = 0
+
+    def node(self, of: fx.Node) -> fx.Node:
+        """The node of the recorded graph for one of the joint graph."""
+        found = self._known.get(of)
+        if found is None:
+            self._nodes += 1
+            if self._nodes > _RECORDED_MAX:
+                raise _NotRead(NOT_WRITTEN)
+            found = self._known[of] = self._made(of)
+        return found
+
+    def _made(self, of: fx.Node) -> fx.Node:
+        if not isinstance(_value(of), (Tensor, tuple, list)) or _is_source(of):
+            return self._input(of)
+        read = next(_read_by_kernels(of), None)
+        if read is None:
+            return self._operation(of)
+        last = self._input(read.node)
+        for target, args in read.steps:
+            last = self._call(target, (last, *args), {})
+        return last
+
+    def _input(self, of: fx.Node) -> fx.Node:
+        changed = any(_name(u) == "copy_" and _input(u) is of for u in of.users)
+        if changed or len(self.given) >= _INPUTS_MAX:
+            raise _NotRead(NOT_WRITTEN)
+        self.given.append(of)
+        return self._graph.create_node("placeholder", f"given_{len(self.given)}")
+
+    def _operation(self, of: fx.Node) -> fx.Node:
+        if not _can_run_again(of):
+            raise _NotRead(NOT_WRITTEN)
+        target = _aten.reshape.default if of.target in _VIEWS else of.target
+        args, kwargs = fx.map_arg((of.args, of.kwargs), self.node)
+        return self._call(target, args, kwargs)
+
+    def _call(self, target: Any, args: Any, kwargs: Any) -> fx.Node:
+        name = f"made_{len(self._graph.nodes)}"  # Alike in graphs that do the same.
+        return self._graph.create_node("call_function", target, args, kwargs, name)
+
+    def ends(self, last: fx.Node) -> int:
+        self._graph.output(last)
+        number = recorded.graph_number(self._graph)
+        if number is None:
+            raise _NotRead(MORE)
+        return number
 
 
-def _terms(gradient: Any) -> Optional[tuple[fx.Node, list[int], list[int]]]:
-    """(what it is the sum of, over which dimensions, its shape); None: it is no sum."""
-    fake = _fake(gradient)
-    if fake is None or _is_written(gradient):
-        return None
-    for _ in range(_STEPS_MAX):
-        before = _input(gradient)
-        if gradient.target is _aten.sum.dim_IntList and "dtype" not in gradient.kwargs:
-            known = _fake(before) is not None and _is_written(before)
-            return (before, list(gradient.args[1]), list(fake.shape)) if known else None
-        if gradient.target not in (*_RESHAPES, *_SAME):
-            return None
-        gradient = before
-    return None
+def _is_source(node: fx.Node) -> bool:
+    """Whether it is no view, and in memory."""
+    several = node.target is operator.getitem and _is_kernel(node.args[0])  # type: ignore[arg-type]
+    written = node.op != "call_function" or any(map(_is_kernel, node.users))
+    return written or several or _is_kernel(node)
+
+
+def _can_run_again(node: fx.Node) -> bool:
+    """Whether an operation gives the same from the same, wherever its tensors lie."""
+    if node.target is operator.getitem:
+        return True
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    random = torch.Tag.nondeterministic_seeded in node.target.tags or "random" in _name(node)
+    return not (random or node.target._schema.is_mutable or _name(node) in _BY_LAYOUT)
+
+
+class _Handed:
+    """What a tap is handed, and how its tensors are made of that.  Raises _NotRead."""
+
+    def __init__(self, tensors: list[fx.Node]) -> None:
+        self.tensors: list[fx.Node] = []
+        self.sizes: list[fx.Node] = []
+        self._made = [self._of(tensor) for tensor in tensors]
+
+    def _of(self, tensor: fx.Node) -> Recorded:
+        if _is_written(tensor):
+            return Recorded(None, (self._place(tensor),))
+        recording = _Recording()
+        last, given = recording.node(tensor), recording.given
+        inputs = [n.op == "placeholder" and "tangents" not in str(n.target) for n in given]
+        return Recorded(recording.ends(last), tuple(map(self._place, given)), all(inputs))
+
+    def _place(self, node: fx.Node) -> int:
+        """Of a tensor from 0 up, of a size from -1 down."""
+        tensor = isinstance(_value(node), Tensor)
+        known = self.tensors if tensor else self.sizes
+        if node not in known:
+            known.append(node)
+        return known.index(node) if tensor else ~known.index(node)
+
+    def number(self) -> int:
+        """By which recorded.made_of() gives them."""
+        if self._made == [Recorded(None, (place,)) for place in range(len(self.tensors))]:
+            return recorded.AS_HANDED
+        found = recorded.number_of(tuple(self._made))
+        if found is None:
+            raise _NotRead(MORE)
+        return found
 
 
 def _tap_of(node: fx.Node) -> Any:
@@ -222,17 +245,14 @@ def _tap_of(node: fx.Node) -> Any:
     return node.target
 
 
-def _read_of(graph: fx.Graph, tap: fx.Node) -> None:
+def _read_of(tap: fx.Node) -> None:
     told: dict[str, Any] = dict(tap.kwargs)
-    with graph.inserting_before(tap):
-        terms = _terms(told.get("d_k"))
-        if terms is not None:
-            told["d_k"], told["sum"], told["size"] = terms
-        for name in ("o", "d_o", "d_k"):
-            if name in told:
-                told[name] = _elsewhere(graph, told[name])
-        if "tensors" in told:
-            told["tensors"] = [_elsewhere(graph, tensor) for tensor in told["tensors"]]
+    try:
+        handed = _Handed(told["tensors"])
+        made = handed.number()
+        told.update(tensors=handed.tensors, sizes=handed.sizes, made=made)
+    except _NotRead as e:
+        told.update(tensors=[], recipe=recipes.number_of(recipes.Recipe(reason=str(e))))
     tap.kwargs = told
 
 
@@ -247,7 +267,7 @@ def read_what_is_written(module: fx.GraphModule) -> None:
         return
     try:
         for tap in taps:
-            _read_of(module.graph, tap)
+            _read_of(tap)
     finally:  # What a tap reads may come after it.
         stable_topological_sort(module.graph)
         module.recompile()

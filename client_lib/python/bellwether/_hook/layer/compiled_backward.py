@@ -34,7 +34,8 @@ class CompiledBackward:
         # Of the call whose output's gradient came last: how its keys are read.
         self._keys: Optional[tuple[View, int]] = None
 
-    def output_gradient(self, read: Callable[[], CallRead], o: Tensor, d_o: Tensor) -> None:
+    def output_gradient(self, read: Callable[[], tuple[CallRead, list[Tensor]]]) -> None:
+        """read  gives the call, its output and the gradient of that; none of them with a reason"""
         notes, passes, seen = self._notes, self._passes, self._seen
         passes.calls += 1
         seen.compiled = True
@@ -43,7 +44,7 @@ class CompiledBackward:
             self._gradients.arrived(False)
             return
         with torch.no_grad():
-            call = read()
+            call, outputs = read()
         if isinstance(call, str):
             notes.add(call)
         group = None
@@ -62,6 +63,7 @@ class CompiledBackward:
             self._keys = call.k_view, group
         if self._gradients.arrived(call.unread is None):
             kept = Kept(self._gradients, call, group, compiled=True)
+            o, d_o = outputs
             saved = (o, call.q, call.k, call.v, *tensors_of(call).values())
             self._gradients.output_gradient(kept, saved, d_o)
 

@@ -294,14 +294,14 @@ class Layer:
 
     @harmless("backward of a compiled attention")
     def compiled_backward(
-        self, read: Callable[[], CallRead], o: Tensor, d_o: Tensor, site: int
+        self, read: Callable[[], tuple[CallRead, list[Tensor]]], site: int
     ) -> None:
         if not self.watched or not self.host.live():
             return
         self.host.backward_begins()
         layer = self._site(site)
         if layer is not None:
-            layer.compiled.output_gradient(read, o, d_o)
+            layer.compiled.output_gradient(read)
 
     @harmless("backward of a compiled attention")
     def compiled_key_gradient(self, d_k: Callable[[], Tensor], site: int) -> None:
