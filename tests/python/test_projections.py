@@ -261,6 +261,17 @@ def test_rows_without_a_check_are_told_as_such(tmp_path: Path) -> None:
     assert status["weights"] == "separate q_proj k_proj, not checked against q"
 
 
+def test_rows_agree_where_a_bias_is_added_to_queries(tmp_path: Path) -> None:
+    def split(module: Any, x: Tensor) -> list[Tensor]:
+        q, k, v = (by_head(p(x)) for p in (module.q_proj, module.k_proj, module.v_proj))
+        return [0.5 * q + torch.linspace(-1, 2, HEADS * DIM).view(HEADS, 1, DIM), k, v]
+
+    model = separate(split)
+    model.rotary = False
+    status = check(model, tmp_path / "a.bwrun", of_separate)
+    assert status["weights"] == "separate q_proj k_proj"
+
+
 # ---- other places ----
 
 

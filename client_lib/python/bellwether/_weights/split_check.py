@@ -6,6 +6,7 @@ given.  Rotary positions keep the length of each head's vector, and a scale is t
 heads.  So the lengths must agree up to one factor a token, for all heads, in the right order.  That
 also finds the projections of a module whose names are not known.  Of queries that
 are normalised head by head before the call, what their norm was given is compared instead.
+Where the same vector is added for all tokens, what differs between tokens still agrees.
 """
 
 from __future__ import annotations
@@ -190,12 +191,15 @@ class _Side:
         flat = self._chosen(heard, rows.path)
         if flat is None or flat.shape[-1] != rows.total:
             return None
-        have = flat[:, rows.places(flat.device)].double().norm(dim=-1)
+        have = flat[:, rows.places(flat.device)].double()
         answers = []
         for vectors in self.vectors:
             if vectors.shape[1] == have.shape[1] and vectors.shape[2] >= rows.dim:
-                want = vectors[..., : rows.dim].double().norm(dim=-1)
-                answers.append(_agree(have, want, self.tolerance))
+                want = vectors[..., : rows.dim].double()
+                answers.append(_agree(have.norm(dim=-1), want.norm(dim=-1), self.tolerance))
+                if answers[-1] is False and len(have) > 2:
+                    apart = ((x - x.mean(0)).norm(dim=-1) for x in (have, want))
+                    answers[-1] = _agree(next(apart), next(apart), self.tolerance)
         return True if True in answers else False if False in answers else None
 
     def by_search(self, heard: Listening, path: str) -> Optional[Rows]:
