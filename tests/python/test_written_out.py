@@ -75,6 +75,44 @@ def slopes(m: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.bmm(weights, merged(v)).unflatten(0, (BATCH, HEADS))
 
 
+def shifted(x: Tensor) -> Tensor:
+    """As relative positions are brought beside the keys."""
+    turned = x.reshape(*x.shape[:2], x.shape[3], x.shape[2])[:, :, 1:]
+    return F.pad(turned.reshape(*x.shape[:2], x.shape[2], -1), (0, 1))
+
+
+def of_relative(q: Tensor) -> Tensor:
+    known = POSITIONS[:, :, :DIM].transpose(0, 1)[:, None].expand(TOKENS, BATCH, HEADS, DIM)
+    return shifted(torch.einsum("ibnd,jbnd->bnij", q.permute(2, 0, 1, 3), known))
+
+
+def by_equation(m: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    tokens_first = [t.permute(2, 0, 1, 3) for t in (q, k, v)]
+    scores = torch.einsum("ibnd, jbnd -> bnij", tokens_first[0], tokens_first[1])
+    scores = (scores + of_relative(q) + 0) * DIM**-0.5
+    scores = scores - 1e30 * (~SEES).float()
+    o = torch.einsum("bnij,jbnd->ibnd", F.softmax(scores, dim=3), tokens_first[2])
+    return o.permute(1, 2, 0, 3)
+
+
+def heads_last(m: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = torch.einsum("bnjd,bnid->bijn", k, q) * DIM**-0.5 + POSITIONS.permute(1, 2, 0)
+    weights = torch.softmax(scores.masked_fill(~SEES[:, :, None], -math.inf), 2)
+    return torch.einsum("bnjd,bijn->bnid", [v, weights])
+
+
+def of_streams(m: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = (t.view(1, BATCH, HEADS, TOKENS, DIM) for t in (q * DIM**-0.5, k, v))
+    scores = torch.einsum("gbhtc,gbhsc->gbhts", (q, k)) + ADDED + POSITIONS
+    o = torch.einsum("gbhts,gbhsc->gbhtc", scores.float().softmax(-1).type_as(q), v)
+    return o.view(BATCH, HEADS, TOKENS, DIM)
+
+
+def turned(m: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = (q @ k.mT).permute(0, 2, 3, 1) * DIM**-0.5 + POSITIONS.permute(1, 2, 0)
+    return torch.softmax(scores, dim=-2).transpose(1, 3).transpose(-1, -2) @ v
+
+
 def of_positions(m: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """With a second product, of the queries and the positions."""
     scores = q @ k.transpose(-1, -2) + q @ m.position(k).transpose(-1, -2)
@@ -92,6 +130,10 @@ SPELLINGS: dict[Spelling, tuple[float, Callable[[Any], Optional[Tensor]]]] = {
     in_place: (DIM**-0.5, lambda m: hides(SEES) + POSITIONS),
     batched: (1.0, lambda m: ADDED),
     slopes: (DIM**-0.5, lambda m: hides(SEES) + SLOPES),
+    by_equation: (DIM**-0.5, lambda m: hides(SEES) + DIM**-0.5 * of_relative(m.had[0])),
+    heads_last: (DIM**-0.5, lambda m: hides(SEES) + POSITIONS),
+    of_streams: (1.0, lambda m: ADDED + POSITIONS),
+    turned: (DIM**-0.5, lambda m: POSITIONS),
     of_positions: (
         DIM**-0.5, lambda m: DIM**-0.5 * m.had[0] @ m.position(m.had[1]).transpose(-1, -2)
     ),
@@ -182,7 +224,7 @@ def watched(
 @pytest.mark.parametrize(
     ("spelling", "how"),
     [(s, "plain") for s in SPELLINGS]
-    + [(s, how) for s in (divided, batched) for how in ("checkpoint", "reentrant")],
+    + [(s, how) for s in (divided, batched, by_equation) for how in ("checkpoint", "reentrant")],
     ids=lambda x: getattr(x, "__name__", x),
 )
 def test_all_signals_are_measured(spelling: Spelling, how: str, tmp_path: Path) -> None:
@@ -193,8 +235,8 @@ def test_all_signals_are_measured(spelling: Spelling, how: str, tmp_path: Path) 
     scale, mask = SPELLINGS[spelling]
     with torch.no_grad():
         want = of_tensors(
-            q * DIM**-0.5 if spelling is batched else q, k, v, o, attention.came["o"], scale,
-            False, mask(attention), attention.came.get("k"),
+            q * DIM**-0.5 if spelling in (batched, of_streams) else q,
+            k, v, o, attention.came["o"], scale, False, mask(attention), attention.came.get("k"),
         )  # fmt: skip
     if spelling is of_positions:  # Its positions were of the weights before the step.
         want.values = {n: want.values[n] for n in ("rows", "common_mode_sum", "spread_sum")}
@@ -204,7 +246,9 @@ def test_all_signals_are_measured(spelling: Spelling, how: str, tmp_path: Path) 
     assert (recorded["wq_sigma"] > 0).all() and (recorded["key_gradient_sum"] > 0).all()
 
 
-@pytest.mark.parametrize("spelling", [divided, slopes], ids=lambda spelling: spelling.__name__)
+@pytest.mark.parametrize(
+    "spelling", [divided, slopes, heads_last], ids=lambda spelling: spelling.__name__
+)
 def test_under_autocast_each_is_measured(spelling: Spelling, tmp_path: Path) -> None:
     status, recorded, _ = watched(spelling, tmp_path / "a.bwrun", "autocast")
     layer = status["layers"][0]
@@ -243,9 +287,23 @@ def of_other_heads(m: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (torch.softmax(q @ k.transpose(-1, -2), -1) @ v).transpose(1, 2)
 
 
+def of_grouped_queries(m: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q = q.unflatten(1, (HEADS, 1))
+    weights = torch.einsum("bkgid,bkjd->bkgij", q, k).softmax(-1)
+    return torch.einsum("bkgij,bkjd->bkgid", weights, v).flatten(1, 2)
+
+
+def inverted(m: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Its values are made of other scores, as an approximation by landmarks has them."""
+    others = torch.softmax(k @ q.mT, -1)
+    return torch.softmax(q @ k.mT, -1) @ (others.mT @ others) @ v
+
+
 @pytest.mark.parametrize(
     ("spelling", "said"),
     [
+        (of_grouped_queries, "of no product that is known"),
+        (inverted, "of values that are made of scores"),
         (multiplied, "mul between its products"), (of_itself, "amax between its products"),
         (written_to, "setitem between its products"),
         (over_queries, "softmax between its products"), (of_other_heads, "for 9 heads"),
@@ -259,3 +317,37 @@ def test_an_unknown_operation_is_named(spelling: Spelling, said: str, tmp_path: 
     assert any(said in note for note in notes), notes
     findings = status["findings"]
     assert any(found.ok is False and said in str(found) for found in findings), findings
+
+
+class Unnamed(nn.Module):
+    """Its projections are called like none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.n_head = HEADS
+        self.one, self.two, self.three = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (p(x).unflatten(-1, (HEADS, DIM)) for p in (self.one, self.two, self.three))
+        weights = torch.softmax(torch.einsum("bihd,bjhd->bhij", q, k), -1)
+        return x + torch.einsum("bhij,bjhd->bihd", weights, v).flatten(2)
+
+
+class Router(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Linear(WIDTH, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        chosen: Tensor = torch.softmax(self.weight(x), -1)
+        return x * chosen.amax(-1, keepdim=True)
+
+
+def test_a_module_with_heads_and_a_softmax_is_attention(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(Unnamed(), Router())
+    with bellwether.attach(model, record=str(tmp_path / "a.bwrun"), run="w") as monitor:
+        model(torch.randn(BATCH, TOKENS, WIDTH)).square().mean().backward()
+        monitor.step()
+        (layer,) = monitor.status()["layers"]
+    assert layer["name"] == "0" and layer["weights"] == "by its rows one two"

@@ -132,6 +132,10 @@ class PatchedLayer(Protocol):
     name: str  # Of the module in its model.
     watched: bool
 
+    @property
+    def calls(self) -> int:
+        """Of attention, with gradients on."""
+
     def note(self, reason: str) -> None: ...
 
     def listen(self) -> None:

@@ -11,8 +11,21 @@ from .projection import shape_of
 
 # Compared without case and underscores.
 _QUERY = ("qproj", "wq", "query", "toq", "qlin", "linearq", "qlinear", "queryproj", "q",
-          "qprojweight")  # fmt: skip
-_KEY = ("kproj", "wk", "key", "tok", "klin", "lineark", "klinear", "keyproj", "k", "kprojweight")
+          "qprojweight", "qhead", "projectq")  # fmt: skip
+_KEY = (
+    "kproj",
+    "wk",
+    "key",
+    "tok",
+    "klin",
+    "lineark",
+    "klinear",
+    "keyproj",
+    "k",
+    "kprojweight",
+    "khead",
+    "projectk",
+)
 _FUSED = ("cattn", "qkv", "qkvproj", "wqkv", "toqkv", "inproj", "inprojweight", "attnqkv",
           "linearqkv", "querykeyvalue")  # fmt: skip
 # Of two steps, as latent attention has them: the second, from the latent to the heads.

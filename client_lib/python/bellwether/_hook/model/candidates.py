@@ -11,7 +11,7 @@ from torch import nn
 from ..calls.contract import contract_of
 from ..calls.kernel_choice import SDPA
 from .own_code import functions_of, mentions
-from .softmax_code import has_softmax
+from .softmax_code import has_softmax, writes_attention
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -51,7 +51,8 @@ def find_candidates(
     """Modules that stand for one attention layer each, in the model's order.
 
     A module qualifies because it holds query and key projections (`named`) or because its code
-    calls the function.  Of two that lie inside each other, the one with the weights stands.
+    calls the function or writes it out.  Of two that lie inside each other, the one with the
+    weights stands.
     """
     with_weights: list[tuple[str, nn.Module]] = []
     by_code: list[tuple[str, nn.Module]] = []
@@ -60,7 +61,7 @@ def find_candidates(
             continue
         if isinstance(module, nn.MultiheadAttention) or named(name, module):
             with_weights.append((name, module))
-        elif calls_attention(module):
+        elif calls_attention(module) or writes_attention(module):
             by_code.append((name, module))
 
     def inside(inner: str, outer: str) -> bool:

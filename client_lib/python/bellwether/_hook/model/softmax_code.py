@@ -43,6 +43,16 @@ def _takes_a_kernel(name: str, value: Any, own: bool) -> bool:
     return value is not None and _SOFTMAX[0] not in name.lower() and _says(name, value, own)
 
 
+def _says_heads(module: nn.Module) -> bool:
+    """Whether the module itself has a number that is called like one of heads."""
+    return any(type(value) is int and "head" in name for name, value in vars(module).items())
+
+
+def writes_attention(module: nn.Module) -> bool:
+    """The same of a module that has heads: a router of experts has a softmax, too."""
+    return _says_heads(module) and writes_softmax(module)
+
+
 def writes_softmax(module: nn.Module) -> bool:
     """Whether methods of its class name a softmax, and no function that computes attention."""
     cls = type(module)

@@ -21,14 +21,17 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ..._util.guard import harmless
-from ..calls.call import VIEWS, AttentionCall, View
+from ..calls.call import VIEWS, AttentionCall, View, same
 from ..calls.call_sites import Forward
 from ..calls.mask_terms import mask_of
 from ..hosts import PatchedLayer
 from ..model.softmax_code import writes_softmax
 from ..running import running
+from . import einsum_orders
+from .einsum_orders import USUAL, Order
 
 NAME = "written out"
+_NOT = "not measured"
 _HIDES = -9984.0  # A score from here down is that of a hidden key: -10,000 as bfloat16 has it.
 _KEEPS = -1e30  # What no score reaches; the larger of both is the score.
 _PRODUCTS = {  # Of two tensors; how they are called where they are given by name.
@@ -40,6 +43,7 @@ _SAME = {
 }  # fmt: skip
 _SHAPES = {"view", "reshape", "flatten", "unflatten"}
 _TURNS = {"transpose", "permute", "swapaxes", "__get__"}
+_PAIRS = {"transpose", "swapaxes"}  # Of two dimensions.
 _TIMES = {"mul", "mul_", "__mul__", "__rmul__", "__imul__", "multiply"}
 _BY = {"div", "div_", "__truediv__", "__itruediv__", "true_divide", "divide"}
 _PLUS = {"add", "add_", "__add__", "__radd__", "__iadd__"}
@@ -52,11 +56,16 @@ _LARGEST = {"max", "maximum", "clamp", "clamp_min"}
 class _Scores:
     """A product of queries and keys, and what it has become."""
 
-    q: Tensor  # [batch, heads, rows, dim], or with batch and heads as one dimension.
-    k: Tensor  # As the product has it: the dimension before the keys.
+    # [batch, heads, rows, dim], or with batch and heads as one dimension; k as the product has it,
+    # the dimension before the keys.  Of einsum in any order, as `orders` says.
+    q: Tensor
+    k: Tensor
     tapped: list[Any]
     number: int  # Which product of the forward it is.
     split: Optional[tuple[int, int]]  # Batch and heads, once they are known.
+    orders: Optional[tuple[Order, Order]] = None  # Of q and k.
+    order: Optional[Order] = None  # Of the scores, where they do not lie as usual.
+    others: frozenset[int] = frozenset()  # Products that its terms are made of.
     scale: float = 1.0
     terms: tuple[Tensor, ...] = ()
     soft: bool = False
@@ -66,10 +75,12 @@ class _Scores:
         terms = tuple(t if t.dtype == torch.bool else t * by for t in self.terms)
         return dataclasses.replace(self, scale=self.scale * by, terms=terms)
 
-    def with_term(self, term: Tensor) -> Optional[_Scores]:
+    def with_term(self, term: Tensor, scores: Tensor) -> Optional[_Scores]:
         """`term` broadcasts to the scores as they lie now."""
         term = term.detach()
-        if term.dim() == self.q.dim() == 3 and term.shape[0] != 1:
+        if self.order is not None:
+            term = self.order.view_of_term(term, scores.shape)
+        elif term.dim() == self.q.dim() == 3 and term.shape[0] != 1:
             if self.split is None or term.shape[0] != self.q.shape[0]:
                 return None
             term = term.reshape(*self.split, *term.shape[1:])
@@ -120,6 +131,33 @@ def _split_view(split: Optional[tuple[int, int]]) -> View:
     return VIEWS["bhtd"] if split is None else lambda x: x.reshape(*split, *x.shape[1:])
 
 
+def _turned(view: View) -> View:
+    return lambda x: view(x).mT
+
+
+def _may_be_scores(a: Tensor, b: Tensor) -> bool:
+    """Whether it is a product of what is trained, and no projection by a parameter."""
+    if not torch.is_grad_enabled() or not (a.requires_grad or b.requires_grad):
+        return False
+    return not any(t.is_leaf and t.requires_grad for t in (a, b))
+
+
+def _turn(
+    scores: _Scores, name: str, rest: list[Any], kwargs: dict[str, Any], count: int
+) -> Optional[_Scores]:
+    """Scores whose dimensions are put into another order; count  of them"""
+    flat = rest[0] if len(rest) == 1 and isinstance(rest[0], (tuple, list)) else rest
+    if count < 4 or kwargs or not all(type(d) is int for d in flat):
+        return None
+    dims = [d % count for d in flat]
+    if name in _PAIRS and len(dims) == 2:
+        dims = [dims[1] if d == dims[0] else dims[0] if d == dims[1] else d for d in range(count)]
+    if sorted(dims) != list(range(count)):
+        return None
+    order = (scores.order or USUAL).turned(dims)
+    return dataclasses.replace(scores, order=None if order == USUAL else order)
+
+
 def _says_heads(module: Optional[nn.Module], heads: int) -> bool:
     """Whether a number of the module, called like one of heads, is this one."""
     if module is None:
@@ -140,8 +178,9 @@ class WrittenOut(TorchFunctionMode):
         self._layer, self._forward = layer, forward
         self._made: dict[int, _Made] = {}
         self._products = 0
-        self._met = False
-        self._lost = ""  # What scores passed that is not followed.
+        self._met: set[int] = set()  # Products of the calls that were met.
+        self._soft: set[int] = set()  # Products that a softmax was made of.
+        self._lost: dict[int, str] = {}  # What their scores passed that is not followed.
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -152,7 +191,9 @@ class WrittenOut(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         finish: Optional[Callable[[Tensor], Tensor]] = None
         started: Optional[_Scores] = None
-        if name in _PRODUCTS:
+        if name == "einsum":
+            args, started, finish = self._einsum(args, kwargs)
+        elif name in _PRODUCTS:
             args, kwargs = _in_order(_PRODUCTS[name], args, kwargs)
             args, started, finish = self._product(name, args, kwargs)
         result = func(*args, **kwargs)
@@ -167,8 +208,16 @@ class WrittenOut(TorchFunctionMode):
 
     @harmless("attention that is written out")
     def ended(self) -> None:
-        if self._lost and not self._met and torch.is_grad_enabled():
-            self._layer.note(f"its softmax is written out, with {self._lost}: not measured")
+        if not torch.is_grad_enabled():
+            return
+        lost = {n: what for n, what in self._lost.items() if n not in self._met}
+        if self._layer.calls and not self._met:  # Its attention is a function's.
+            lost.pop(0, None)
+        if not self._met and lost:
+            self._layer.note(f"its softmax is written out, {next(iter(lost.values()))}: {_NOT}")
+            return
+        for what in dict.fromkeys(lost[n] for n in sorted(lost) if n in self._soft):
+            self._layer.note(f"one more softmax is written out, {what}: {_NOT}")
 
     # ---- products ----
 
@@ -188,10 +237,12 @@ class WrittenOut(TorchFunctionMode):
             return args, None, None
         scores = self._of(a).scores
         if scores is not None and scores.soft and not first:
-            return self._values(scores, a, b, args)
-        if not torch.is_grad_enabled() or not (a.requires_grad or b.requires_grad):
-            return args, None, None
-        if any(t.is_leaf and t.requires_grad for t in pair):
+            if scores.order is not None:
+                return args, None, None
+            dims = _split_view(scores.split or (a.shape[0], a.shape[1])) if a.dim() == 3 else None
+            v, finish = self._values(scores, a, b, dims or VIEWS["bhtd"], dims or VIEWS["bhtd"])
+            return (a, v), None, finish
+        if not _may_be_scores(a, b):
             return args, None, None
         split = self._of(a).split or self._of(b).split if a.dim() == 3 else None
         args = tuple(self._as_cast(t) if isinstance(t, Tensor) else t for t in args)
@@ -202,6 +253,41 @@ class WrittenOut(TorchFunctionMode):
         if first:
             started = self._added(started, args[0], kwargs)  # type: ignore[arg-type]
         return (*args[:first], a, tapped), started, None
+
+    @harmless("attention that is written out", lambda self, args, kwargs: (args, None, None))
+    def _einsum(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], Optional[_Scores], Optional[Callable[[Tensor], Tensor]]]:
+        """The same of an equation and its operands."""
+        equation, operands = (args[0], args[1:]) if args else ("", ())
+        if len(operands) == 1 and isinstance(operands[0], (tuple, list)):
+            operands = tuple(operands[0])
+        if kwargs or len(operands) != 2 or not isinstance(equation, str):
+            return args, None, None
+        if not all(type(t) in (Tensor, nn.Parameter) for t in operands):
+            return args, None, None
+        for place, weights in enumerate(operands):
+            scores = self._of(weights).scores
+            if scores is None or not scores.soft or weights.dim() < 4:
+                continue
+            found = einsum_orders.of_values(equation, place == 0, scores.order or USUAL)
+            if found is None:
+                return args, None, None
+            v, finish = self._values(
+                scores, weights, operands[1 - place], found[0].view, found[1].view
+            )
+            return (equation, *((weights, v) if place == 0 else (v, weights))), None, finish
+        a, b = operands
+        orders = einsum_orders.of_scores(equation, a, b) if _may_be_scores(a, b) else None
+        if orders is None:
+            return args, None, None
+        a, b = self._as_cast(a), self._as_cast(b)
+        q, k = (b, a) if orders.keys_first else (a, b)
+        tapped, calls = self._layer.tap_early(k)
+        self._products += 1
+        order = None if orders.scores == USUAL else orders.scores
+        started = _Scores(q, k, calls, self._products, None, (orders.q, orders.k), order)
+        return (equation, *((tapped, q) if orders.keys_first else (q, tapped))), started, None
 
     def _as_cast(self, t: Tensor) -> Tensor:
         """What autocast would do inside the product, done before it."""
@@ -220,21 +306,31 @@ class WrittenOut(TorchFunctionMode):
         if not all(isinstance(x, (int, float)) for x in (alpha, beta)):
             return None
         scores = dataclasses.replace(scores, scale=float(alpha))
-        return scores if beta == 0 else scores.with_term(term * beta if beta != 1 else term)
+        if beta == 0:
+            return scores
+        return scores.with_term(term * beta if beta != 1 else term, term)
 
     def _values(
-        self, scores: _Scores, weights: Tensor, v: Tensor, args: tuple[Any, ...]
-    ) -> tuple[tuple[Any, ...], None, Optional[Callable[[Tensor], Tensor]]]:
-        met = self._layer.begin(lambda: self._read(scores, weights, v), self._forward)
-        self._met = True
-        if met is None:
-            return args, None, None
-        return (weights, met[0][2]), None, met[1]
+        self, scores: _Scores, weights: Tensor, v: Tensor, v_view: View, o_view: View
+    ) -> tuple[Tensor, Optional[Callable[[Tensor], Tensor]]]:
+        """(the values behind their tap, what the output passes)"""
+        own = {scores.number, *scores.others}
+        if self._of(v).products:  # As an inverse of other weights is, which goes round about.
+            self._lost.update(dict.fromkeys(own, "of values that are made of scores"))
+            return v, None
+        self._met |= own
+        met = self._layer.begin(
+            lambda: self._read(scores, weights, v, v_view, o_view), self._forward
+        )
+        return (v, same) if met is None else (met[0][2], met[1])
 
-    def _read(self, scores: _Scores, weights: Tensor, v: Tensor) -> Union[AttentionCall, str]:
-        dims = weights.dim()
-        batch, heads = scores.split or (weights.shape[0], weights.shape[1])
-        if dims == 3 and scores.split is None:
+    def _read(
+        self, scores: _Scores, weights: Tensor, v: Tensor, v_view: View, o_view: View
+    ) -> Union[AttentionCall, str]:
+        order = scores.order or USUAL
+        merged = weights.dim() == 3
+        heads = scores.split[1] if scores.split else int(weights.shape[order.heads])
+        if merged and scores.split is None:
             return "3 dimensions: which are batch and which are heads is not told: not measured"
         if not _says_heads(self._layer.module(), heads):
             return f"its softmax is written out, for {heads} heads that it does not name: " + (
@@ -242,12 +338,15 @@ class WrittenOut(TorchFunctionMode):
             )
         if not 0 < scores.scale < math.inf:
             return "the scale is no number above 0: not measured"
-        of_scores = _split_view((batch, heads) if scores.q.dim() == 3 else None)
-        of_values = _split_view((batch, heads) if dims == 3 else None)
+        of_q = of_k = _split_view(scores.split if scores.q.dim() == 3 else None)
+        if scores.orders is not None:
+            of_q, of_k = scores.orders[0].view, scores.orders[1].view
+        else:
+            of_k = _turned(of_k)
         device = v.device.type
         cast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
         return AttentionCall(
-            scores.q, scores.k, v, of_scores, lambda k: of_scores(k).mT, of_values, of_values,
+            scores.q, scores.k, v, of_q, of_k, v_view, o_view,
             lambda *_: None,  # The product is made by the module.
             scores.scale, mask_of(scores.terms), dropout=scores.dropout,
             cast=cast if v.dtype == torch.float32 else None, tapped=scores.tapped,
@@ -288,18 +387,24 @@ class WrittenOut(TorchFunctionMode):
             return
         given = list(_tensors((*args, *kwargs.values())))
         known = [made for made in map(self._of, given) if made is not _NOTHING]
+        if name == "softmax" and not known and result.requires_grad:
+            self._soft.add(0)
+            self._lost.setdefault(0, "of no product that is known")
         if not known and not (name in _SHAPES and isinstance(result, Tensor)):
             return
         scores = self._next(name, args, kwargs, result) if isinstance(result, Tensor) else None
         split = self._split(name, args, result) if isinstance(result, Tensor) else None
         products = frozenset[int]().union(*(made.products for made in known))
+        if name == "softmax":
+            self._soft |= products
         if _writes(name, kwargs):
             self._forget_storage(kwargs.get("out", args[0] if args else None))
         of_scores = any(made.scores is not None for made in known)
         if of_scores and scores is None and next(_tensors((result, *args[:1])), None) is not None:
             plain = name.strip("_")
             if plain != "get" and (_writes(name, kwargs) or isinstance(result, (Tensor, tuple))):
-                self._lost = self._lost or f"{plain} between its products"
+                for number in products:
+                    self._lost.setdefault(number, f"with {plain} between its products")
         if scores is not None or split is not None or products:
             of = _Made(_NOTHING.of, scores, split, None, products)
             for x in _tensors((result,)):
@@ -352,6 +457,8 @@ class WrittenOut(TorchFunctionMode):
             return None
         if name in _SHAPES:
             return self._reshaped(scores, x, result)
+        if name in _TURNS:
+            return _turn(scores, name, rest, kwargs, x.dim())
         if result.shape != x.shape:
             return None
         if name in _SAME:
@@ -362,17 +469,18 @@ class WrittenOut(TorchFunctionMode):
             return None
         if name == "softmax":
             dim = kwargs.get("dim", rest[0] if rest else None)
-            last = dim in (-1, x.dim() - 1)
+            keys = scores.order.last if scores.order is not None else x.dim() - 1
+            last = dim in (keys, keys - x.dim())
             return dataclasses.replace(scores, soft=True) if last else None
-        return self._changed(scores, name, rest, kwargs)
+        return self._changed(scores, name, x, rest, kwargs)
 
     def _changed(
-        self, scores: _Scores, name: str, rest: list[Any], kwargs: dict[str, Any]
+        self, scores: _Scores, name: str, x: Tensor, rest: list[Any], kwargs: dict[str, Any]
     ) -> Optional[_Scores]:
         other = rest[0] if rest else None
         number = self._value(other)
         if name in _FILLS and len(rest) == 2 and isinstance(other, Tensor):
-            return self._hidden(scores, other, rest[1], False)
+            return self._hidden(scores, x, other, rest[1], False)
         if name in _LARGEST:
             least = kwargs.get("min", number)
             return scores if least is not None and least <= _KEEPS and len(kwargs) < 2 else None
@@ -385,17 +493,21 @@ class WrittenOut(TorchFunctionMode):
         if name in _PLUS | _MINUS and number == 0:
             return scores
         if name in _PLUS | _MINUS and isinstance(other, Tensor):
-            if not other.is_floating_point() or scores.number in self._of(other).products:
+            of_other = self._of(other).products
+            if not other.is_floating_point() or scores.number in of_other:
                 return None
-            return scores.with_term(-other if name in _MINUS else other)
+            scores = dataclasses.replace(scores, others=scores.others | of_other)
+            return scores.with_term(-other if name in _MINUS else other, x)
         return None
 
-    def _hidden(self, scores: _Scores, where: Tensor, value: Any, sees: bool) -> Optional[_Scores]:
+    def _hidden(
+        self, scores: _Scores, x: Tensor, where: Tensor, value: Any, sees: bool
+    ) -> Optional[_Scores]:
         """`where` is bool: the keys that are seen, or those that are not."""
         number = self._value(value)
         if number is None or number > _HIDES or where.dtype != torch.bool:
             return None
-        return scores.with_term(where if sees else ~where)
+        return scores.with_term(where if sees else ~where, x)
 
     def _chosen(self, where: Any, a: Any, b: Any) -> Optional[_Scores]:
         if not isinstance(where, Tensor):
@@ -403,13 +515,15 @@ class WrittenOut(TorchFunctionMode):
         for x, other, sees in ((a, b, True), (b, a, False)):
             scores = self._of(x).scores
             if scores is not None and not scores.soft:
-                return self._hidden(scores, where, other, sees)
+                return self._hidden(scores, x, where, other, sees)
         return None
 
     def _reshaped(self, scores: _Scores, x: Tensor, result: Tensor) -> Optional[_Scores]:
         """[batch, heads, rows, keys], or with batch and heads as one."""
         if result.shape == x.shape:
             return scores
+        if scores.order is not None:
+            return None
         apart, together = (x, result) if x.dim() == 4 else (result, x)
         if (apart.dim(), together.dim()) != (4, 3) or apart.shape[2:] != together.shape[1:]:
             return None
