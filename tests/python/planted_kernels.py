@@ -61,13 +61,13 @@ class Planted(torch.autograd.Function):
         o = (p.to(q.dtype).float() @ vf).to(q.dtype)
         if fault == "o_two_percent_large":
             o[:, 1] *= 1.02
-        ctx.save_for_backward(q, k, v, o, p)
+        ctx.save_for_backward(q, k, v, o, p, s.logsumexp(-1, keepdim=True))
         ctx.fault = fault
         return o
 
     @staticmethod
     def backward(ctx: Any, d_o: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, o, p = ctx.saved_tensors
+        q, k, v, o, p, logsumexp = ctx.saved_tensors
         fault, group = ctx.fault, q.shape[1] // k.shape[1]
         kf, vf = (t.float().repeat_interleave(group, 1) for t in (k, v))
         dq, dk, dv = _gradients(q.float(), kf, vf, o, d_o, p, fault)
@@ -87,6 +87,8 @@ class Planted(torch.autograd.Function):
             dq[:, 3] *= 1.02
         elif fault == "nan_in_a_head_of_dq":
             dq[0, 2, 5, 1] = torch.nan
+        elif fault == "unused_keys_score_zero" and k.shape[2] % 128:
+            dq += (torch.exp(-logsumexp) * 0).to(dq.dtype)  # P of a key that is all 0.
         return dq, dk, dv, None, None
 
 
@@ -109,3 +111,4 @@ def planted(fault: str) -> Any:
 # For `doctor --kernels --function planted_kernels:NAME`.
 sound = planted("")
 exchanged = planted("dk_of_heads_exchanged")
+unused = planted("unused_keys_score_zero")

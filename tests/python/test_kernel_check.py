@@ -94,6 +94,14 @@ def test_the_table_names_a_kernel_that_is_right() -> None:
     assert text.splitlines()[2].split() == ["torch", "math", "2", "-", "-", "-"]
 
 
+def test_very_negative_scores_show_what_unused_keys_do() -> None:
+    """A public fault: exp(-logsumexp) is beyond fp32, times keys that are 0."""
+    named_so = [case for case in default_cases(CPU) if case.values == "negative"]
+    tried = check(named_so, [named("planted_kernels:unused"), MATH, WRITTEN_OUT], CPU, 60.0)
+    assert [r.verdict.verdict for r in tried] == [BROKEN, RIGHT, RIGHT]
+    assert [(f.what, f.head) for f in tried[0].verdict.findings] == [("dq", 0)]
+
+
 def test_a_kernel_that_raises_is_not_judged() -> None:
     def fails(*_: object) -> torch.Tensor:
         raise RuntimeError("no such device")
@@ -136,7 +144,7 @@ def test_long_sequences_are_shortened_for_the_reference() -> None:
     long = Shape(32, 8, 128, torch.bfloat16, 100_000)
     short = shortened(long, CPU)
     assert short.heads == 32 and 32 * short.tokens**2 <= SCORES_MAX["cpu"]
-    assert len(cases_of([long, long, dataclasses.replace(long, head_dim=64)], CPU)) == 24
+    assert len(cases_of([long, long, dataclasses.replace(long, head_dim=64)], CPU)) == 26
 
 
 def test_the_star_is_what_torch_chooses() -> None:

@@ -129,7 +129,7 @@ def named(place: str) -> Kernel:
 
     def run(inputs: Inputs, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         given = _given(inputs, q, k)
-        given = {n: x for n, x in given.items() if x not in (None, False)}  # As few as it needs.
+        given = {n: x for n, x in given.items() if x is not None and x is not False}
         result: Tensor = function(q, k, v, **given)
         return result
 

@@ -33,9 +33,12 @@ class Case:
     """One input.
 
     values   "normal"; "broad": rows see all keys alike, values and gradients have one sign.
-             "peaked": rows see few keys.  "common-mode": keys share a large part.
-    mask     None.  "rows": some rows see no key, bool.  "minimum": the same, where the least
-             number of the type is added to the scores.
+             "peaked": rows see few keys.  "common-mode": keys share a large part.  "negative":
+             all scores of key head 0 are near -120, so that exp(-logsumexp) is beyond fp32.
+             Nothing changes by that in exact arithmetic; a kernel that scores the unused part of
+             its last tile with 0 makes NaN of it.
+    mask     None.  "causal": as a bool tensor.  "rows": some rows see no key, bool.  "minimum":
+             the same, where the least number of the type is added to the scores.
     strided  q, k, v and the gradient of the output are views of packed tensors.
     """
 
@@ -83,14 +86,16 @@ class Inputs:
 
 
 def _mask(case: Case, device: torch.device) -> Optional[Tensor]:
-    """[batch, 1, q_len, k_len]: causal, padding at the end of the first sequence, and rows of
-    several tiles that see nothing."""
+    """[batch, 1, q_len, k_len]: causal; but for "causal" with padding at the end of the first
+    sequence, and rows of several tiles that see nothing."""
     if case.mask is None:
         return None
     q_len, k_len = case.shape.tokens, case.k_len
     shown = torch.ones(case.batch, 1, q_len, k_len, dtype=torch.bool, device=device)
     if case.shape.causal:
         shown = shown.tril(k_len - q_len)
+    if case.mask == "causal":
+        return shown
     shown[0, :, :, k_len - k_len // 5 :] = False
     shown[0, :, : q_len // 10] = False
     shown[-1, :, q_len // 2 : q_len // 2 + 3] = False
@@ -116,6 +121,9 @@ def make(case: Case, device: torch.device, seed: int = 1) -> Inputs:
         q, k = q * 3, k * 3
     elif case.values == "common-mode":
         q, k = q * 0.3, k + 8 * drawn(s.kv_heads, 1)[:1]
+    elif case.values == "negative":
+        q[:, : s.heads // s.kv_heads, :, 0] = 1
+        k[:, 0, :, 0] = -120 * s.head_dim**0.5
     q, k, v, d_o = (t.to(device, s.dtype) for t in (q, k, v, d_o))
     if case.strided:  # Heads lie beside each other, as a projection writes them.
         q, k, v, d_o = (
@@ -132,6 +140,7 @@ def of_shape(shape: Shape) -> list[Case]:
     grouped = dataclasses.replace(shape, heads=2 * shape.heads)
     full = dataclasses.replace(shape, causal=False)
     tail = dataclasses.replace(shape, tokens=shape.tokens - shape.tokens // 5 + 1)
+    half = dataclasses.replace(shape, tokens=max(64, (shape.tokens - 64) // 128 * 128 + 64))
     return [
         Case("normal", shape),
         Case("fully masked rows", shape, batch=2, mask="rows"),
@@ -140,6 +149,7 @@ def of_shape(shape: Shape) -> list[Case]:
         Case("common-mode keys", full, values="common-mode"),
         Case("rows at the type's minimum", shape, batch=2, mask="minimum"),
         Case("tail of a tile", tail),
+        Case("scores of a head near -120", half, values="negative", mask="causal"),
         Case("more keys than queries", dataclasses.replace(tail, causal=False), more_keys=37),
         Case("batch", tail, batch=3),
         Case("strided", shape, batch=2, strided=True),
