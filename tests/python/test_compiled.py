@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import bellwether
-from bellwether._hook.compiled import compiled_taps
+from bellwether._hook.compiled import compiled_taps, recipes
 
 from models import Attention, Biased, Model, PaddedLeft, Shape, batch
 from recording import Recording
@@ -173,6 +173,35 @@ def test_all_blocks_share_one_graph(tmp_path: Path) -> None:
         assert [layer.fired for layer in monitor.layers] == [2] * 12
         sums = [layer.sums for layer in monitor.layers]
         assert len({id(s) for s in sums}) == 12 and monitor.status()["errors"] == 0
+
+
+@pytest.mark.parametrize("which, read", [("first", [1, 0, 0, 1, 0, 0]), ("all", [1] * 6)])
+def test_micro_batches_that_are_not_measured_are_not_read(
+    which: str, read: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    reads: list[None] = []
+    before = recipes.Recipe.read
+
+    def counted(*args: Any) -> Any:
+        reads.append(None)
+        return before(*args)
+
+    monkeypatch.setattr(recipes.Recipe, "read", counted)
+    model = Model(Shape(layers=1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    found = []
+    with bellwether.attach(
+        model, record=str(tmp_path / "a.bwrun"), run="m", every=1, microbatches=which
+    ) as monitor:
+        run = compile_(model, "blocks", "aot_eager")
+        for _ in range(2):
+            for _ in range(3):
+                reads.clear()
+                run(batch(model.shape, 0)).sum().backward()
+                found.append(len(reads))
+            optimizer.step()
+        assert [layer.fired for layer in monitor.layers] == [6]
+    assert found == read
 
 
 class Twice(Attention):

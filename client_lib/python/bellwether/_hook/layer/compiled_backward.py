@@ -40,7 +40,7 @@ class CompiledBackward:
         passes.calls += 1
         seen.compiled = True
         self._keys = None
-        if not capturing() and seen.heads and passes.only_counted(passes.fired_in_step + 1):
+        if not capturing() and seen.heads and not self._wanted():
             self._gradients.arrived(False)
             return
         with torch.no_grad():
@@ -66,6 +66,14 @@ class CompiledBackward:
             o, d_o = outputs
             saved = (o, call.q, call.k, call.v, *tensors_of(call).values())
             self._gradients.output_gradient(kept, saved, d_o)
+
+    def _wanted(self) -> bool:
+        """Whether anything of this pass is measured; the step before may end by it."""
+        count = self._passes.fired_in_step + 1
+        if self._passes.only_counted(count):
+            return False
+        self._passes.begins(count)
+        return self._gradients.wants()
 
     def key_gradient(self, d_k: Callable[[], Tensor]) -> None:
         if self._keys is None:

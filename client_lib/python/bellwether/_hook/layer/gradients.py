@@ -89,6 +89,14 @@ class Gradients:
         host.hook_seconds += time.perf_counter() - start
         return measured
 
+    def wants(self) -> bool:
+        """Whether a call that comes now would be measured: of a sampled step perhaps only the first
+        micro-batch is."""
+        sums = self._seen.sums
+        if sums is None or self._samples_call(sums.probed):
+            return True
+        return self.host.measures("leak") and self._samples_call(sums.leaked)
+
     def add_keys(self, d_k: Callable[[], Tensor], group: int) -> None:
         """d_k    gives [batch, key heads, tokens, dim]; called if it is measured
         group  copies of each of the layer's key heads among them"""
