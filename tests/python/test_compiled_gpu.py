@@ -1,5 +1,6 @@
 """Goal: on a GPU compiled attention that is no scaled_dot_product_attention tells what eager tells,
-in one graph, with the losses of a run without us; nothing is compiled again after the first step.
+in one graph, with the losses and weights of a run without us; nothing is compiled again after the
+first step.
 Method: transformers' eager attention, flex_attention and varlen_attn in blocks that inductor
 compiles, and a whole model of transformers; skipped without a GPU, unless BELLWETHER_REQUIRE_GPU=1.
 """
@@ -80,9 +81,12 @@ def train(
     )  # fmt: skip
 
 
+def equal(a: list[Tensor], b: list[Tensor]) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a, b))
+
+
 def close(a: list[Tensor], b: list[Tensor]) -> bool:
-    """Of losses: inductor fuses other operations around the taps, and some kernels add in any
-    order."""
+    """Of losses: FlashAttention adds to the gradients of queries in any order."""
     return all(torch.allclose(x, y, 5e-3) for x, y in zip(a[:STEPS], b[:STEPS]))
 
 
@@ -101,7 +105,7 @@ def test_a_compiled_call_tells_what_the_eager_one_tells(
     plain = train(None, shape, kind)
     got = train(tmp_path / "c.bwrun", shape, kind)
     assert got.graphs == plain.graphs == 1
-    assert close(plain.bits, got.bits)
+    assert (close if kind is Varlen else equal)(plain.bits, got.bits)
     want = train(tmp_path / "e.bwrun", shape, kind, compiled=False)
     assert got.notes == want.notes == [[], []]
     for step in (0, 2):
@@ -147,5 +151,9 @@ def test_transformers_compiled_whole_is_watched(implementation: str, tmp_path: P
             monitor.detach()
         return [*bits, *(p.detach() for p in model.parameters())]
 
-    plain, watched = train(None), train(tmp_path / "a.bwrun")
-    assert close(plain, watched)
+    # The gradient of an embedding is added in one order then.
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        assert equal(train(None), train(tmp_path / "a.bwrun"))
+    finally:
+        torch.use_deterministic_algorithms(False)
