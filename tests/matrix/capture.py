@@ -93,9 +93,9 @@ class Calls:
             self.written.__exit__(None, None, None)
 
     def _seen(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def seen(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any, *args: Any,
-                 **given: Any) -> Any:  # fmt: skip
-            self._kv_heads = k.shape[1]
+        def seen(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, attention_mask: Any,
+                 *args: Any, **given: Any) -> Any:  # fmt: skip
+            mask, self._kv_heads = attention_mask, k.shape[1]
             if name == "sdpa":  # The kernel's own arguments are seen below.
                 try:
                     return function(module, q, k, v, mask, *args, **given)

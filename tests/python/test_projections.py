@@ -261,6 +261,18 @@ def test_rows_without_a_check_are_told_as_such(tmp_path: Path) -> None:
     assert status["weights"] == "separate q_proj k_proj, not checked against q"
 
 
+def test_key_heads_are_known_without_the_names_of_weights(tmp_path: Path) -> None:
+    def split(module: Any, x: Tensor) -> list[Tensor]:
+        q, k, v = (by_head(p(x), n) for p, n in zip((module.a, module.b, module.c), (HEADS, 2, 2)))
+        return [q, *(t.repeat_interleave(HEADS // 2, 1) for t in (k, v))]
+
+    parts = {name: nn.Linear(WIDTH, n * DIM) for name, n in (("a", HEADS), ("b", 2), ("c", 2))}
+    model = Attention(split, True, **parts)
+    model.num_key_value_heads = 2
+    status, _ = sampled(model, tmp_path / "a.bwrun", lambda m: ())
+    assert (status["kv_heads"], status["weights"]) == (2, "by its rows a b")
+
+
 def test_rows_agree_where_a_bias_is_added_to_queries(tmp_path: Path) -> None:
     def split(module: Any, x: Tensor) -> list[Tensor]:
         q, k, v = (by_head(p(x)) for p in (module.q_proj, module.k_proj, module.v_proj))

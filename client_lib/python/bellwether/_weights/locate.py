@@ -145,7 +145,8 @@ def candidates(
 
 
 def kv_heads_of(module: nn.Module, heads: int, dim: int) -> Optional[int]:
-    """Key heads by the size of the weights; fewer than the scores show if keys are repeated."""
+    """Key heads by the size of the weights, else as the module says them; fewer than the scores
+    show if keys are repeated."""
     fused, _, key = names.projections(module)
     if fused is not None:
         rest = (_rows(module, fused) or 0) - heads * dim
@@ -155,7 +156,8 @@ def kv_heads_of(module: nn.Module, heads: int, dim: int) -> Optional[int]:
         rows = _rows(module, key) or 0
         if rows % dim == 0 and 0 < rows // dim <= heads and heads % (rows // dim) == 0:
             return rows // dim
-    return None
+    told = _number((module, getattr(module, "config", None)), _KV_HEADS)
+    return told if told is not None and heads % told == 0 else None
 
 
 # ---- without a call, by what the module says ----
