@@ -261,6 +261,20 @@ def test_rows_without_a_check_are_told_as_such(tmp_path: Path) -> None:
     assert status["weights"] == "separate q_proj k_proj, not checked against q"
 
 
+def test_keys_whose_queries_come_from_experts_are_named(tmp_path: Path) -> None:
+    def split(module: Any, x: Tensor) -> list[Tensor]:
+        which = torch.arange(x.shape[1]) % 2
+        q = torch.einsum("bti,toi->bto", x, module.experts[which])
+        return [by_head(q), *by_head(module.kv_proj(x), 2 * HEADS).chunk(2, 1)]
+
+    model = Attention(split, False, kv_proj=nn.Linear(WIDTH, 2 * HEADS * DIM))
+    model.experts = nn.Parameter(torch.randn(2, WIDTH, WIDTH) / WIDTH**0.5)
+    status, samples = sampled(model, tmp_path / "a.bwrun", lambda m: ())
+    assert any("W_K is kv_proj, and no one projection" in note for note in status["notes"]), status
+    assert not any("not found" in note for note in status["notes"])
+    assert all("wq_sigma" not in sample for sample in samples)
+
+
 def test_key_heads_are_known_without_the_names_of_weights(tmp_path: Path) -> None:
     def split(module: Any, x: Tensor) -> list[Tensor]:
         q, k, v = (by_head(p(x), n) for p, n in zip((module.a, module.b, module.c), (HEADS, 2, 2)))

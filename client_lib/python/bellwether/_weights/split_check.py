@@ -295,25 +295,24 @@ def check(candidates: list[Location], shown: Evidence, kv_heads: int) -> Verdict
     query = sides[0].by_search(heard, first.query.path)
     key = sides[1].by_search(heard, first.key.path)
     if query is not None and key is not None:
-        return Verdict(_found(query, key), True)
+        return Verdict(by_rows(query, key), True)
     mixed = sides[0].mixed(heard, first.query) or sides[1].mixed(heard, first.key)
     # Where lengths do not go together at all, something between has changed them.
     unlike = query is None and key is None and not mixed
     return Verdict(first if unlike and first.sure else None, False)
 
 
-def search(shown: Evidence, kv_heads: int) -> Optional[Location]:
-    """Without a name: where just one projection returns what the queries are made of, and one what
-    the keys are."""
-    found, heard = [], shown.heard
+def search(shown: Evidence, kv_heads: int) -> tuple[Optional[Rows], Optional[Rows]]:
+    """Without a name: where just one projection returns what the queries are made of, and where
+    just one what the keys are."""
+    found: list[Optional[Rows]] = []
+    heard = shown.heard
     for side in (shown.query, shown.key.every(shown.key_heads // kv_heads)):
         rows = [r for path in heard.outputs if (r := side.by_search(heard, path)) is not None]
-        if len(rows) != 1:
-            return None
-        found.append(rows[0])
-    return _found(*found)
+        found.append(rows[0] if len(rows) == 1 else None)
+    return found[0], found[1]
 
 
-def _found(query: Rows, key: Rows) -> Location:
+def by_rows(query: Rows, key: Rows) -> Location:
     paths = dict.fromkeys((query.path, key.path))
     return Location(f"by its rows {' '.join(paths)}", query, key)

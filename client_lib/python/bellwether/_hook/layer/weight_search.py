@@ -17,13 +17,14 @@ from torch import Tensor, nn
 from ..._util.guard import harmless
 from ..._weights import locate, names, split_check
 from ..._weights.learned_queries import of_parameters
-from ..._weights.location import Location
+from ..._weights.location import Location, Rows
 from ..hosts import ModelHost
 from .notes import NO_PROJECTION, OTHER_CALL, Notes
 from .weights import Weights
 
 NO_WEIGHTS = ("", "")  # Paths of a layer that is another call of the same module.
 _NOT_FOUND = "W_Q and W_K not found: no spectral signals (give weights=)"
+_NO_OTHER = "and no one projection makes the"
 _CHECKS_MAX = 3  # Forwards in which the order of the rows is checked, until one tells it.
 
 
@@ -220,11 +221,20 @@ class WeightSearch:
 
     def _search(self, shown: split_check.Evidence, holder: nn.Module) -> None:
         """Without a name that is known: by what the module's matrices return."""
-        place = split_check.search(shown, self._kv_heads)
-        if place is None:
-            self._not_found()
+        query, key = split_check.search(shown, self._kv_heads)
+        if query is None or key is None:
+            self._one_found(query, key)
             return
         self._weights.checked = True
-        for told in (_NOT_FOUND, OTHER_CALL):  # Of a call before this one.
+        halves = [note for note in self._notes if _NO_OTHER in note]
+        for told in (_NOT_FOUND, OTHER_CALL, *halves):  # Of a call before this one.
             self._notes.pop(told, None)
-        self._place(place, holder)
+        self._place(split_check.by_rows(query, key), holder)
+
+    def _one_found(self, query: Optional[Rows], key: Optional[Rows]) -> None:
+        """Or none of them."""
+        self._not_found()
+        one = query or key
+        if one is not None and self._notes.pop(_NOT_FOUND, 0):
+            which, other = ("W_K", "queries") if query is None else ("W_Q", "keys")
+            self._notes.add(f"{which} is {one.path}, {_NO_OTHER} {other}: no spectral signals")
