@@ -56,6 +56,8 @@ std::string Quote(const std::string& text) {
   std::exit(1);
 }
 
+bool IsDerived(int number) { return number >= 64 && number < 128; }
+
 std::vector<Entry> ReadCatalogue() {
   std::vector<Entry> entries;
   std::map<std::string, std::string> by_name;
@@ -71,10 +73,10 @@ std::vector<Entry> ReadCatalogue() {
   }
   for (const Entry& entry : entries) {
     const SignalSpec& spec = entry.spec;
-    const bool derived = entry.number >= 64;
+    const bool derived = IsDerived(entry.number);
     if (spec.granularity() == v1::GRANULARITY_UNSPECIFIED) Fail(spec.name() + " has no granularity");
     if (derived != (spec.merge() == v1::MERGE_UNSPECIFIED))
-      Fail(spec.name() + ": merge is for measured signals, below 64");
+      Fail(spec.name() + ": merge is for measured signals, below 64 or from 128 on");
     if (derived && (!by_name.count(spec.numerator()) || !by_name.count(spec.denominator())))
       Fail(spec.name() + " needs a numerator and a denominator of the catalogue");
   }
@@ -121,8 +123,9 @@ std::string Table(const std::vector<Entry>& entries) {
     const SignalSpec& spec = entry.spec;
     out << "    {SignalId::" << entry.enumerator << ", " << Quote(spec.name()) << ", " << Quote(spec.unit())
         << ", static_cast<Granularity>(" << spec.granularity() << "), static_cast<Merge>(" << spec.merge() << "), "
-        << (entry.number >= 64 ? "true" : "false") << ", " << Id(spec.numerator()) << ", " << Id(spec.denominator())
-        << ", " << (spec.denominator_root() ? "true" : "false") << ", " << Quote(spec.help()) << ", ";
+        << (IsDerived(entry.number) ? "true" : "false") << ", " << Id(spec.numerator()) << ", "
+        << Id(spec.denominator()) << ", " << (spec.denominator_root() ? "true" : "false") << ", " << Quote(spec.help())
+        << ", ";
     if (spec.metric_size() == 0) {
       out << "nullptr, 0},\n";
     } else {
@@ -144,7 +147,8 @@ std::string Table(const std::vector<Entry>& entries) {
 }
 
 std::string Page(const std::vector<Entry>& entries) {
-  const std::map<int, std::string> granularity = {{1, "run"}, {2, "head"}, {3, "key head"}};
+  const std::map<int, std::string> granularity = {{1, "run"},    {2, "head"}, {3, "key head"}, {4, "layer"},
+                                                  {5, "expert"}, {6, "rank"}, {7, "tensor"},   {8, "module"}};
   const std::map<int, std::string> merge = {{0, "-"}, {1, "sum"}, {2, "max"}, {3, "mean"}, {4, "equal"}};
   std::ostringstream out;
   out << "# Signals\n\nGenerated from `proto/bellwether/v1/signals.proto`; do not edit. S = scale Q K^T, T = a sampled "

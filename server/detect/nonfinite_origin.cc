@@ -49,6 +49,8 @@ Side SideOf(SignalId id) {
     case SignalId::kGramEffectiveRank:
     case SignalId::kGramTop2Ratio:
     case SignalId::kGramIncrementRank:
+    case SignalId::kReplicaSumLow:
+    case SignalId::kReplicaSumHigh:
       return kWeights;
     // Whoever adds a signal says here on which side of a step it is measured.
     case SignalId::kNone:
@@ -106,6 +108,12 @@ bool AllUsual(std::span<const float> values, bool must_be_zero) {
   return unusual == 0;
 }
 
+// Values of the run and of heads; an origin among other things is not looked for.
+bool IsLookedAt(SignalId id) {
+  const Granularity granularity = FindSignal(id)->granularity;
+  return granularity == Granularity::kRun || OfHeads(granularity);
+}
+
 class Search {
  public:
   Search(const StepSample& sample, bool weights_were_finite)
@@ -118,7 +126,9 @@ class Search {
 
   Nonfinite Run() {
     bool any = false;
-    for (const SignalId id : sample_.signals()) any |= !AllUsual(sample_.matrix(id), id == SignalId::kNonfiniteRows);
+    for (const SignalId id : sample_.signals()) {
+      if (IsLookedAt(id)) any |= !AllUsual(sample_.matrix(id), id == SignalId::kNonfiniteRows);
+    }
     if (!any) return std::move(found_);
     Read();
     Trace();
@@ -155,6 +165,7 @@ class Search {
         found_.grad_norm |= bad && id == SignalId::kGradNorm;
         continue;
       }
+      if (!IsLookedAt(id)) continue;
       const auto values = sample_.matrix(id);
       const auto columns = static_cast<size_t>(ShapeOf(signal, sample_.layout()).heads);
       Layers& layers = side_[SideOf(id)];
@@ -290,7 +301,7 @@ class Search {
     std::vector<uint8_t> of_queries(static_cast<size_t>(heads_)), of_keys(static_cast<size_t>(heads_));
     for (const SignalId id : sample_.signals()) {
       const SignalInfo& signal = *FindSignal(id);
-      if (signal.granularity == Granularity::kRun || SideOf(id) != side) continue;
+      if (!OfHeads(signal.granularity) || SideOf(id) != side) continue;
       const int32_t columns = ShapeOf(signal, sample_.layout()).heads;
       const auto row = sample_.matrix(id).subspan(layer * static_cast<size_t>(columns), static_cast<size_t>(columns));
       bool bad = false;
@@ -328,7 +339,7 @@ class Search {
       finding.score = static_cast<double>(kOriginsMax - static_cast<size_t>(&origin - origins_.data()));
       for (const SignalId id : sample_.signals()) {
         const SignalInfo& signal = *FindSignal(id);
-        if (signal.granularity == Granularity::kRun || SideOf(id) != origin.side) continue;
+        if (!OfHeads(signal.granularity) || SideOf(id) != origin.side) continue;
         const auto columns = static_cast<size_t>(ShapeOf(signal, sample_.layout()).heads);
         const size_t group = static_cast<size_t>(heads_) / columns;
         const float& value = sample_.matrix(id)[origin.layer * columns + static_cast<size_t>(head) / group];
@@ -351,7 +362,7 @@ class Search {
     finding.first_step = sample_.step;
     finding.score = 1;
     for (const SignalId id : sample_.signals()) {
-      if (FindSignal(id)->granularity == Granularity::kRun) continue;
+      if (!OfHeads(FindSignal(id)->granularity)) continue;
       for (const float& value : sample_.matrix(id)) {
         if (!IsBad(id, value)) continue;
         told_.insert(&value);

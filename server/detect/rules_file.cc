@@ -104,7 +104,12 @@ class RuleReader {
     }
     UserRule kind;
     if (!ReadField("signal", &kind) || !ReadField("detector", &kind)) return false;
-    const bool of_run = FindSignal(kind.signal)->granularity == Granularity::kRun;
+    const Granularity granularity = FindSignal(kind.signal)->granularity;
+    const bool of_run = granularity == Granularity::kRun;
+    if (!of_run && !OfHeads(granularity)) {
+      return Refuse("signal", absl::StrCat("= ", FindSignal(kind.signal)->name,
+                                           ": must be a signal of heads or of the run; others have no rules yet"));
+    }
     kind.scope = of_run ? RuleScope::kRun : RuleScope::kHead;
     if (said_.contains("scope") && !ReadField("scope", &kind)) return false;
     *rule = DefaultRule(thresholds_, kind.signal, kind.scope, kind.detector);

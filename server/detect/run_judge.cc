@@ -3,9 +3,13 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <limits>
+#include <map>
 #include <span>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "server/detect/alert_engine.h"
 #include "server/detect/announced_change.h"
 #include "server/detect/archive.h"
@@ -37,11 +41,27 @@ constexpr int64_t kExcusesMax = 5;
 // Changes of steps that the run has not come to.
 constexpr size_t kChangesAheadMax = 16;
 
+// Which of two ranks is wrong cannot be said; of more, the fewer differ.
+std::string RanksThatDiffer(const StepSample::Disagreement& found) {
+  const uint32_t same = found.reporters > found.ranks_total ? found.reporters - found.ranks_total : 1;
+  if (same == 1) {
+    return absl::StrCat("rank ", found.first_rank, " differs from ",
+                        found.ranks_total > 1 ? absl::StrCat("the ", found.ranks_total, " others")
+                                              : absl::StrCat("rank ", absl::StrJoin(found.ranks, "")));
+  }
+  const bool more = found.ranks.size() < found.ranks_total;
+  return absl::StrCat(found.ranks_total == 1 ? "rank " : "ranks ", absl::StrJoin(found.ranks, ", "),
+                      more ? absl::StrCat(" and ", found.ranks_total - found.ranks.size(), " more differ")
+                           : (found.ranks_total == 1 ? " differs" : " differ"),
+                      " from ", same, " others");
+}
+
 }  // namespace
 
 struct RunJudge::State {
   JudgeOptions options;
   RunDescription run;
+  std::shared_ptr<const RunRows> rows;  // Null: none were named.
   DetectorBank* bank;
   HeadRules heads;
   LossWatch loss;
@@ -128,6 +148,7 @@ struct RunJudge::State {
   void Announce(const AnnouncedChange& change);
 
   void JudgeNonfinite(const StepSample& sample, std::vector<AlertTransition>* out);
+  void JudgeReplicas(const StepSample& sample, std::vector<Finding>* findings) const;
   void JudgeDisagreements(const StepSample& sample, std::vector<AlertTransition>* out);
   void JudgeOverhead(const StepSample& sample, std::vector<AlertTransition>* out);
 };
@@ -246,9 +267,45 @@ void RunJudge::State::JudgeNonfinite(const StepSample& sample, std::vector<Alert
   alerts.Update(Family::kNonfinite, sample.step, run, &found.findings, out);
 }
 
+// Copies of a tensor that differ.  A tensor has two sums, of which both or one may differ.
+void RunJudge::State::JudgeReplicas(const StepSample& sample, std::vector<Finding>* findings) const {
+  std::map<int32_t, const StepSample::Disagreement*> tensors;
+  for (const StepSample::Disagreement& disagreement : sample.disagreements) {
+    if (FindSignal(disagreement.signal)->granularity == Granularity::kTensor) {
+      tensors.try_emplace(disagreement.layer, &disagreement);
+    }
+  }
+  if (tensors.empty()) return;
+  const auto name = [this](int32_t row) {
+    const bool known = rows != nullptr && row < rows->tensors.size();
+    return known ? rows->tensors.names()[static_cast<size_t>(row)] : absl::StrCat("tensor ", row);
+  };
+  const auto& [row, first] = *tensors.begin();
+  Finding finding = Finding::OfRun(Rule::kDisagreement, Severity::kCritical,
+                                   {.signal = FindSignal(first->signal)->name,
+                                    .value = first->high,
+                                    .threshold = first->low,
+                                    .first_step = sample.step,
+                                    .detector = "equal"});
+  finding.score = std::numeric_limits<double>::infinity();  // What heads have differs because tensors do.
+  finding.summary =
+      absl::StrCat("the copies of ", name(row), " differ at step ", sample.step, ": ", RanksThatDiffer(*first));
+  if (tensors.size() > 1) absl::StrAppend(&finding.summary, "; so do those of ", tensors.size() - 1, " more tensors");
+  constexpr size_t kNamesMax = 8;
+  std::vector<std::string> names;
+  for (const auto& [tensor, disagreement] : tensors) {
+    if (names.size() == kNamesMax) break;
+    names.push_back(name(tensor));
+  }
+  finding.note = absl::StrCat(absl::StrJoin(names, ", "), tensors.size() > names.size() ? ", ..." : "");
+  findings->push_back(std::move(finding));
+}
+
 void RunJudge::State::JudgeDisagreements(const StepSample& sample, std::vector<AlertTransition>* out) {
   std::vector<Finding> findings;
+  JudgeReplicas(sample, &findings);
   for (const StepSample::Disagreement& disagreement : sample.disagreements) {
+    if (!OfHeads(FindSignal(disagreement.signal)->granularity)) continue;
     Finding& finding = findings.emplace_back();
     finding.rule = Rule::kDisagreement;
     finding.severity = Severity::kCritical;
@@ -415,6 +472,8 @@ void RunJudge::OnHello(const RunDescription& run, std::vector<AlertTransition>* 
   if (run.attention.centred && !centred_before) s.BeginRepairs(step, out);
   if (!run.attention.centred && centred_before) s.alerts.EndRepairs(step);
 }
+
+void RunJudge::SetRows(std::shared_ptr<const RunRows> rows) { state_->rows = std::move(rows); }
 
 void RunJudge::OnSilence(uint32_t silent_ranks, int64_t silent_seconds, std::vector<AlertTransition>* out) {
   State& s = *state_;

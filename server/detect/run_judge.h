@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "server/model/alert_transition.h"
+#include "server/model/row_names.h"
 #include "server/model/run_types.h"
 #include "server/model/step_sample.h"
 
@@ -43,6 +44,8 @@ class RunJudge {
   void OnEvent(const RunEvent& event, std::vector<AlertTransition>* out);
   // A new attempt or new traits were announced.
   void OnHello(const RunDescription& run, std::vector<AlertTransition>* out);
+  // What the rows of tensors and modules are, for the words of alerts.
+  void SetRows(std::shared_ptr<const RunRows> rows);
   // `silent_ranks` of the run's reporters have been silent past the deadline
   // (0: all report again).
   void OnSilence(uint32_t silent_ranks, int64_t silent_seconds, std::vector<AlertTransition>* out);

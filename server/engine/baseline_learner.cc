@@ -19,7 +19,8 @@ bool IsComparable(const SignalInfo& signal) {
   if (signal.granularity == Granularity::kRun) {
     return signal.id == SignalId::kLoss || signal.id == SignalId::kGradNorm;
   }
-  return signal.derived || signal.merge != Merge::kSum;
+  // Of other things than heads a run of another size has others.
+  return OfHeads(signal.granularity) && (signal.derived || signal.merge != Merge::kSum);
 }
 
 bool WasReported(const SignalInfo& signal, const RunRecord& run) {

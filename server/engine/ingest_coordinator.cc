@@ -56,7 +56,7 @@ absl::Status IngestCoordinator::AdmitRun(const RunUuid& uuid) const {
 absl::StatusOr<std::shared_ptr<RunEntry>> IngestCoordinator::FindOrCreate(const HelloMessage& hello,
                                                                           int64_t time_unix_ms) {
   if (std::shared_ptr<RunEntry> entry = registry_.Find(hello.run.uuid); entry != nullptr) {
-    if (!(entry->description.layout == hello.run.layout)) {
+    if (!entry->description.layout.SameModel(hello.run.layout)) {
       const Layout& known = entry->description.layout;
       return absl::FailedPreconditionError(
           absl::StrCat("hello.run.layout: run ", hello.run.name, " is known with ", known.layers, " layers x ",

@@ -31,9 +31,8 @@ bool IsMeasured(const SignalInfo* signal) { return signal != nullptr && !signal-
 
 bool IsKnown(const RunRecord& run, int64_t now_unix_ns) {
   if (now_unix_ns - std::max(run.started_unix_ns, run.last_report_unix_ns) > kSilentNanos) return true;
-  const bool has_heads = std::ranges::any_of(run.signals, [](SignalId id) {
-    return IsMeasured(FindSignal(id)) && FindSignal(id)->granularity != Granularity::kRun;
-  });
+  const bool has_heads = std::ranges::any_of(
+      run.signals, [](SignalId id) { return IsMeasured(FindSignal(id)) && OfHeads(FindSignal(id)->granularity); });
   return run.steps_recorded >= (has_heads ? kKnownSteps : kKnownStepsWithoutHeads);
 }
 
@@ -48,6 +47,7 @@ int64_t RunMemoryBytes(const Layout& layout, std::span<const SignalId> signals) 
     const SignalInfo* const signal = FindSignal(id);
     if (!IsMeasured(signal)) continue;
     const int64_t cells = ShapeOf(*signal, layout).size();
+    if (cells == 0) continue;  // Of tensors that are not named yet, for example.
     const auto steps = static_cast<int64_t>(StepsForCells(window_steps, static_cast<size_t>(cells)));
     bytes += cells * (steps * static_cast<int64_t>(sizeof(float)) + kSeriesBytes);
   }

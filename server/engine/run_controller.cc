@@ -50,7 +50,8 @@ absl::Status RunController::Export(RunId run, const std::function<bool(std::stri
   const RunSnapshotPtr snapshot = runs_.table->Get(run);
   if (snapshot == nullptr) return absl::NotFoundError("no such run");
   EventReader events(snapshot.get(), runs_.database);
-  return ExportRecording(snapshot->record, &events, *runs_.series, sink);
+  BW_ASSIGN_OR_RETURN(const std::shared_ptr<const RunRows> rows, RowsOf(*snapshot, *runs_.database));
+  return ExportRecording(snapshot->record, *rows, &events, *runs_.series, sink);
 }
 
 absl::Status RunController::Request(RunId run, WalKind kind, std::string payload, IngestMessage message) {

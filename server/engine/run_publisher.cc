@@ -42,6 +42,7 @@ void RunPublisher::Publish(uint32_t silent_ranks) {
     }
   }
   snapshot->totals = state_.totals();
+  snapshot->rows = state_.rows();
   AddEvents(snapshot.get());
   parts_.table->Publish(std::move(snapshot));
 }

@@ -14,11 +14,12 @@ namespace bellwether::server {
 namespace {
 
 // 1 had no rules, 2 no actions, 3 not what ranks the merge had heard, 4 no stripped frames.
-constexpr uint32_t kStateVersion = 5;
+// 5 no names of rows.
+constexpr uint32_t kStateVersion = 6;
 
 bool HasHeadSignals(const StepSample& sample) {
   return std::any_of(sample.signals().begin(), sample.signals().end(),
-                     [](SignalId id) { return FindSignal(id)->granularity != Granularity::kRun; });
+                     [](SignalId id) { return OfHeads(FindSignal(id)->granularity); });
 }
 
 // Adds what a client's total rose by since `before`; a sum of very many stays the largest number.
@@ -48,6 +49,8 @@ RunState::RunState(const LiveRunParts* parts, const RunRecord& record)
       ended_silent_(parts->counters->counter("bellwether_runs_ended_silent_total")),
       events_refused_(parts->counters->counter("bellwether_ingest_limit_refused_total", {{"limit", "events_per_run"}})),
       disagreements_left_out_(parts->counters->counter("bellwether_disagreements_left_out_total")),
+      names_refused_(parts->counters->counter("bellwether_ingest_limit_refused_total", {{"limit", "named_rows"}})),
+      values_without_row_(parts->counters->counter("bellwether_ingest_values_without_row_total")),
       record_(record),
       merge_(record.description.layout, record.description.reporters),
       rules_(parts->rules->built_in()),
@@ -71,6 +74,9 @@ absl::StatusOr<bool> RunState::LoadStored() {
   BW_ASSIGN_OR_RETURN(const std::vector<RankRecord> ranks, parts_.database->ListRanks(record_.id));
   for (const RankRecord& rank : ranks) ranks_[rank.rank] = rank;
   last_lsn_ = saved_lsn_ = record_.applied_lsn;
+  BW_ASSIGN_OR_RETURN(RunRows rows, parts_.database->GetRows(record_.id));
+  rows_ = rows_saved_ = std::make_shared<const RunRows>(std::move(rows));
+  judge_.SetRows(rows_);
   BW_ASSIGN_OR_RETURN(events_stored_, parts_.database->CountEvents(record_.id));
   const auto state = parts_.database->GetState(record_.id);
   if (!state.ok()) {
@@ -115,6 +121,8 @@ RunEffects RunState::Apply(const LoggedMessage& logged, bool is_live) {
     return {};  // The saved state has everything but what belongs to open steps.
   } else if (const auto* hello = std::get_if<HelloMessage>(&body)) {
     ApplyHello(*hello);
+  } else if (const auto* names = std::get_if<NamesMessage>(&body)) {
+    ApplyNames(logged.rank, *names);
   } else if (const auto* event = std::get_if<RunEvent>(&body)) {
     ApplyEvent(*event);
   } else if (const auto* bye = std::get_if<ByeMessage>(&body)) {
@@ -173,7 +181,10 @@ void RunState::ApplyHello(const HelloMessage& hello) {
   // The first Hello of a new run changes nothing: the run was made with it.
   record_.kind_changed = record_.kind_changed || KindOf(hello.run) != KindOf(record_.description);
   const int64_t known_launch = hello.run.attempt == attempt ? record_.description.launch_unix_ms : 0;
+  const Layout layout = record_.description.layout;
   record_.description = hello.run;
+  record_.description.layout = layout;
+  Grow(hello.run.layout);
   // A rank that does not know the launch leaves it as it is.
   if (hello.run.launch_unix_ms == 0) record_.description.launch_unix_ms = known_launch;
   record_.import_of = hello.import_of;
@@ -190,8 +201,32 @@ void RunState::ApplyHello(const HelloMessage& hello) {
                    now_, &effects_.actions);
 }
 
+void RunState::Grow(const Layout& layout) {
+  record_.description.layout.GrowTo(layout);
+  merge_.Grow(record_.description.layout);
+}
+
+void RunState::ApplyNames(uint32_t rank, const NamesMessage& names) {
+  auto rows = std::make_shared<RunRows>(*rows_);
+  names_refused_->Add(static_cast<double>(row_maps_.Add(rank, names, rows.get())));
+  if (rows->tensors.size() == rows_->tensors.size() && rows->modules.size() == rows_->modules.size()) return;
+  Grow({.tensors = rows->tensors.size(), .modules = rows->modules.size()});
+  rows_ = std::move(rows);
+  judge_.SetRows(rows_);
+}
+
 void RunState::ApplyFrame(uint32_t rank, const RankFrame& frame, Lsn lsn) {
-  const RankMerge::Outcome outcome = merge_.Add(rank, frame, lsn, sink_);
+  RankMerge::Outcome outcome;
+  if (RowMaps::IsPlain(frame)) {
+    outcome = merge_.Add(rank, frame, lsn, sink_);
+  } else {
+    uint64_t left_out = 0;
+    const RankFrame known = row_maps_.Translate(rank, frame, record_.description.layout, &left_out);
+    outcome = merge_.Add(rank, known, lsn, sink_);
+    if (outcome == RankMerge::Outcome::kTaken && lsn > saved_lsn_) {
+      values_without_row_->Add(static_cast<double>(left_out));
+    }
+  }
   if (lsn <= saved_lsn_) return;  // The frame is of an open step, and was counted before the save.
   Losses& counted = counted_[rank];
   AddRise(counted.dropped, frame.dropped_total, &record_.frames_dropped);
@@ -329,6 +364,10 @@ absl::Status RunState::Write(RunSave* save) {
   for (const auto& [number, rank] : ranks_) batch->PutRank(record_.id, rank);
   // Until the save is committed the log is needed from where it was.
   const Lsn applied_before = std::exchange(record_.applied_lsn, save->applied_lsn);
+  if (rows_ != rows_saved_) {
+    save->rows = rows_;
+    batch->PutRows(record_.id, *rows_);
+  }
   batch->PutRun(record_);
   batch->PutState(record_, SaveState(series_state));
   record_.applied_lsn = applied_before;
@@ -339,6 +378,7 @@ void RunState::RecordSaved(const RunSave& save, bool closed) {
   series_closed_ = closed;
   record_.applied_lsn = save.applied_lsn;
   saved_lsn_ = save.last_lsn;
+  if (save.rows != nullptr) rows_saved_ = save.rows;
   events_stored_ += save.events;
   new_events_.erase(new_events_.begin(), new_events_.begin() + static_cast<std::ptrdiff_t>(save.events));
   unsaved_steps_ -= save.steps;
@@ -347,10 +387,11 @@ void RunState::RecordSaved(const RunSave& save, bool closed) {
 std::string RunState::SaveState(const std::string& series_state) const {
   std::string state;
   ByteWriter out(&state);
-  // Version 4 can be read by older servers, which a cluster replaces one after the other.
+  // Versions 4 and 5 can be read by older servers, which a cluster replaces one after the other.
   const bool stripped =
       std::any_of(counted_.begin(), counted_.end(), [](const auto& rank) { return rank.second.stripped > 0; });
-  out.Put(stripped ? kStateVersion : uint32_t{4});
+  const bool named = !row_maps_.empty();
+  out.Put(named ? kStateVersion : stripped ? uint32_t{5} : uint32_t{4});
   out.Put(last_lsn_);
   out.Put(merge_.closed_attempt());
   out.Put(merge_.closed_step());
@@ -372,7 +413,7 @@ std::string RunState::SaveState(const std::string& series_state) const {
   for (const auto& [rank, losses] : counted_) {
     out.PutVarint(rank);
     out.PutVarint(losses.dropped);
-    if (stripped) out.PutVarint(losses.stripped);
+    if (stripped || named) out.PutVarint(losses.stripped);
   }
   out.PutString(judge_.Save());
   out.PutString(series_state);
@@ -380,6 +421,7 @@ std::string RunState::SaveState(const std::string& series_state) const {
   out.PutString(engine_->policy()->text);
   out.Put(policy_is_own_);
   out.PutString(engine_->Save());
+  if (named) row_maps_.Save(&out);
   return state;
 }
 
@@ -429,6 +471,7 @@ bool RunState::RestoreState(const std::string& state, std::string* series_state)
   const std::string_view policy = version >= 3 ? in.GetString() : std::string_view();
   policy_is_own_ = version >= 3 && in.Get<bool>();
   const std::string_view actions = version >= 3 ? in.GetString() : std::string_view();
+  if (version >= 6 && !row_maps_.Restore(&in)) return false;
   if (!in.done()) return false;
   if (version >= 3) RestoreActions(policy, actions);
   merge_.Restore(attempt, step, std::move(merging));

@@ -27,6 +27,7 @@
 #include "server/engine/live_run_parts.h"
 #include "server/ingest/message.h"
 #include "server/ingest/rank_merge.h"
+#include "server/ingest/row_maps.h"
 
 namespace bellwether::server {
 
@@ -44,6 +45,7 @@ struct RunEffects {
 struct RunSave {
   std::unique_ptr<RunBatch> batch;
   Lsn last_lsn = 0, applied_lsn = 0;
+  std::shared_ptr<const RunRows> rows;  // Null: they are saved already.
   size_t events = 0;
   uint64_t steps = 0;
 };
@@ -86,6 +88,8 @@ class RunState {
   bool policy_is_own() const { return policy_is_own_; }
   const std::map<uint32_t, RankRecord>& ranks() const { return ranks_; }
   const std::map<SignalId, std::vector<double>>& totals() const { return totals_; }
+  // Never null.
+  const std::shared_ptr<const RunRows>& rows() const { return rows_; }
   Lsn last_lsn() const { return last_lsn_; }
   Lsn saved_lsn() const { return saved_lsn_; }
   uint64_t unsaved_steps() const { return unsaved_steps_; }
@@ -110,6 +114,7 @@ class RunState {
 
   absl::StatusOr<bool> LoadStored();
   void ApplyHello(const HelloMessage& hello);
+  void ApplyNames(uint32_t rank, const NamesMessage& names);
   void ApplyFrame(uint32_t rank, const RankFrame& frame, Lsn lsn);
   void ApplyGram(const ShippedGram& gram, Lsn lsn);
   void ApplySpectra(const SpectraMessage& spectra);
@@ -127,6 +132,8 @@ class RunState {
   // The run has not ended: a message of a next step came.
   void Reopen();
 
+  // The run has what `layout` has more of.
+  void Grow(const Layout& layout);
   void KeepEvent(const RunEvent& event);
   void AddTotals(const StepSample& sample);
   // Opens the series if a save closed them.
@@ -152,6 +159,8 @@ class RunState {
   Counter* const ended_silent_;
   Counter* const events_refused_;
   Counter* const disagreements_left_out_;
+  Counter* const names_refused_;
+  Counter* const values_without_row_;
 
   // Saved, as of the last applied message.
   RunRecord record_;
@@ -162,6 +171,8 @@ class RunState {
   std::unique_ptr<ActionEngine> engine_;
   bool policy_is_own_ = false;
   std::map<SignalId, std::vector<double>> totals_;
+  std::shared_ptr<const RunRows> rows_ = std::make_shared<RunRows>(), rows_saved_ = rows_;
+  RowMaps row_maps_;
   std::map<uint32_t, Losses> counted_;  // rank -> its client's counts.
   Lsn last_lsn_ = 0;                    // Of the last applied message.
   std::vector<RunEvent> new_events_;    // Since the last save.

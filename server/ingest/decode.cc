@@ -6,11 +6,14 @@
 #include <limits>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "server/model/ranges.h"
+#include "server/model/row_names.h"
+#include "server/util/clean_text.h"
 #include "server/util/status_macros.h"
 
 namespace bellwether::server {
@@ -30,14 +33,18 @@ absl::Status CheckRange(absl::string_view field, T value, Low low, High high) {
   return OutOfRange(field, value, absl::StrCat("in [", low, ", ", high, "]"));
 }
 
-absl::Status CheckText(absl::string_view field, absl::string_view text, size_t bytes_max) {
+absl::Status CheckText(absl::string_view field, std::string_view text, size_t bytes_max) {
   if (text.size() > bytes_max) {
     return absl::InvalidArgumentError(absl::StrCat(field, " is ", text.size(), " bytes long: at most ", bytes_max));
   }
-  for (const char c : text) {
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
-      return absl::InvalidArgumentError(absl::StrCat(field, " holds control character ", static_cast<int>(c)));
+  for (size_t at = 0; at < text.size();) {
+    const size_t length = Utf8Length(text.substr(at));
+    const int c = static_cast<unsigned char>(text[at]);
+    if (length == 0) {
+      return absl::InvalidArgumentError(absl::StrCat(field, " holds byte ", c, " at ", at, ": must be UTF-8"));
     }
+    if (c < 0x20 || c == 0x7f) return absl::InvalidArgumentError(absl::StrCat(field, " holds control character ", c));
+    at += length;
   }
   return absl::OkStatus();
 }
@@ -52,9 +59,15 @@ absl::StatusOr<Layout> DecodeLayout(const v1::Layout& layout, const DecodeLimits
   }
   BW_RETURN_IF_ERROR(CheckRange("hello.run.layout.head_dim", layout.head_dim(), 0, limits.head_dim_max));
   BW_RETURN_IF_ERROR(CheckRange("hello.run.layout.seq_len", layout.seq_len(), 0, 1 << 30));
-  return Layout{static_cast<int32_t>(layout.layers()), static_cast<int32_t>(layout.heads()),
-                static_cast<int32_t>(layout.kv_heads()), static_cast<int32_t>(layout.head_dim()),
-                static_cast<int32_t>(layout.seq_len())};
+  BW_RETURN_IF_ERROR(CheckRange("hello.run.layout.experts", layout.experts(), 0, limits.experts_max));
+  BW_RETURN_IF_ERROR(CheckRange("hello.run.layout.ranks", layout.ranks(), 0, limits.world_max));
+  return Layout{.layers = static_cast<int32_t>(layout.layers()),
+                .heads = static_cast<int32_t>(layout.heads()),
+                .kv_heads = static_cast<int32_t>(layout.kv_heads()),
+                .head_dim = static_cast<int32_t>(layout.head_dim()),
+                .seq_len = static_cast<int32_t>(layout.seq_len()),
+                .experts = static_cast<int32_t>(layout.experts()),
+                .ranks = static_cast<int32_t>(layout.ranks())};
 }
 
 absl::StatusOr<RunDescription> DecodeRun(const v1::RunDescription& run, const DecodeLimits& limits) {
@@ -84,6 +97,7 @@ absl::StatusOr<RunDescription> DecodeRun(const v1::RunDescription& run, const De
     plain.labels[key] = value;
   }
   BW_ASSIGN_OR_RETURN(plain.layout, DecodeLayout(run.layout(), limits));
+  plain.layout.ranks = std::max(plain.layout.ranks, static_cast<int32_t>(run.world()));
   plain.name = run.name();
   plain.attempt = run.attempt();
   plain.launch_unix_ms = run.launch_unix_ms();
@@ -141,13 +155,24 @@ absl::StatusOr<HelloMessage> DecodeHello(const v1::Hello& hello, const DecodeLim
   return plain;
 }
 
-absl::Status DecodeBlock(const v1::Block& block, int index, const Layout& layout, size_t offset, RankBlock* plain) {
+// A run may have more rows than this stream was opened with: RowMaps knows how many.
+MatrixShape LargestShape(const SignalInfo& signal, const Layout& layout, const DecodeLimits& limits) {
+  Layout largest = layout;
+  largest.GrowTo({.experts = largest.experts == 0 ? limits.experts_max : 0,
+                  .ranks = static_cast<int32_t>(limits.world_max),
+                  .tensors = kNamedRowsMax,
+                  .modules = kNamedRowsMax});
+  return ShapeOf(signal, largest);
+}
+
+absl::Status DecodeBlock(const v1::Block& block, int index, const Layout& layout, const DecodeLimits& limits,
+                         size_t offset, RankBlock* plain) {
   const auto field = [index](absl::string_view name) { return absl::StrCat("frame.blocks[", index, "].", name); };
   const SignalInfo* signal = FindSignal(static_cast<SignalId>(block.signal()));
   if (signal == nullptr || signal->derived) {
     return OutOfRange(field("signal"), static_cast<int>(block.signal()), "a measured signal of signals.proto");
   }
-  const MatrixShape shape = ShapeOf(*signal, layout);
+  const MatrixShape shape = LargestShape(*signal, layout, limits);
   const auto check = [&](absl::string_view what, uint32_t begin, uint32_t count, int32_t size) -> absl::Status {
     BW_RETURN_IF_ERROR(CheckRange(field(absl::StrCat(what, "_count")), count, 1, size));
     return CheckRange(field(absl::StrCat(what, "_begin")), begin, 0, size - static_cast<int64_t>(count));
@@ -189,7 +214,7 @@ absl::StatusOr<RankFrame> DecodeFrame(const v1::Frame& frame, const Layout& layo
   plain.blocks.resize(static_cast<size_t>(frame.blocks_size()));
   size_t values = 0;
   for (int i = 0; i < frame.blocks_size(); ++i) {
-    BW_RETURN_IF_ERROR(DecodeBlock(frame.blocks(i), i, layout, values, &plain.blocks[static_cast<size_t>(i)]));
+    BW_RETURN_IF_ERROR(DecodeBlock(frame.blocks(i), i, layout, limits, values, &plain.blocks[static_cast<size_t>(i)]));
     values += static_cast<size_t>(frame.blocks(i).values_size());
   }
   plain.values.resize(values);
@@ -224,6 +249,28 @@ absl::StatusOr<ShippedGram> DecodeSpectrum(const v1::Spectrum& spectrum, const L
                      static_cast<GramOf>(spectrum.kind()),
                      static_cast<int32_t>(spectrum.n()),
                      std::make_shared<const std::vector<float>>(spectrum.upper().begin(), spectrum.upper().end())};
+}
+
+absl::StatusOr<NamesMessage> DecodeNames(const v1::Names& names) {
+  BW_RETURN_IF_ERROR(CheckRange("names.attempt", names.attempt(), 0, 1 << 30));
+  const auto granularity = static_cast<Granularity>(names.granularity());
+  if (!OfNamedRows(granularity)) {
+    return OutOfRange("names.granularity", static_cast<int>(names.granularity()), "TENSOR or MODULE");
+  }
+  BW_RETURN_IF_ERROR(CheckRange("number of names.names", names.names_size(), 1, kNamedRowsMax));
+  BW_RETURN_IF_ERROR(CheckRange("names.first", names.first(), 0, kNamedRowsMax - names.names_size()));
+  NamesMessage plain{.attempt = names.attempt(),
+                     .granularity = granularity,
+                     .first = static_cast<int32_t>(names.first()),
+                     .names = {}};
+  for (const std::string& name : names.names()) {
+    const std::string field = absl::StrCat("names.names[", plain.names.size(), "]");
+    BW_RETURN_IF_ERROR(CheckRange(absl::StrCat("bytes of ", field), static_cast<int64_t>(name.size()), 1,
+                                  static_cast<int64_t>(kRowNameBytesMax)));
+    BW_RETURN_IF_ERROR(CheckText(field, name, kRowNameBytesMax));
+    plain.names.push_back(name);
+  }
+  return plain;
 }
 
 absl::StatusOr<RunEvent> DecodeEvent(const v1::Event& event, const DecodeLimits& limits) {
@@ -263,6 +310,10 @@ absl::StatusOr<IngestMessage> Decode(const v1::ClientMessage& message, const Lay
   switch (body) {
     case v1::ClientMessage::kFrame: {
       BW_ASSIGN_OR_RETURN(plain.body, DecodeFrame(message.frame(), *layout, limits));
+      return plain;
+    }
+    case v1::ClientMessage::kNames: {
+      BW_ASSIGN_OR_RETURN(plain.body, DecodeNames(message.names()));
       return plain;
     }
     case v1::ClientMessage::kSpectrum: {

@@ -17,6 +17,7 @@ v1::RunDescription ToProto(const RunDescription& run) {
   layout->set_kv_heads(static_cast<uint32_t>(run.layout.kv_heads));
   layout->set_head_dim(static_cast<uint32_t>(run.layout.head_dim));
   layout->set_seq_len(static_cast<uint32_t>(run.layout.seq_len));
+  layout->set_experts(static_cast<uint32_t>(run.layout.experts));
   v1::Attention* const attention = proto.mutable_attention();
   attention->set_kernel(run.attention.kernel);
   attention->set_score_dtype(run.attention.score_dtype);
@@ -67,6 +68,16 @@ v1::ClientMessage ToFrame(const StepSample& sample) {
     block->set_head_count(static_cast<uint32_t>(shape.heads));
     block->mutable_values()->Add(values.begin(), values.end());
   }
+  return message;
+}
+
+v1::ClientMessage ToNames(uint32_t attempt, Granularity granularity, size_t first, std::span<const std::string> names) {
+  v1::ClientMessage message;
+  v1::Names* const proto = message.mutable_names();
+  proto->set_attempt(attempt);
+  proto->set_granularity(static_cast<v1::Granularity>(granularity));
+  proto->set_first(static_cast<uint32_t>(first));
+  proto->mutable_names()->Add(names.begin(), names.end());
   return message;
 }
 

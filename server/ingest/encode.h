@@ -19,6 +19,7 @@ v1::Event ToProto(const RunEvent& event);
 // As a client would say it; its seq is left to the caller.
 v1::ClientMessage ToMessage(const RunEvent& event);
 v1::ClientMessage ToFrame(const StepSample& sample);
+v1::ClientMessage ToNames(uint32_t attempt, Granularity granularity, size_t first, std::span<const std::string> names);
 
 // What a trainer needs to apply it; nothing of its past or its reasons.
 v1::Action ToWire(const Action& action);

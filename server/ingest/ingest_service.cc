@@ -37,6 +37,8 @@ bool Renumber(uint32_t from, uint32_t to, v1::ClientMessage* message) {
   switch (message->body_case()) {
     case v1::ClientMessage::kFrame:
       return RenumberOne(from, to, message->mutable_frame());
+    case v1::ClientMessage::kNames:
+      return RenumberOne(from, to, message->mutable_names());
     case v1::ClientMessage::kSpectrum:
       return RenumberOne(from, to, message->mutable_spectrum());
     case v1::ClientMessage::kEvent:

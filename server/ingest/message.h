@@ -30,6 +30,14 @@ struct HelloMessage {
   bool import_notifies = false;  // both.
 };
 
+// What rows of a rank are, from `first` on.
+struct NamesMessage {
+  uint32_t attempt = 0;
+  Granularity granularity = Granularity::kTensor;
+  int32_t first = 0;
+  std::vector<std::string> names;
+};
+
 struct ActionResultMessage {
   std::string id;
   uint32_t attempt = 0;
@@ -98,7 +106,7 @@ struct IngestMessage {
   uint64_t seq = 0;
   std::variant<HelloMessage, RankFrame, ShippedGram, RunEvent, ActionResultMessage, HeartbeatMessage, ByeMessage,
                StepClosedMessage, SilenceMessage, RulesMessage, SpectraMessage, ActionRequestMessage, PolicyMessage,
-               ActionSentMessage, RunSilentMessage>
+               ActionSentMessage, RunSilentMessage, NamesMessage>
       body;
 };
 

@@ -9,6 +9,9 @@
 namespace bellwether::server {
 namespace {
 
+// Of whose cells it is known by how many ranks they were reported.
+bool IsCounted(const SignalInfo& signal) { return signal.merge == Merge::kMean || OfNamedRows(signal.granularity); }
+
 bool SameBits(float a, float b) { return std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b); }
 
 }  // namespace
@@ -16,7 +19,12 @@ bool SameBits(float a, float b) { return std::bit_cast<uint32_t>(a) == std::bit_
 RankMerge::RankMerge(const Layout& layout, uint32_t reporters, size_t open_steps_max)
     : layout_(layout), reporters_(reporters), open_steps_max_(open_steps_max) {}
 
-void RankMerge::Combine(const RankFrame& frame, Open* open) {
+void RankMerge::Grow(const Layout& layout) {
+  layout_ = layout;
+  for (auto& [key, open] : open_) open.sample.Grow(layout);
+}
+
+void RankMerge::Combine(uint32_t rank, const RankFrame& frame, Open* open) {
   StepSample& sample = open->sample;
   sample.time_unix_ns = std::max(sample.time_unix_ns, frame.time_unix_ns);
   for (const RankBlock& block : frame.blocks) {
@@ -24,11 +32,20 @@ void RankMerge::Combine(const RankFrame& frame, Open* open) {
     const MatrixShape shape = ShapeOf(signal, layout_);
     const std::span<float> matrix = sample.Add(block.signal);
     const float* in = frame.values.data() + block.offset;
-    const uint32_t mean_count = signal.merge == Merge::kMean ? ++open->mean_count[block.signal] : 1;
+    std::vector<Reports>* const reports = IsCounted(signal) ? &open->reports[block.signal] : nullptr;
+    if (reports != nullptr) reports->resize(matrix.size());
     for (int32_t layer = 0; layer < block.layer_count; ++layer) {
       float* row = matrix.data() + (block.layer_begin + layer) * shape.heads + block.head_begin;
       for (int32_t head = 0; head < block.head_count; ++head, ++in) {
+        if (IsNotMeasured(*in)) continue;
         float& cell = row[head];
+        const auto at = static_cast<size_t>(&cell - matrix.data());
+        Reports counted;
+        if (reports != nullptr) {
+          Reports& here = (*reports)[at];
+          if (here.count++ == 0) here.first_rank = rank;
+          counted = here;
+        }
         if (IsNotMeasured(cell)) {
           cell = *in;
           continue;
@@ -41,13 +58,17 @@ void RankMerge::Combine(const RankFrame& frame, Open* open) {
             if (std::isnan(*in) || *in > cell) cell = *in;
             break;
           case Merge::kMean:
-            cell += (*in - cell) / static_cast<float>(mean_count);
+            cell += (*in - cell) / static_cast<float>(counted.count);
             break;
           case Merge::kEqual:
             if (!SameBits(cell, *in)) {
-              RecordDisagreement({block.signal, block.layer_begin + layer, block.head_begin + head, std::min(cell, *in),
-                                  std::max(cell, *in)},
-                                 static_cast<size_t>(&cell - matrix.data()), open);
+              RecordDisagreement({.signal = block.signal,
+                                  .layer = block.layer_begin + layer,
+                                  .head = block.head_begin + head,
+                                  .low = std::min(cell, *in),
+                                  .high = std::max(cell, *in),
+                                  .first_rank = counted.first_rank},
+                                 rank, at, open);
             }
             break;
           case Merge::kNone:
@@ -59,19 +80,22 @@ void RankMerge::Combine(const RankFrame& frame, Open* open) {
 }
 
 // As many as all heads of a large model times its ranks may differ in one step.
-void RankMerge::RecordDisagreement(const StepSample::Disagreement& found, size_t cell, Open* open) {
+void RankMerge::RecordDisagreement(const StepSample::Disagreement& found, uint32_t rank, size_t cell, Open* open) {
   std::vector<StepSample::Disagreement>& all = open->sample.disagreements;
-  const auto known = open->disagreeing.find({found.signal, cell});
-  if (known != open->disagreeing.end()) {
-    StepSample::Disagreement& here = all[known->second];
-    here.low = std::min(here.low, found.low);
-    here.high = std::max(here.high, found.high);
-  } else if (all.size() < StepSample::kDisagreementsMax) {
-    open->disagreeing[{found.signal, cell}] = all.size();
+  auto known = open->disagreeing.find({found.signal, cell});
+  if (known == open->disagreeing.end()) {
+    if (all.size() == StepSample::kDisagreementsMax) {
+      ++open->sample.disagreements_left_out;
+      return;
+    }
+    known = open->disagreeing.emplace(std::pair(found.signal, cell), all.size()).first;
     all.push_back(found);
-  } else {
-    ++open->sample.disagreements_left_out;
   }
+  StepSample::Disagreement& here = all[known->second];
+  here.low = std::min(here.low, found.low);
+  here.high = std::max(here.high, found.high);
+  ++here.ranks_total;
+  if (here.ranks.size() < StepSample::Disagreement::kRanksMax) here.ranks.push_back(rank);
 }
 
 RankMerge::Outcome RankMerge::Add(uint32_t rank, const RankFrame& frame, Lsn lsn, const Sink& sink) {
@@ -87,7 +111,7 @@ RankMerge::Outcome RankMerge::Add(uint32_t rank, const RankFrame& frame, Lsn lsn
   Open& open = *OpenStep(key, lsn);
   std::set<uint32_t>& parts = open.parts[rank];
   if (!parts.insert(frame.part).second) return Outcome::kRepeated;
-  Combine(frame, &open);
+  Combine(rank, frame, &open);
   if (parts.size() == frame.parts) {
     open.whole.insert(rank);
     open.sample.ranks = static_cast<uint32_t>(open.whole.size());
@@ -162,6 +186,10 @@ void RankMerge::Close(std::map<Key, Open>::iterator step, bool complete, const S
   closed_step_ = step->first.second;
   Open& open = step->second;
   open.sample.complete = complete && !open.whole.empty() && Present(open) >= expected();
+  for (const auto& [where, index] : open.disagreeing) {
+    const auto reports = open.reports.find(where.first);
+    if (reports != open.reports.end()) open.sample.disagreements[index].reporters = reports->second[where.second].count;
+  }
   // What came without any frame is of no step that anybody measured.
   if (!open.parts.empty()) sink(open.sample);
   spare_ = std::move(open.sample);

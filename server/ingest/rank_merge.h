@@ -58,6 +58,8 @@ class RankMerge {
   // open_steps_max: more open steps than that close the oldest.
   RankMerge(const Layout& layout, uint32_t reporters, size_t open_steps_max = 64);
 
+  // The run has more ranks, tensors or modules from here on.
+  void Grow(const Layout& layout);
   // `lsn` is remembered while the frame's step is open.
   Outcome Add(uint32_t rank, const RankFrame& frame, Lsn lsn, const Sink& sink);
   // Something other than a frame came for a step, with `lsn`, and `holds` more
@@ -97,26 +99,31 @@ class RankMerge {
   void SetReplay(bool replay) { replay_ = replay; }
 
  private:
+  // By how many ranks a cell was reported, and by which first.
+  struct Reports {
+    uint32_t count = 0, first_rank = 0;
+  };
   struct Open {
     StepSample sample;
     Lsn first_lsn = 0;
-    std::map<uint32_t, std::set<uint32_t>> parts;  // rank -> parts that came
-    std::set<uint32_t> whole;                      // ranks with all parts
-    std::map<SignalId, uint32_t> mean_count;
+    std::map<uint32_t, std::set<uint32_t>> parts;               // rank -> parts that came
+    std::set<uint32_t> whole;                                   // ranks with all parts
+    std::map<SignalId, std::vector<Reports>> reports;           // By cell, of what is counted.
     std::map<std::pair<SignalId, size_t>, size_t> disagreeing;  // cell -> of sample.disagreements
     int holds = 0;
   };
 
   Open* OpenStep(const Key& key, Lsn lsn);
-  void Combine(const RankFrame& frame, Open* open);
-  static void RecordDisagreement(const StepSample::Disagreement& found, size_t cell, Open* open);
+  void Combine(uint32_t rank, const RankFrame& frame, Open* open);
+  // Of a value by `rank` that is another than the cell's.
+  static void RecordDisagreement(const StepSample::Disagreement& found, uint32_t rank, size_t cell, Open* open);
   size_t expected() const;
   size_t Present(const Open& open) const;  // Ranks with all parts that have not left.
   bool IsComplete(const Key& key, const Open& open) const;
   void Close(std::map<Key, Open>::iterator step, bool complete, const Sink& sink);
   void CloseReady(const Sink& sink);
 
-  const Layout layout_;
+  Layout layout_;
   uint32_t reporters_;
   const size_t open_steps_max_;
   std::map<Key, Open> open_;

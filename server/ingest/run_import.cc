@@ -20,6 +20,9 @@
 namespace bellwether::server {
 namespace {
 
+// Of an exported recording: far below the bytes of a message.
+constexpr size_t kNamesAtOnce = 1024;
+
 // The same for the same hello, in any process.
 std::string RecordingOf(const v1::ClientMessage& hello) {
   std::string bytes;
@@ -270,7 +273,7 @@ std::unique_ptr<RunImport> ImportRecording(ImportSink* sink, const RunTable* run
   return std::make_unique<RecordingImport>(sink, runs, limits, std::move(as_name), notify);
 }
 
-absl::Status ExportRecording(const RunRecord& run, EventReader* events, const SeriesStore& series,
+absl::Status ExportRecording(const RunRecord& run, const RunRows& rows, EventReader* events, const SeriesStore& series,
                              const std::function<bool(std::string_view)>& sink) {
   RecordingWriter writer(sink);
   const absl::Status refused = absl::AbortedError("the export was stopped by its reader");
@@ -286,6 +289,7 @@ absl::Status ExportRecording(const RunRecord& run, EventReader* events, const Se
   description.world = description.reporters = 1;
   hello.mutable_hello()->set_protocol(kProtocolVersion);
   *hello.mutable_hello()->mutable_run() = ToProto(description);
+  hello.mutable_hello()->mutable_run()->mutable_layout()->set_ranks(static_cast<uint32_t>(description.layout.ranks));
   BW_RETURN_IF_ERROR(write(std::move(hello), false));
   const auto is_before = [](const RunEvent& event, const StepSample& sample) {
     return std::pair(event.attempt, event.step) <= std::pair(sample.attempt, sample.step);
@@ -298,8 +302,22 @@ absl::Status ExportRecording(const RunRecord& run, EventReader* events, const Se
       BW_RETURN_IF_ERROR(write(ToMessage(*event), true));
     }
   };
+  uint32_t named_for = UINT32_MAX;  // Each attempt names its rows.
+  const auto write_names = [&](uint32_t attempt) -> absl::Status {
+    if (std::exchange(named_for, attempt) == attempt) return absl::OkStatus();
+    for (const Granularity granularity : {Granularity::kTensor, Granularity::kModule}) {
+      const std::vector<std::string>& names = rows.of(granularity).names();
+      for (size_t first = 0; first < names.size(); first += kNamesAtOnce) {
+        const size_t end = std::min(names.size(), first + kNamesAtOnce);
+        BW_RETURN_IF_ERROR(
+            write(ToNames(attempt, granularity, first, std::span(names).subspan(first, end - first)), true));
+      }
+    }
+    return absl::OkStatus();
+  };
   const auto visit = [&](const StepSample& sample) -> absl::Status {
     BW_RETURN_IF_ERROR(write_events(&sample));
+    BW_RETURN_IF_ERROR(write_names(sample.attempt));
     return write(ToFrame(sample), true);
   };
   BW_RETURN_IF_ERROR(series.ReadAll(run.id, run.description.layout, visit));

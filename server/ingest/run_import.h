@@ -38,7 +38,7 @@ std::unique_ptr<RunImport> ImportRecording(ImportSink* sink, const RunTable* run
 
 // Writes a run as a .bwrun of one rank: its merged steps and its events, in
 // the order of steps.  ABORTED: the sink refused.
-absl::Status ExportRecording(const RunRecord& run, EventReader* events, const SeriesStore& series,
+absl::Status ExportRecording(const RunRecord& run, const RunRows& rows, EventReader* events, const SeriesStore& series,
                              const std::function<bool(std::string_view)>& sink);
 
 }  // namespace bellwether::server

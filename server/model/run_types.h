@@ -26,8 +26,17 @@ struct Layout {
   int32_t kv_heads = 0;  // 1..heads, divides heads
   int32_t head_dim = 0;  // 0 = unknown
   int32_t seq_len = 0;   // 0 = unknown
+  int32_t experts = 0;   // Of a layer, at most 4096; 0 = none
+  // What a run has more of as it goes on: processes, and rows by name (row_names.h).
+  int32_t ranks = 0;
+  int32_t tensors = 0;
+  int32_t modules = 0;
 
   bool operator==(const Layout&) const = default;
+  // Whether both are of the same model: all but what grows.
+  bool SameModel(const Layout& other) const;
+  // Takes over what the other has more of.
+  void GrowTo(const Layout& other);
 };
 
 // -1 = the run, or the layer, as a whole.

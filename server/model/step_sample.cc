@@ -13,6 +13,16 @@ MatrixShape ShapeOf(const SignalInfo& signal, const Layout& layout) {
       return {layout.layers, layout.heads};
     case Granularity::kKvHead:
       return {layout.layers, layout.kv_heads};
+    case Granularity::kLayer:
+      return {layout.layers, 1};
+    case Granularity::kExpert:
+      return {layout.layers, layout.experts};
+    case Granularity::kRank:
+      return {layout.ranks, 1};
+    case Granularity::kTensor:
+      return {layout.tensors, 1};
+    case Granularity::kModule:
+      return {layout.modules, 1};
   }
   return {};
 }
@@ -29,6 +39,19 @@ void StepSample::Reset(const Layout& layout) {
   signals_.clear();
   offset_.fill(-1);
   values_.clear();
+}
+
+void StepSample::Grow(const Layout& layout) {
+  if (layout == layout_) return;
+  const StepSample before = *this;
+  layout_ = layout;
+  signals_.clear();
+  offset_.fill(-1);
+  values_.clear();
+  for (const SignalId signal : before.signals_) {
+    // Rows are only added behind, and a row keeps its length.
+    std::ranges::copy(before.matrix(signal), Add(signal).begin());
+  }
 }
 
 std::span<const float> StepSample::matrix(SignalId signal) const {

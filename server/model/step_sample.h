@@ -1,9 +1,10 @@
 // step_sample.h: what was measured in one step, first per rank, then merged.
 //
-// A rank's frame holds rectangles of heads; the merged sample holds one dense
-// matrix per signal.  A cell that no rank reported holds kNotMeasured, a quiet
-// NaN with a payload of its own: a NaN that was measured stays distinguishable
-// and is stored and judged as data.
+// A rank's frame holds rectangles of heads, or ranges of other rows; the merged sample
+// holds one dense matrix per signal.  What is no head lies in a matrix of one column, or
+// of experts.  A cell that no rank reported holds kNotMeasured, a quiet NaN with a
+// payload of its own: a NaN that was measured stays distinguishable and is stored and
+// judged as data.
 
 #ifndef BELLWETHER_SERVER_MODEL_STEP_SAMPLE_H_
 #define BELLWETHER_SERVER_MODEL_STEP_SAMPLE_H_
@@ -24,7 +25,8 @@ inline constexpr uint32_t kNotMeasuredBits = 0x7fc0be11u;
 inline float NotMeasured() { return std::bit_cast<float>(kNotMeasuredBits); }
 inline bool IsNotMeasured(float value) { return std::bit_cast<uint32_t>(value) == kNotMeasuredBits; }
 
-// Rows and columns of a signal's matrix under a layout.
+// Rows and columns of a signal's matrix under a layout: layers and heads, or rows of
+// another kind and 1, or layers and experts.
 struct MatrixShape {
   int32_t layers = 0;
   int32_t heads = 0;
@@ -32,7 +34,8 @@ struct MatrixShape {
 };
 MatrixShape ShapeOf(const SignalInfo& signal, const Layout& layout);
 
-// One signal of a rectangle of heads.  Values lie in RankFrame::values.
+// One signal of a rectangle of heads, or of a range of rows, which stand for the layers.
+// Values lie in RankFrame::values.
 struct RankBlock {
   SignalId signal = SignalId::kNone;
   int32_t layer_begin = 0, layer_count = 0;
@@ -65,15 +68,22 @@ class StepSample {
   // highest of their values: once a cell, and of no more cells than that.
   static constexpr size_t kDisagreementsMax = 4096;
   struct Disagreement {
+    static constexpr size_t kRanksMax = 8;
     SignalId signal;
     int32_t layer, head;
     float low, high;
+    uint32_t first_rank = 0;           // Whose frame came first, of tensors and modules.
+    std::vector<uint32_t> ranks = {};  // With other values, in the order of their frames: the first of
+    uint32_t ranks_total = 0;          // so many.
+    uint32_t reporters = 0;            // Ranks that reported the cell, of tensors and modules.
   };
   std::vector<Disagreement> disagreements;
   uint64_t disagreements_left_out = 0;  // Values that differed in further cells.
 
   // Starts afresh for `layout`; keeps its memory.
   void Reset(const Layout& layout);
+  // The run has more ranks, tensors or modules than at Reset(): their cells are not measured.
+  void Grow(const Layout& layout);
   const Layout& layout() const { return layout_; }
 
   bool has(SignalId signal) const { return offset_[index(signal)] >= 0; }

@@ -35,6 +35,7 @@ class DryRunner final : public RunListener {
     attempt_ = run.attempt;
     Follow();
   }
+  void OnRows(const RunRows& rows) override { judge_->SetRows(std::make_shared<const RunRows>(rows)); }
   void OnSample(const StepSample& sample) override {
     Advance(sample.step, sample.time_unix_ns);
     judge_->Observe(sample, &transitions_);

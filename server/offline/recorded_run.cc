@@ -12,6 +12,7 @@
 #include "server/detect/spectra.h"
 #include "server/ingest/decode.h"
 #include "server/ingest/rank_merge.h"
+#include "server/ingest/row_maps.h"
 #include "server/util/status_macros.h"
 
 namespace bellwether::server {
@@ -36,10 +37,14 @@ class RunReader {
         layout_ = hello->run.layout;
         merge_ = std::make_unique<RankMerge>(*layout_, hello->run.reporters);
       }
+      Grow(hello->run.layout);
       merge_->Join(recorded.rank(), hello->run.attempt, hello->run.reporters);
       listener_->OnHello(hello->run);
     } else if (const auto* frame = std::get_if<RankFrame>(&plain.body)) {
-      merge_->Add(recorded.rank(), *frame, ++frames_, sink_);
+      const RankFrame known = row_maps_.Translate(recorded.rank(), *frame, *layout_, &values_without_row_);
+      merge_->Add(recorded.rank(), known, ++frames_, sink_);
+    } else if (const auto* names = std::get_if<NamesMessage>(&plain.body)) {
+      TakeNames(recorded.rank(), *names);
     } else if (const auto* gram = std::get_if<ShippedGram>(&plain.body)) {
       TakeGram(*gram);
     } else if (const auto* event = std::get_if<RunEvent>(&plain.body)) {
@@ -51,6 +56,17 @@ class RunReader {
   }
 
  private:
+  void Grow(const Layout& layout) {
+    layout_->GrowTo(layout);
+    merge_->Grow(*layout_);
+  }
+
+  void TakeNames(uint32_t rank, const NamesMessage& names) {
+    row_maps_.Add(rank, names, &rows_);
+    Grow({.tensors = rows_.tensors.size(), .modules = rows_.modules.size()});
+    listener_->OnRows(rows_);
+  }
+
   // As a live run does, but at once: there is nobody to keep waiting.
   void TakeGram(const ShippedGram& gram) {
     GramTask task;
@@ -72,6 +88,9 @@ class RunReader {
   const RankMerge::Sink sink_;
   std::optional<Layout> layout_;
   std::unique_ptr<RankMerge> merge_;
+  RowMaps row_maps_;
+  RunRows rows_;
+  uint64_t values_without_row_ = 0;
   GramAssembler grams_{GramAssembler::Options()};
   Lsn frames_ = 0;
 };

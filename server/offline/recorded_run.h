@@ -9,6 +9,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "server/model/row_names.h"
 #include "server/model/run_types.h"
 #include "server/model/step_sample.h"
 
@@ -20,6 +21,8 @@ class RunListener {
   virtual ~RunListener() = default;
   // Of each rank, and of each attempt.
   virtual void OnHello(const RunDescription& run) = 0;
+  // More tensors or modules were named.
+  virtual void OnRows(const RunRows& /*rows*/) {}
   virtual void OnSample(const StepSample& sample) = 0;
   virtual void OnEvent(const RunEvent& event) = 0;
 };

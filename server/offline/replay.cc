@@ -31,6 +31,7 @@ class Replayer final : public RunListener {
     judge_->OnHello(run, &transitions_);
     Print();
   }
+  void OnRows(const RunRows& rows) override { judge_->SetRows(std::make_shared<const RunRows>(rows)); }
   void OnSample(const StepSample& sample) override {
     if (!IsWanted(sample.step)) return;
     coverage_.Observe(sample);

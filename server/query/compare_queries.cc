@@ -88,6 +88,10 @@ absl::StatusOr<v1::CompareRunsResponse> QueryEngine::Compare(ComparedRun* run, C
                                                              const v1::CompareRunsRequest& request,
                                                              const CallContext& context) const {
   BW_ASSIGN_OR_RETURN(const SignalInfo* const signal, Signal("signal", request.signal()));
+  if (signal->granularity != Granularity::kRun && !OfHeads(signal->granularity)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("signal \"", signal->name, "\": must be of heads or of the run, which all runs count alike"));
+  }
   BW_RETURN_IF_ERROR(Range("limit", request.limit(), 0, options_.heads_max));
   const MatrixShape shape = ShapeOf(*signal, run->layout());
   const MatrixShape other_shape = ShapeOf(*signal, baseline->layout());

@@ -43,7 +43,9 @@ absl::StatusOr<v1::TopHeadsResponse> QueryEngine::TopHeads(const v1::TopHeadsReq
     candidates.assign(1, named->id);
   }
   constexpr int64_t kCellBytes = 64;  // Its value, itself with where it is, and its peers.
-  BW_RETURN_IF_ERROR(context.Reserve(int64_t{layout.layers} * layout.heads * kCellBytes));
+  int64_t cells_max = int64_t{layout.layers} * layout.heads;
+  for (const SignalId id : candidates) cells_max = std::max(cells_max, ShapeOf(*FindSignal(id), layout).size());
+  BW_RETURN_IF_ERROR(context.Reserve(cells_max * kCellBytes));
   std::vector<float> values;
   int64_t at = -1;
   const SignalInfo* signal = nullptr;
@@ -76,8 +78,10 @@ absl::StatusOr<v1::TopHeadsResponse> QueryEngine::TopHeads(const v1::TopHeadsReq
     if (std::isnan(a.value) || std::isnan(b.value)) return std::isnan(a.value) && !std::isnan(b.value);
     return a.value > b.value;
   });
+  BW_ASSIGN_OR_RETURN(const std::shared_ptr<const RunRows> rows, RowsOf(*run, *stores_.database));
   for (size_t i = 0; i < std::min(limit, cells.size()); ++i) {
     v1::TopHead* const head = response.add_heads();
+    head->set_name(std::string(RowName(*signal, cells[i].where.layer, *rows)));
     head->set_layer(static_cast<uint32_t>(cells[i].where.layer));
     head->set_head(static_cast<uint32_t>(cells[i].where.head));
     head->set_value(cells[i].value);

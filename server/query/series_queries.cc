@@ -22,7 +22,21 @@ constexpr int64_t kCellBytes = 48;
 
 // The newest sample that can hold the signal.
 const StepSample* NewestFor(const RunSnapshot& run, const SignalInfo& signal) {
-  return signal.granularity == Granularity::kRun ? run.newest.get() : run.heads.get();
+  const bool newest = run.newest != nullptr && run.newest->has(signal.derived ? signal.numerator : signal.id);
+  return newest || signal.granularity == Granularity::kRun ? run.newest.get() : run.heads.get();
+}
+
+// A series of a tensor or module may be asked for by its name.
+absl::StatusOr<uint32_t> LayerOrRow(const SignalInfo& signal, const v1::SeriesId& id, const RunRows& rows) {
+  if (id.name().empty()) return id.layer();
+  if (!OfNamedRows(signal.granularity)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("series.name \"", id.name().substr(0, 64), "\": ", signal.name, " is of no tensor or module"));
+  }
+  const int32_t row = rows.of(signal.granularity).Find(id.name());
+  if (row >= 0) return static_cast<uint32_t>(row);
+  return absl::NotFoundError(absl::StrCat("series.name \"", id.name().substr(0, 128), "\": the run has no such ",
+                                          signal.granularity == Granularity::kTensor ? "tensor" : "module"));
 }
 
 }  // namespace
@@ -52,14 +66,20 @@ absl::StatusOr<v1::GetSeriesResponse> QueryEngine::GetSeries(const v1::GetSeries
   BW_RETURN_IF_ERROR(Range("step_end", end, request.step_begin() + 1, INT64_MAX));
   BW_RETURN_IF_ERROR(Range("attempt", request.attempt(), SeriesStore::kNewestAttempt, INT32_MAX));
   const size_t points = request.points_max() == 0 ? options_.points_default : request.points_max();
+  BW_ASSIGN_OR_RETURN(const std::shared_ptr<const RunRows> rows, RowsOf(*run, *stores_.database));
   std::vector<SeriesKey> keys;
   int64_t read_bytes = 0;
   for (const v1::SeriesId& id : request.series()) {
     BW_ASSIGN_OR_RETURN(const SignalInfo* const signal, Signal("series.signal", id.signal()));
+    BW_ASSIGN_OR_RETURN(const uint32_t layer, LayerOrRow(*signal, id, *rows));
     const MatrixShape shape = ShapeOf(*signal, layout);
-    BW_RETURN_IF_ERROR(Range("series.layer", id.layer(), 0, shape.layers - 1));
+    if (shape.size() == 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("series.signal \"", signal->name, "\": the run reports nothing of it"));
+    }
+    BW_RETURN_IF_ERROR(Range("series.layer", layer, 0, shape.layers - 1));
     BW_RETURN_IF_ERROR(Range("series.head", id.head(), 0, shape.heads - 1));
-    keys.push_back({signal->id, static_cast<int32_t>(id.layer()), static_cast<int32_t>(id.head())});
+    keys.push_back({signal->id, static_cast<int32_t>(layer), static_cast<int32_t>(id.head())});
     read_bytes = std::max(read_bytes, ReadBytes(*run, *signal, end - request.step_begin(), points));
   }
   const int64_t points_in_all =
@@ -71,6 +91,8 @@ absl::StatusOr<v1::GetSeriesResponse> QueryEngine::GetSeries(const v1::GetSeries
     BW_RETURN_IF_ERROR(Check(context));
     BW_ASSIGN_OR_RETURN(*response.add_series(),
                         ReadSeries(*run, key, request.step_begin(), end, points, request.attempt()));
+    const std::string_view name = RowName(*FindSignal(key.signal), key.layer, *rows);
+    if (!name.empty()) response.mutable_series(response.series_size() - 1)->mutable_id()->set_name(std::string(name));
   }
   return response;
 }
@@ -93,6 +115,13 @@ absl::StatusOr<v1::GetMatrixResponse> QueryEngine::GetMatrix(const v1::GetMatrix
   response.set_layers(static_cast<uint32_t>(shape.layers));
   response.set_heads(static_cast<uint32_t>(shape.heads));
   response.mutable_values()->Add(values.begin(), values.end());
+  if (OfNamedRows(signal->granularity)) {
+    BW_ASSIGN_OR_RETURN(const std::shared_ptr<const RunRows> rows, RowsOf(*run, *stores_.database));
+    BW_RETURN_IF_ERROR(context.Reserve(shape.size() * static_cast<int64_t>(kRowNameBytesMax)));
+    for (int32_t row = 0; row < shape.layers; ++row) {
+      response.add_names(std::string(RowName(*signal, row, *rows)));
+    }
+  }
   return response;
 }
 

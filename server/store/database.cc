@@ -37,6 +37,7 @@ constexpr int64_t kSupersededPart = 32;
 
 std::string RunKey(RunId run) { return KeyBuilder('r').U64(run).key(); }
 std::string StateKey(RunId run, bool ended) { return KeyBuilder(ended ? 'J' : 'j').U64(run).key(); }
+std::string RowsKey(RunId run) { return KeyBuilder('n').U64(run).key(); }
 std::string TransitionKey(uint64_t id) { return KeyBuilder('t').U64(id).key(); }
 std::string TransitionIndex(const AlertTransition& transition) {
   return KeyBuilder('T').U64(transition.run).String(transition.key).U32(transition.k).key();
@@ -167,6 +168,11 @@ void RocksBatch::PutState(const RunRecord& run, std::string_view state) {
   } else {
     superseded_bytes_ += static_cast<int64_t>(packed.size());  // The state before.
   }
+}
+void RocksBatch::PutRows(RunId run, const RunRows& rows) {
+  const std::string packed = PackState(EncodeRunRows(rows));
+  superseded_bytes_ += static_cast<int64_t>(packed.size());  // The rows before.
+  Put(RowsKey(run), packed);
 }
 void RocksBatch::Put(std::string_view key, std::string_view value) {
   batch_.Put(database_->FamilyOf(key), ToSlice(key), ToSlice(value));
@@ -398,6 +404,14 @@ absl::StatusOr<std::string> RocksDatabase::GetState(RunId run) const {
   if (absl::IsNotFound(packed.status())) packed = snapshot.Get(StateKey(run, /*ended=*/true));
   BW_RETURN_IF_ERROR(packed.status());
   return UnpackState(*packed);
+}
+
+absl::StatusOr<RunRows> RocksDatabase::GetRows(RunId run) const {
+  const absl::StatusOr<std::string> packed = Snapshot(this).Get(RowsKey(run));
+  if (absl::IsNotFound(packed.status())) return RunRows();
+  BW_RETURN_IF_ERROR(packed.status());
+  BW_ASSIGN_OR_RETURN(const std::string bytes, UnpackState(*packed));
+  return DecodeRunRows(bytes);
 }
 
 absl::StatusOr<std::vector<RunEvent>> RocksDatabase::ListEvents(RunId run, uint64_t skip, size_t count) const {

@@ -30,6 +30,7 @@
 //   q <run> <lsn>                         audit entry, of the log record that it comes from
 //   v                                     schema version, below
 //   i                                     no id up to this is given again: of a repair
+//   n <run>                               names of its rows, compressed (row_names.h)
 //   b <run>                               bands: what it was like while healthy (baseline_percentiles.h)
 //   x <run>                               how old what is, and what was done about it (retention.h)
 //
@@ -51,6 +52,7 @@
 #include "absl/status/statusor.h"
 #include "server/model/action.h"
 #include "server/model/alert_transition.h"
+#include "server/model/row_names.h"
 #include "server/model/run_coverage.h"
 #include "server/model/run_types.h"
 #include "server/model/step_sample.h"
@@ -111,6 +113,8 @@ class RunBatch {
   virtual void PutRank(RunId run, const RankRecord& rank) = 0;
   virtual void PutEvent(RunId run, const RunEvent& event) = 0;
   virtual void PutState(const RunRecord& run, std::string_view state) = 0;
+  // In place of what was put before.
+  virtual void PutRows(RunId run, const RunRows& rows) = 0;
 };
 
 class Database {
@@ -135,6 +139,7 @@ class Database {
   virtual absl::StatusOr<RunRecord> GetRun(RunId run) const = 0;
   virtual absl::StatusOr<std::vector<RankRecord>> ListRanks(RunId run) const = 0;
   virtual absl::StatusOr<std::string> GetState(RunId run) const = 0;  // NOT_FOUND
+  virtual absl::StatusOr<RunRows> GetRows(RunId run) const = 0;       // Empty if none were put.
   // In the order of the log, `count` at most, without the first `skip`.
   virtual absl::StatusOr<std::vector<RunEvent>> ListEvents(RunId run, uint64_t skip, size_t count) const = 0;
   virtual absl::StatusOr<uint64_t> CountEvents(RunId run) const = 0;

@@ -17,6 +17,11 @@ void DerivedSpans::Add(const StepSample& sample, std::vector<Finished>* finished
   }
 }
 
+void DerivedSpans::Grow(const Layout& layout) {
+  layout_ = layout;
+  builders_.clear();
+}
+
 void DerivedSpans::FinishAll(std::vector<Finished>* finished) {
   for (auto& [signal, builder] : builders_) {
     if (builder.steps() > 0) finished->push_back({signal, builder.Take()});

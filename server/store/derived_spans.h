@@ -30,6 +30,8 @@ class DerivedSpans {
 
   // Appends the spans that this sample completes.
   void Add(const StepSample& sample, std::vector<Finished>* finished);
+  // REQUIRES: FinishAll().
+  void Grow(const Layout& layout);
   // Ends the spans that have begun.
   void FinishAll(std::vector<Finished>* finished);
 
@@ -38,7 +40,7 @@ class DerivedSpans {
   size_t memory_bytes() const;
 
  private:
-  const Layout layout_;
+  Layout layout_;
   std::vector<const SignalInfo*> signals_;    // All derived ones.
   std::map<SignalId, SpanBuilder> builders_;  // Those that were seen.
   std::vector<float> values_;

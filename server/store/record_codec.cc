@@ -15,10 +15,12 @@ constexpr uint8_t kRecordVersion = 1;
 template <>
 constexpr uint8_t kRecordVersion<AlertTransition> = 2;  // 1 had no siblings.
 template <>
-constexpr uint8_t kRecordVersion<RunRecord> = 7;  // 1 did not say whether its kind changed, 2 what it is imported from,
+constexpr uint8_t kRecordVersion<RunRecord> = 8;  // 1 did not say whether its kind changed, 2 what it is imported from,
                                                   // 3 how many frames were stripped, 4 when it was launched,
-                                                  // 5 whether people are told of an import, 6 what it is judged by.
+                                                  // 5 whether people are told of an import, 6 what it is judged by,
+                                                  // 7 how many rows there are that are no heads.
 constexpr uint8_t kJudgeStateVersion = 1;
+constexpr uint8_t kRunRowsVersion = 1;
 constexpr uint64_t kStateBytesMax = uint64_t{1} << 30;
 
 // One list of fields per record serves both directions: an Archive either puts
@@ -137,6 +139,15 @@ void Describe(Archive& ar, RunRecord& r) {
   if (ar.version() >= 5) ar.Field(r.description.launch_unix_ms);
   if (ar.version() >= 6) ar.Field(r.import_notifies);
   if (ar.version() >= 7) Describe(ar, r.coverage);
+  Layout& layout = r.description.layout;
+  if (ar.version() >= 8) {
+    ar.Field(layout.experts);
+    ar.Field(layout.ranks);
+    ar.Field(layout.tensors);
+    ar.Field(layout.modules);
+  } else {
+    layout.ranks = static_cast<int32_t>(r.description.world);
+  }
 }
 
 template <typename Archive>
@@ -297,7 +308,10 @@ uint8_t VersionOf(const Record&) {
 // What servers of before read as long as there is nothing in it that they would lose:
 // those of a cluster are replaced one after the other, and then the clients.
 uint8_t VersionOf(const RunRecord& run) {
-  if (!run.coverage.Follows(run.signals, run.description.layout.layers)) return kRecordVersion<RunRecord>;
+  const Layout& layout = run.description.layout;
+  const bool has_rows = layout.experts != 0 || layout.tensors != 0 || layout.modules != 0;
+  if (has_rows || layout.ranks > static_cast<int32_t>(run.description.world)) return 8;
+  if (!run.coverage.Follows(run.signals, layout.layers)) return 7;
   if (run.import_notifies) return 6;
   if (run.description.launch_unix_ms > 0) return 5;
   if (run.frames_stripped > 0) return 4;
@@ -355,6 +369,32 @@ absl::StatusOr<AuditEntry> DecodeAuditEntry(std::string_view bytes) { return Dec
 std::string EncodeBaselinePercentiles(const BaselinePercentiles& bands) { return Encode(bands); }
 absl::StatusOr<BaselinePercentiles> DecodeBaselinePercentiles(std::string_view bytes) {
   return Decode<BaselinePercentiles>(bytes, "baseline");
+}
+
+std::string EncodeRunRows(const RunRows& rows) {
+  std::string bytes;
+  ByteWriter out(&bytes);
+  out.Put(kRunRowsVersion);
+  for (const RowNames* const of : {&rows.tensors, &rows.modules}) {
+    out.PutVarint(of->names().size());
+    for (const std::string& name : of->names()) out.PutString(name);
+  }
+  return bytes;
+}
+
+absl::StatusOr<RunRows> DecodeRunRows(std::string_view bytes) {
+  ByteReader in(bytes);
+  const absl::Status damaged = absl::DataLossError("stored row names: damaged, or of another version");
+  if (in.Get<uint8_t>() != kRunRowsVersion) return damaged;
+  RunRows rows;
+  for (RowNames* const of : {&rows.tensors, &rows.modules}) {
+    std::vector<std::string> names(in.GetCount(1));
+    if (names.size() > static_cast<size_t>(kNamedRowsMax)) return damaged;
+    for (std::string& name : names) name = in.GetString();
+    *of = RowNames(std::move(names));
+  }
+  if (!in.done()) return damaged;
+  return rows;
 }
 
 std::string PackState(std::string_view state) {

@@ -43,6 +43,9 @@ absl::StatusOr<AuditEntry> DecodeAuditEntry(std::string_view bytes);
 std::string EncodeBaselinePercentiles(const BaselinePercentiles& bands);
 absl::StatusOr<BaselinePercentiles> DecodeBaselinePercentiles(std::string_view bytes);
 
+std::string EncodeRunRows(const RunRows& rows);
+absl::StatusOr<RunRows> DecodeRunRows(std::string_view bytes);
+
 // A run's saved state, compressed.
 std::string PackState(std::string_view state);
 absl::StatusOr<std::string> UnpackState(std::string_view bytes);

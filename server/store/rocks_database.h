@@ -68,6 +68,7 @@ class RocksBatch final : public RunBatch {
   void PutRank(RunId run, const RankRecord& rank) override;
   void PutEvent(RunId run, const RunEvent& event) override;
   void PutState(const RunRecord& run, std::string_view state) override;
+  void PutRows(RunId run, const RunRows& rows) override;
 
   static RocksBatch* As(RunBatch* batch) { return static_cast<RocksBatch*>(batch); }
   void Put(std::string_view key, std::string_view value);
@@ -105,6 +106,7 @@ class RocksDatabase final : public Database {
   absl::StatusOr<RunRecord> GetRun(RunId run) const override;
   absl::StatusOr<std::vector<RankRecord>> ListRanks(RunId run) const override;
   absl::StatusOr<std::string> GetState(RunId run) const override;
+  absl::StatusOr<RunRows> GetRows(RunId run) const override;
   absl::StatusOr<std::vector<RunEvent>> ListEvents(RunId run, uint64_t skip, size_t count) const override;
   absl::StatusOr<uint64_t> CountEvents(RunId run) const override;
   std::unique_ptr<RunBatch> NewBatch() override { return std::make_unique<RocksBatch>(this); }

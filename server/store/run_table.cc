@@ -71,6 +71,19 @@ uint64_t RunTable::AwaitChange(uint64_t seen, int64_t timeout_ms) const {
   return version_;
 }
 
+absl::StatusOr<std::shared_ptr<const RunRows>> RowsOf(const RunSnapshot& snapshot, const Database& database) {
+  if (snapshot.rows != nullptr) return snapshot.rows;
+  BW_ASSIGN_OR_RETURN(RunRows rows, database.GetRows(snapshot.record.id));
+  return std::make_shared<const RunRows>(std::move(rows));
+}
+
+std::string_view RowName(const SignalInfo& signal, int32_t row, const RunRows& rows) {
+  if (!OfNamedRows(signal.granularity)) return {};
+  const std::vector<std::string>& names = rows.of(signal.granularity).names();
+  return row >= 0 && static_cast<size_t>(row) < names.size() ? std::string_view(names[static_cast<size_t>(row)])
+                                                             : std::string_view();
+}
+
 absl::StatusOr<uint64_t> CountEventsOf(const RunSnapshot& snapshot, const Database& database) {
   if (snapshot.events_stored != UINT64_MAX) {
     return snapshot.events_stored + (snapshot.events_new == nullptr ? 0 : snapshot.events_new->size());

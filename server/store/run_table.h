@@ -36,6 +36,8 @@ struct RunSnapshot {
   // Sums since the server knows the run, for the exported counters: per signal
   // with an AGGREGATE_TOTAL metric, [layers] (head signals) or [1] (run ones).
   std::map<SignalId, std::vector<double>> totals;
+  // Null: the database has them (of a run without a writer).
+  std::shared_ptr<const RunRows> rows;
   // Of the run's events the database holds the first so many as of this
   // snapshot (all of them for a run without a writer).  These come after them.
   uint64_t events_stored = UINT64_MAX;
@@ -72,6 +74,12 @@ class RunTable {
 absl::StatusOr<std::vector<RunEvent>> EventsOf(const RunSnapshot& snapshot, const Database& database, uint64_t skip,
                                                size_t count);
 absl::StatusOr<uint64_t> CountEventsOf(const RunSnapshot& snapshot, const Database& database);
+
+// The names of a run's rows as of its snapshot; never null.
+absl::StatusOr<std::shared_ptr<const RunRows>> RowsOf(const RunSnapshot& snapshot, const Database& database);
+
+// "" where the signal's rows have no names, or the row has none.
+std::string_view RowName(const SignalInfo& signal, int32_t row, const RunRows& rows);
 
 // Goes through all of them, a page at a time.  Both must outlive it.
 class EventReader {

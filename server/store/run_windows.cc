@@ -48,7 +48,9 @@ RunWindows::RunWindows(const Layout& layout, const Options& options, MemoryBudge
 RunWindows::~RunWindows() { budget_->Return(budget_taken_); }
 
 absl::Status RunWindows::Append(const StepSample& sample) {
-  if (sample.layout() != layout_) return absl::FailedPreconditionError("the sample's layout is not the run's");
+  Layout grown = layout_;
+  grown.GrowTo(sample.layout());
+  if (sample.layout() != grown) return absl::FailedPreconditionError("the sample's layout is not the run's");
   bool new_attempt = false;
   {
     absl::MutexLock lock(&mutex_);
@@ -63,6 +65,7 @@ absl::Status RunWindows::Append(const StepSample& sample) {
     }
   }
   if (new_attempt) SealAll();
+  if (grown != layout_) Grow(grown);
   std::vector<DerivedSpans::Finished> finished;
   {
     absl::MutexLock lock(&mutex_);
@@ -82,6 +85,25 @@ absl::Status RunWindows::Append(const StepSample& sample) {
   }
   PushDerived(finished);
   return absl::OkStatus();
+}
+
+void RunWindows::Grow(const Layout& layout) {
+  SealAll();
+  layout_ = layout;
+  absl::MutexLock lock(&mutex_);
+  derived_.Grow(layout);
+  std::erase_if(open_, [this](const auto& window) {
+    mutex_.AssertHeld();
+    const auto& [signal, open] = window;
+    const SignalInfo* const info = FindSignal(static_cast<SignalId>(signal));
+    if (info == nullptr || static_cast<size_t>(ShapeOf(*info, layout_).size()) == open.cells) return false;
+    if (open.becomes_chunk) {
+      const auto bytes = static_cast<int64_t>(open.steps_full * open.cells * sizeof(float));
+      budget_->Return(bytes);
+      budget_taken_ -= bytes;
+    }
+    return true;
+  });
 }
 
 RunWindows::Open* RunWindows::FindOrOpen(uint8_t signal, size_t cells) {

@@ -87,6 +87,7 @@ class RunWindows {
   RunWindows(const Layout& layout, const Options& options, MemoryBudget* budget);
   ~RunWindows();
 
+  // The sample's layout may have grown (Layout::GrowTo).
   absl::Status Append(const StepSample& sample);
   void SealAll();
   // For a save, one at a time.  Seals the windows that nothing else keeps, and
@@ -121,6 +122,8 @@ class RunWindows {
     size_t stored = 0;                   // Rows that are stored as unfinished.
     std::vector<Superseded> superseded;  // As which they are stored.
   };
+  // Windows of signals that have more cells now begin anew.
+  void Grow(const Layout& layout);
   Open* FindOrOpen(uint8_t signal, size_t cells) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AppendRow(uint8_t signal, int64_t step, std::span<const float> row) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // How long the window is until it is sealed, when it begins with all others.
@@ -130,7 +133,7 @@ class RunWindows {
   void Push(std::shared_ptr<Sealed> sealed);
   void PushDerived(const std::vector<DerivedSpans::Finished>& finished);
 
-  const Layout layout_;
+  Layout layout_;  // Its owner's.
   const Options options_;
   MemoryBudget* const budget_;
   mutable absl::Mutex mutex_;

@@ -90,9 +90,11 @@ absl::Status SampleCursor::Load(const Extent& extent) {
   for (size_t cell = 0; cell < cells_; cell += cells_each) {
     const SeriesAddress address{
         .run = reader_->run(), .signal = signal_, .index = static_cast<uint32_t>(cell / cells_each)};
-    BW_ASSIGN_OR_RETURN(const std::string bytes, reader_->snapshot().Get(SeriesRowKey(chunked ? 's' : 'w', address,
-                                                                                      attempt_, extent.first_step)));
-    BW_RETURN_IF_ERROR(DecodeChunk(bytes, &chunk));
+    const absl::StatusOr<std::string> bytes =
+        reader_->snapshot().Get(SeriesRowKey(chunked ? 's' : 'w', address, attempt_, extent.first_step));
+    if (cell > 0 && absl::IsNotFound(bytes.status())) break;  // The signal had fewer cells then.
+    BW_RETURN_IF_ERROR(bytes.status());
+    BW_RETURN_IF_ERROR(DecodeChunk(*bytes, &chunk));
     BW_RETURN_IF_ERROR(Add(chunk, cell));
   }
   return absl::OkStatus();

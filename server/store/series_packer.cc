@@ -155,13 +155,18 @@ absl::Status SeriesPacker::PackSignal(RunId run, uint8_t signal, bool finish) {
     // never from both sides of one: a restart may have come in between.
     const size_t chunk_steps = StepsOfChunk(options_.chunk_steps, windows[begin]);
     BW_ASSIGN_OR_RETURN(const int64_t next_chunk, NextChunk(snapshot, windows[begin]));
-    const auto follows = [&](size_t i) { return i < windows.size() && SamePartAndAttempt(windows[begin], windows[i]); };
+    // A signal of tensors has more cells once the run has named more of them.
+    const auto follows = [&](size_t i) {
+      return i < windows.size() && SamePartAndAttempt(windows[begin], windows[i]) &&
+             windows[i].cells == windows[begin].cells;
+    };
     size_t end = begin, steps = 0;
     while (follows(end) && (end == begin || steps + windows[end].steps <= chunk_steps) &&
            KeyFirstStep(windows[end].key) < next_chunk) {
       steps += windows[end++].steps;
     }
-    const bool full = steps >= chunk_steps || follows(end) || next_chunk != INT64_MAX;
+    const bool grew = end < windows.size() && SamePartAndAttempt(windows[begin], windows[end]) && !follows(end);
+    const bool full = steps >= chunk_steps || follows(end) || grew || next_chunk != INT64_MAX;
     if (full || finish || KeyAttempt(windows[begin].key) < newest) {
       BW_RETURN_IF_ERROR(WriteChunk(windows, begin, end, options_.zstd_level, RocksBatch::As(batch.get())));
       changed = true;

@@ -318,7 +318,7 @@ class AlertTest(CliTest):
         self.assertRegex(text, r"(?m)^siblings +of 12 siblings$")
         alert = json.loads(self.ask("alert", "get", "gpt-bf16", "drift/1/2/220", "-o", "json"))
         self.assertEqual([t["k"] for t in alert["alert"]["history"]], [0, 1])
-        self.assertEqual(alert["window"][0]["id"], {"signal": "drift_ratio", "layer": 1, "head": 2})
+        self.assertEqual(alert["window"][0]["id"], {"signal": "drift_ratio", "layer": 1, "head": 2, "name": ""})
         self.ask("alert", "get", "gpt-bf16", "no/such", code=1)
 
     def test_ack_and_silence(self) -> None:

@@ -107,6 +107,16 @@ def main() -> None:
         ).values.extend([1.0, float("nan"), float("inf"), -0.0])
         frame.frame.blocks.add(signal=40, layer_count=1, head_count=1).values.append(2.5)
         messages[f"frame{step}"] = frame
+    names = ingest.ClientMessage(seq=2)
+    names.names.granularity = 7  # TENSOR
+    names.names.names.extend(["embed", "gr\u00f6\u00dfe", "head"])
+    messages["names"] = names
+    sums = ingest.ClientMessage(seq=3)
+    sums.frame.step, sums.frame.parts = 3, 1
+    sums.frame.blocks.add(
+        signal=128, layer_begin=1, layer_count=3, head_count=1
+    ).values.extend([1.0, 2.0, 3.0])
+    messages["sums"] = sums
     spectrum = ingest.ClientMessage(seq=4)
     s = spectrum.spectrum
     s.step, s.layer, s.head, s.kind, s.n, s.scale = 1, 1, 2, 1, 3, 1.0
@@ -138,6 +148,11 @@ def main() -> None:
             stream += struct.pack("<HB", len(body), rank) + body
     write("session", "two-ranks", stream)
     write("session", "no-hello", stream[-200:])
+    stream = b""
+    for name, rank in (("hello", 0), ("sums", 0), ("names", 0), ("sums", 1), ("names", 1)):
+        body = messages[name].SerializeToString()
+        stream += struct.pack("<HB", len(body), rank) + body
+    write("session", "names", stream + struct.pack("<HB", len(body), 1) + body)
     plain = b""
     for name in ("hello", "frame0", "frame1", "bye"):
         body = recording.RecordedMessage(rank=1, message=messages[name]).SerializeToString()

@@ -10,6 +10,7 @@
 
 #include "server/ingest/decode.h"
 #include "server/ingest/rank_merge.h"
+#include "server/ingest/row_maps.h"
 #include "tests/fuzz/fuzz.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
@@ -17,6 +18,12 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   bellwether::FuzzInput input(data, size);
   std::optional<Layout> layout;
   std::optional<RankMerge> merge;
+  RowMaps maps;
+  RunRows rows;
+  const auto grow = [&](const Layout& more) {
+    layout->GrowTo(more);
+    merge->Grow(*layout);
+  };
   std::pair<uint32_t, int64_t> closed{0, -1};
   const RankMerge::Sink sink = [&](const StepSample& sample) {
     FUZZ_CHECK(std::make_pair(sample.attempt, sample.step) > closed);
@@ -41,12 +48,17 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         layout = hello->run.layout;
         merge.emplace(*layout, hello->run.reporters);
       }
+      grow(hello->run.layout);
       merge->Join(hello->rank, hello->run.attempt, hello->run.reporters);
       continue;
     }
     FUZZ_CHECK(layout.has_value());  // Nothing else passes before a Hello.
     if (const auto* frame = std::get_if<RankFrame>(&decoded->body)) {
-      merge->Add(rank, *frame, ++lsn, sink);
+      uint64_t left_out = 0;
+      merge->Add(rank, maps.Translate(rank, *frame, *layout, &left_out), ++lsn, sink);
+    } else if (const auto* names = std::get_if<NamesMessage>(&decoded->body)) {
+      maps.Add(rank, *names, &rows);
+      grow({.tensors = rows.tensors.size(), .modules = rows.modules.size()});
     } else if (std::holds_alternative<ByeMessage>(decoded->body)) {
       merge->SetGone(rank, sink);
     }

@@ -34,7 +34,8 @@ TEST(SignalTableTest, HoldsEveryEnumValueWithItsOptions) {
 TEST(SignalTableTest, DerivedSignalsNameMeasuredParts) {
   for (size_t i = 0; i < SignalCount(); ++i) {
     const SignalInfo& info = SignalTable()[i];
-    EXPECT_EQ(info.derived, static_cast<int>(info.id) >= 64) << info.name;
+    const int id = static_cast<int>(info.id);
+    EXPECT_EQ(info.derived, id >= 64 && id < 128) << info.name;
     if (!info.derived) continue;
     ASSERT_NE(FindSignal(info.numerator), nullptr) << info.name;
     ASSERT_NE(FindSignal(info.denominator), nullptr) << info.name;

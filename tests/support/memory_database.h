@@ -27,6 +27,7 @@ class MemoryDatabase : public Database {
   absl::StatusOr<RunRecord> GetRun(RunId) const override { return Unsupported(); }
   absl::StatusOr<std::vector<RankRecord>> ListRanks(RunId) const override { return Unsupported(); }
   absl::StatusOr<std::string> GetState(RunId) const override { return Unsupported(); }
+  absl::StatusOr<RunRows> GetRows(RunId) const override { return RunRows(); }
   absl::StatusOr<std::vector<RunEvent>> ListEvents(RunId run, uint64_t skip, size_t count) const override {
     absl::MutexLock lock(&mutex_);
     std::vector<RunEvent> page;

@@ -232,8 +232,8 @@ export class RunPage {
     const { heads, kv_heads } = run.description.layout;
     const keyHead = Math.floor((head * kv_heads) / heads);
     return [
-      ...causalNames.map((signal) => ({ signal, layer, head: findSignal(signal).kvHeads ? keyHead : head })),
-      ...runSignals.map((s) => ({ signal: s.name, layer: 0, head: 0 })),
+      ...causalNames.map((signal) => ({ signal, layer, head: findSignal(signal).kvHeads ? keyHead : head, name: '' })),
+      ...runSignals.map((s) => ({ signal: s.name, layer: 0, head: 0, name: '' })),
     ];
   }
 

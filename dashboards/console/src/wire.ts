@@ -28,6 +28,8 @@ export interface Layout {
   kv_heads: number;
   head_dim: number;
   seq_len: number;
+  experts: number;
+  ranks: number;
 }
 
 export interface Attention {
@@ -249,6 +251,7 @@ export interface SeriesId {
   signal: string;
   layer: number;
   head: number;
+  name: string;
 }
 
 export interface GetSeriesResponse {
@@ -277,6 +280,7 @@ export interface GetMatrixResponse {
   layers: number;
   heads: number;
   values: Real[];
+  names: string[];
 }
 
 export interface TopHeadsRequest {
@@ -299,6 +303,7 @@ export interface TopHead {
   median: Real;
   peer_score: Real;
   stage: number;
+  name: string;
 }
 
 export interface CompareRunsRequest {

@@ -15,7 +15,24 @@
 
 namespace bellwether {
 
-enum class Granularity : uint8_t { kRun = 1, kHead = 2, kKvHead = 3 };
+enum class Granularity : uint8_t {
+  kRun = 1,
+  kHead = 2,
+  kKvHead = 3,
+  kLayer = 4,
+  kExpert = 5,
+  kRank = 6,
+  kTensor = 7,
+  kModule = 8,
+};
+// Rows are heads or key heads of layers.
+constexpr bool OfHeads(Granularity granularity) {
+  return granularity == Granularity::kHead || granularity == Granularity::kKvHead;
+}
+// Rows have names, which a rank tells before it reports them (Names in ingest.proto).
+constexpr bool OfNamedRows(Granularity granularity) {
+  return granularity == Granularity::kTensor || granularity == Granularity::kModule;
+}
 enum class Merge : uint8_t { kNone = 0, kSum = 1, kMax = 2, kMean = 3, kEqual = 4 };
 enum class MetricLevel : uint8_t { kRun = 1, kLayer = 2, kHead = 3 };
 enum class Aggregate : uint8_t {

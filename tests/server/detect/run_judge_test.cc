@@ -610,6 +610,29 @@ TEST(RunJudgeTest, ReplicasThatDisagreeAreCritical) {
   EXPECT_EQ(out[0].cause, "corruption");
 }
 
+TEST(RunJudgeTest, TensorsWhoseCopiesDifferAreNamedWithTheirRanks) {
+  RunRows rows;
+  rows.tensors = RowNames({"embed", "mlp"});
+  const auto summary = [&](StepSample::Disagreement found) {
+    RunJudge judge(JudgeOptions{}, SyntheticRun());
+    judge.SetRows(std::make_shared<const RunRows>(rows));
+    StepSample sample = SampleAt(SyntheticRun(), {}, 50);
+    found.signal = SignalId::kReplicaSumLow;
+    found.layer = 1;
+    found.ranks_total = static_cast<uint32_t>(found.ranks.size());
+    sample.disagreements.push_back(found);
+    std::vector<AlertTransition> out;
+    judge.Observe(sample, &out);
+    EXPECT_EQ(out.size(), 1u);
+    return out.empty() ? "" : out[0].summary;
+  };
+  const std::string copies = "synthetic: the copies of mlp differ at step 50: ";
+  EXPECT_EQ(summary({.first_rank = 2, .ranks = {5}, .reporters = 2}), copies + "rank 2 differs from rank 5");
+  EXPECT_EQ(summary({.first_rank = 2, .ranks = {5}, .reporters = 4}), copies + "rank 5 differs from 3 others");
+  EXPECT_EQ(summary({.first_rank = 2, .ranks = {0, 5}, .reporters = 3}), copies + "rank 2 differs from the 2 others");
+  EXPECT_EQ(summary({.first_rank = 2, .ranks = {0, 5}, .reporters = 4}), copies + "ranks 0, 5 differ from 2 others");
+}
+
 TEST(RunJudgeTest, DisagreementsThatAreLeftOutAreTold) {
   RunJudge judge(JudgeOptions{}, SyntheticRun());
   std::vector<AlertTransition> out;

@@ -63,6 +63,24 @@ class RecoveryTrainer final : public IngestTrainer {
     }
     AwaitDurable();
   }
+  // Names tensors, and reports a sum of each in steps [begin, end).
+  void Tensors(const std::vector<std::pair<std::string, float>>& sums, int64_t begin, int64_t end, uint32_t told = 0) {
+    v1::ClientMessage named;
+    named.mutable_names()->set_attempt(told);
+    named.mutable_names()->set_granularity(v1::GRANULARITY_TENSOR);
+    for (const auto& [name, sum] : sums) named.mutable_names()->add_names(name);
+    Put(std::move(named));
+    for (int64_t step = begin; step < end; ++step) {
+      v1::ClientMessage message = LossFrame(step, told);
+      v1::Block* const block = message.mutable_frame()->add_blocks();
+      block->set_signal(v1::SIGNAL_REPLICA_SUM_LOW);
+      block->set_layer_count(static_cast<uint32_t>(sums.size()));
+      block->set_head_count(1);
+      for (const auto& [name, sum] : sums) block->add_values(sum);
+      Put(std::move(message));
+    }
+    AwaitDurable();
+  }
   absl::Status TrySeq(uint64_t seq) {
     v1::ClientMessage message = LossFrame(static_cast<int64_t>(steps_++), attempt());
     message.set_seq(seq);
@@ -317,6 +335,40 @@ TEST_F(EngineRecoveryTest, FarSeqIsRefused) {
     EXPECT_EQ(refused->value(), 2);
   }
   EXPECT_EQ(RecoveryTrainer(engine.get(), 0).AwaitOpen(), static_cast<int64_t>(5 + kRise));
+}
+
+// Each in an order of its own.
+TEST_F(EngineRecoveryTest, TensorsKeepTheirNamesAndSeries) {
+  const std::string first = directory_.path() + "/first", killed = directory_.path() + "/killed";
+  const auto expect_all = [](Engine* engine, int64_t steps) {
+    const RunSnapshotPtr run = engine->runs()->Find("r");
+    ASSERT_NE(run, nullptr);
+    engine->ingest()->AwaitApplied(run->record.id);
+    const RunSnapshotPtr now = engine->runs()->Find("r");
+    const auto rows = RowsOf(*now, *engine->database());
+    ASSERT_TRUE(rows.ok()) << rows.status();
+    EXPECT_THAT((*rows)->tensors.names(), testing::ElementsAre("a", "b", "c"));
+    const Layout& layout = now->record.description.layout;
+    EXPECT_EQ(layout.tensors, 3);
+    const auto points =
+        engine->series()->ReadSeries(now->record.id, layout, {SignalId::kReplicaSumLow, 1, 0}, 0, 1000, 1000, -1);
+    ASSERT_TRUE(points.ok()) << points.status();
+    EXPECT_EQ(points->mean, std::vector<float>(static_cast<size_t>(steps), 2)) << "b";
+  };
+  {
+    const auto engine = Open(first);
+    RecoveryTrainer(engine.get(), 0).Tensors({{"a", 1}, {"b", 2}}, 0, 10);
+    Kill(first, killed);
+  }
+  {
+    const auto engine = Open(killed);
+    RecoveryTrainer(engine.get(), 11).Tensors({{"c", 3}, {"b", 2}}, 10, 20, /*attempt=*/1);
+    expect_all(engine.get(), 20);
+    EXPECT_TRUE(engine->Close().ok());
+  }
+  const auto engine = Open(killed);
+  RecoveryTrainer(engine.get(), 22).Steps(20, 21);
+  expect_all(engine.get(), 20);
 }
 
 }  // namespace

@@ -16,6 +16,7 @@
 #include <string>
 
 #include "server/ingest/log_records.h"
+#include "server/model/row_names.h"
 
 namespace bellwether::server {
 namespace {
@@ -83,6 +84,9 @@ TEST(DecodeTest, EachFieldOfAHelloHasItsRange) {
       {[](v1::Hello* h) { h->mutable_run()->set_world(0); }, "hello.run.world = 0: must be in [1, 4096]"},
       {[](v1::Hello* h) { h->mutable_run()->set_world(4097); }, "hello.run.world = 4097"},
       {[](v1::Hello* h) { h->mutable_run()->set_reporters(3); }, "hello.run.reporters = 3: must be in [1, 2]"},
+      {[](v1::Hello* h) { h->mutable_run()->mutable_layout()->set_experts(4097); },
+       "experts = 4097: must be in [0, 4096]"},
+      {[](v1::Hello* h) { h->mutable_run()->mutable_layout()->set_ranks(4097); }, "ranks = 4097: must be in [0, 4096]"},
       {[](v1::Hello* h) { h->set_rank(2); }, "hello.rank = 2: must be in [0, 1]"},
       {[](v1::Hello* h) { h->mutable_run()->mutable_layout()->set_layers(513); }, "layers = 513: must be in [1, 512]"},
       {[](v1::Hello* h) { h->mutable_run()->mutable_layout()->set_layers(1000000); }, "layers = 1000000"},
@@ -231,6 +235,79 @@ TEST(DecodeTest, EachFieldOfAFrameHasItsRange) {
     change(message.mutable_frame());
     EXPECT_THAT(Refusal(message, &kLayout), HasSubstr(words));
   }
+}
+
+v1::ClientMessage ValidNames() {
+  v1::ClientMessage message;
+  message.set_seq(1);
+  v1::Names* names = message.mutable_names();
+  names->set_attempt(2);
+  names->set_granularity(v1::GRANULARITY_TENSOR);
+  names->set_first(5);
+  names->add_names("model.embed_tokens.weight");
+  names->add_names("gewichte.größe");
+  return message;
+}
+
+TEST(DecodeTest, NamesArriveWholeAndAtTheirLimits) {
+  const auto decoded = Decode(ValidNames(), &kLayout, {});
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  const auto& names = std::get<NamesMessage>(decoded->body);
+  EXPECT_EQ(names.attempt, 2u);
+  EXPECT_EQ(names.granularity, Granularity::kTensor);
+  EXPECT_EQ(names.first, 5);
+  EXPECT_THAT(names.names, testing::ElementsAre("model.embed_tokens.weight", "gewichte.größe"));
+  v1::ClientMessage most = ValidNames();
+  most.mutable_names()->set_granularity(v1::GRANULARITY_MODULE);
+  most.mutable_names()->set_first(0);
+  while (most.names().names_size() < kNamedRowsMax) most.mutable_names()->add_names(std::string(kRowNameBytesMax, 'a'));
+  EXPECT_TRUE(Decode(most, &kLayout, {}).ok());
+}
+
+TEST(DecodeTest, EachFieldOfNamesHasItsRange) {
+  using Change = std::function<void(v1::Names*)>;
+  const std::pair<Change, const char*> wrong[] = {
+      {[](v1::Names* n) { n->set_attempt(2u << 30); }, "names.attempt = 2147483648: must be in [0, 1073741824]"},
+      {[](v1::Names* n) { n->set_granularity(v1::GRANULARITY_HEAD); },
+       "names.granularity = 2: must be TENSOR or MODULE"},
+      {[](v1::Names* n) { n->clear_granularity(); }, "names.granularity = 0"},
+      {[](v1::Names* n) { n->clear_names(); }, "number of names.names = 0: must be in [1, 16384]"},
+      {[](v1::Names* n) {
+         while (n->names_size() <= kNamedRowsMax) n->add_names("x");
+       },
+       "number of names.names = 16385"},
+      {[](v1::Names* n) { n->set_first(16383); }, "names.first = 16383: must be in [0, 16382]"},
+      {[](v1::Names* n) { n->set_first(UINT32_MAX); }, "names.first = 4294967295"},
+      {[](v1::Names* n) { n->set_names(1, ""); }, "bytes of names.names[1] = 0: must be in [1, 256]"},
+      {[](v1::Names* n) { n->set_names(1, std::string(257, 'a')); }, "bytes of names.names[1] = 257"},
+      {[](v1::Names* n) { n->set_names(0, "a\nb"); }, "names.names[0] holds control character 10"},
+      {[](v1::Names* n) { n->set_names(0, std::string("a\0b", 3)); }, "names.names[0] holds control character 0"},
+      {[](v1::Names* n) { n->set_names(1, "ab\xff"); }, "names.names[1] holds byte 255 at 2: must be UTF-8"},
+      {[](v1::Names* n) { n->set_names(1, "\xc3"); }, "names.names[1] holds byte 195 at 0: must be UTF-8"},
+  };
+  for (const auto& [change, words] : wrong) {
+    v1::ClientMessage message = ValidNames();
+    change(message.mutable_names());
+    EXPECT_THAT(Refusal(message, &kLayout), HasSubstr(words));
+  }
+}
+
+// How many rows a run has by name is known where its names are (RowMaps).
+TEST(DecodeTest, BlocksOfOtherRowsHaveTheirRanges) {
+  v1::ClientMessage message = ValidFrame();
+  v1::Block* block = message.mutable_frame()->mutable_blocks(0);
+  block->set_signal(v1::SIGNAL_REPLICA_SUM_LOW);
+  block->set_head_begin(0);
+  block->set_head_count(1);
+  block->set_layer_count(3);
+  block->mutable_values()->Truncate(3);
+  block->set_layer_begin(kNamedRowsMax - 3);
+  EXPECT_TRUE(Decode(message, &kLayout, {}).ok());
+  block->set_layer_begin(kNamedRowsMax - 2);
+  EXPECT_THAT(Refusal(message, &kLayout), HasSubstr("layer_begin = 16382: must be in [0, 16381]"));
+  block->set_layer_begin(0);
+  block->set_head_count(2);
+  EXPECT_THAT(Refusal(message, &kLayout), HasSubstr("head_count = 2: must be in [1, 1]"));
 }
 
 TEST(DecodeTest, SeqIsRequiredOnlyForLoggedMessages) {

@@ -354,5 +354,55 @@ TEST_F(RankMergeTest, HeldValuesWithoutAFrameMakeNoStep) {
   EXPECT_THAT(Steps(), ElementsAre(5));
 }
 
+TEST_F(RankMergeTest, AnOpenStepGetsTheRowsThatTheRunGains) {
+  Layout layout = kMergedLayout;
+  layout.tensors = 1;
+  RankMerge merge(layout, 2);
+  RankFrame first = Frame(5, SignalId::kReplicaSumLow, {7});
+  first.blocks[0].head_count = 1;
+  merge.Add(0, first, 1, Sink());
+  layout.tensors = 3;
+  merge.Grow(layout);
+  RankFrame second = Frame(5, SignalId::kReplicaSumLow, {7, 8, 9});
+  second.blocks[0] = {SignalId::kReplicaSumLow, 0, 3, 0, 1, 0};
+  merge.Add(1, second, 2, Sink());
+  ASSERT_THAT(closed_, SizeIs(1));
+  EXPECT_THAT(closed_[0].matrix(SignalId::kReplicaSumLow), ElementsAre(7, 8, 9));
+  EXPECT_THAT(closed_[0].disagreements, IsEmpty());
+}
+
+// Two stages of a pipeline: each tensor is reported by two of the four ranks, or by three of five.
+TEST_F(RankMergeTest, ADisagreementNamesTheRanksThatHaveTheTensor) {
+  Layout layout = kMergedLayout;
+  layout.tensors = 2;
+  RankMerge merge(layout, 5);
+  const auto report = [&](uint32_t rank, int32_t tensor, float value) {
+    RankFrame frame = Frame(1, SignalId::kReplicaSumLow, {value});
+    frame.blocks[0].layer_begin = tensor;
+    merge.Add(rank, frame, 1, Sink());
+  };
+  report(0, 0, 7);
+  report(1, 0, 7);
+  report(3, 1, 8);
+  report(4, 1, 8);
+  report(2, 1, 9);
+  ASSERT_THAT(closed_, SizeIs(1));
+  ASSERT_THAT(closed_[0].disagreements, SizeIs(1));
+  const StepSample::Disagreement& found = closed_[0].disagreements[0];
+  EXPECT_EQ(found.layer, 1);
+  EXPECT_EQ(found.first_rank, 3u);
+  EXPECT_EQ(found.reporters, 3u);
+  EXPECT_THAT(found.ranks, ElementsAre(2u));
+}
+
+TEST_F(RankMergeTest, AMeanIsOfTheRanksThatReportedTheCell) {
+  RankMerge merge(kMergedLayout, 3);
+  merge.Add(0, Frame(1, SignalId::kLoss, {4}), 1, Sink());
+  merge.Add(1, Frame(1, SignalId::kLoss, {NotMeasured()}), 1, Sink());
+  merge.Add(2, Frame(1, SignalId::kLoss, {8}), 1, Sink());
+  ASSERT_THAT(closed_, SizeIs(1));
+  EXPECT_EQ(closed_[0].scalar(SignalId::kLoss), 6);
+}
+
 }  // namespace
 }  // namespace bellwether::server

@@ -474,6 +474,76 @@ TEST_P(SeriesStoreTest, ADownsampledSeriesOfOverlappingAttemptsIsTheNewest) {
   }
 }
 
+// Tensors are named as they come, so that matrices become longer while they are written.
+TEST_P(SeriesStoreTest, ARunThatGrowsKeepsItsSeries) {
+  Layout layout = layout_;
+  layout.tensors = 5;
+  store_->Open(kRun, layout);
+  const auto signal = SignalId::kReplicaSumLow;
+  std::string state;
+  int64_t step = 0;
+  const auto append = [&](int64_t steps) {
+    for (const int64_t end = step + steps; step < end; ++step) {
+      StepSample sample = Sample(step);
+      sample.Grow(layout);
+      const auto values = sample.Add(signal);
+      for (size_t i = 0; i < values.size(); ++i) values[i] = Value(signal, step, static_cast<int>(i));
+      const absl::Status status = store_->Append(kRun, sample);
+      ASSERT_TRUE(status.ok()) << status;
+    }
+  };
+  const std::map<int32_t, int64_t> since = {{4, 0}, {8, 300}, {2000, 700}};
+  const auto check = [&] {
+    for (const auto& [row, first] : since) {
+      if (row >= layout.tensors) continue;
+      const auto points = store_->ReadSeries(kRun, layout, {signal, row, 0}, 0, kEnd, 100000, -1);
+      ASSERT_TRUE(points.ok()) << points.status();
+      ASSERT_EQ(points->step.size(), static_cast<size_t>(step - first)) << row;
+      for (size_t i = 0; i < points->step.size(); ++i) {
+        ASSERT_EQ(points->mean[i], Value(signal, points->step[i], row)) << row;
+      }
+    }
+    int64_t at = -1;
+    const auto newest = store_->ReadMatrix(kRun, layout, signal, -1, &at);
+    ASSERT_TRUE(newest.ok()) << newest.status();
+    EXPECT_EQ(at, step - 1);
+    EXPECT_EQ(newest->size(), static_cast<size_t>(layout.tensors));
+    const auto early = store_->ReadMatrix(kRun, layout, signal, 100, &at);
+    ASSERT_TRUE(early.ok()) << early.status();
+    EXPECT_EQ((*early)[4], Value(signal, 100, 4));
+    EXPECT_EQ(layout.tensors > 5, layout.tensors > 5 && IsNotMeasured((*early)[5]));
+    int64_t steps = 0;
+    const auto visit = [&](const StepSample& sample) {
+      EXPECT_EQ(sample.matrix(signal)[4], Value(signal, sample.step, 4));
+      ++steps;
+      return absl::OkStatus();
+    };
+    EXPECT_TRUE(store_->ReadAll(kRun, layout, visit).ok());
+    EXPECT_EQ(steps, step);
+  };
+  append(300);
+  check();
+  Save();
+  layout.tensors = 9;
+  append(200);
+  check();
+  state = Save();
+  append(200);
+  Reopen();  // A crash: the last 200 steps are lost.
+  step = 500;
+  ASSERT_TRUE(store_->Restore(kRun, layout, state).ok());
+  check();
+  append(200);
+  layout.tensors = 2100;
+  append(40);
+  check();
+  Save();
+  store_->Drain();
+  check();
+  Close();
+  check();
+}
+
 TEST_P(SeriesStoreTest, ReadAllGivesWhatWasAppendedInOrder) {
   store_->Open(kRun, layout_);
   Append(0, 1100);

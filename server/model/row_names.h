@@ -1,0 +1,51 @@
+// row_names.h: which tensor, or module, a row of a run's matrices is.
+//
+// Ranks name what they report, each in an order of its own.  The run has one order: a
+// name gets the next row when it first comes, and keeps it over all attempts.  So a
+// series goes on when the job restarts with another number of processes.
+//
+// A RowNames never forgets.  Not thread-safe; readers share immutable copies.
+
+#ifndef BELLWETHER_SERVER_MODEL_ROW_NAMES_H_
+#define BELLWETHER_SERVER_MODEL_ROW_NAMES_H_
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "bellwether/signal_table.h"
+
+namespace bellwether::server {
+
+inline constexpr int32_t kNamedRowsMax = 16384;  // Of a run, of each kind.
+inline constexpr size_t kRowNameBytesMax = 256;
+
+class RowNames {
+ public:
+  RowNames() = default;
+  explicit RowNames(std::vector<std::string> names);  // By row, each once.
+
+  // The row of `name`, which is added if it is new; -1 = kNamedRowsMax others are there.
+  int32_t Add(std::string_view name);
+  // -1 = there is no such row.
+  int32_t Find(std::string_view name) const;
+  const std::vector<std::string>& names() const { return names_; }
+  int32_t size() const { return static_cast<int32_t>(names_.size()); }
+
+ private:
+  std::vector<std::string> names_;
+  std::map<std::string, int32_t, std::less<>> rows_;
+};
+
+struct RunRows {
+  RowNames tensors, modules;
+  // REQUIRES: OfNamedRows(granularity).
+  RowNames& of(Granularity granularity) { return granularity == Granularity::kTensor ? tensors : modules; }
+  const RowNames& of(Granularity granularity) const { return granularity == Granularity::kTensor ? tensors : modules; }
+};
+
+}  // namespace bellwether::server
+
+#endif  // BELLWETHER_SERVER_MODEL_ROW_NAMES_H_
