@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <string>
+#include <string_view>
 
 #include "bellwether/signal_table.h"
 
@@ -14,6 +15,7 @@ namespace {
 // the frame; and a block's five varints of at most 6, tags and lengths.
 constexpr uint64_t kFrameOverhead = 11 + 9 * 11 + 8;
 constexpr uint64_t kBlockOverhead = 5 * 6 + 12;
+constexpr uint64_t kNameOverhead = 1 + 2;  // Tag and length.
 
 static_assert(kEventKindMax == v1::EventKind_MAX);
 static_assert(kSpectrumKindMax == v1::SpectrumKind_MAX);
@@ -44,6 +46,9 @@ bool FrameEncoder::Encode(const char* slot, const EncodeContext& context) {
   switch (reinterpret_cast<const SlotHeader*>(slot)->kind) {
     case SlotKind::kFrame:
       ok = EncodeFrame(slot, context);
+      break;
+    case SlotKind::kNames:
+      ok = EncodeNames(slot, context);
       break;
     case SlotKind::kEvent:
       ok = EncodeEvent(slot, context);
@@ -117,6 +122,31 @@ bool FrameEncoder::EncodeFrame(const char* slot, const EncodeContext& context) {
     message.mutable_frame()->set_stripped_total(context.stripped_total + (stripped_ ? 1 : 0));
   }
   return !messages_.empty();
+}
+
+bool FrameEncoder::EncodeNames(const char* slot, const EncodeContext& context) {
+  const auto& header = *reinterpret_cast<const SlotHeader*>(slot);
+  const uint32_t bytes = header.text_bytes[0];
+  if (bytes > BW_NAMES_BYTES_MAX) return false;
+  std::string_view left(slot + sizeof(SlotHeader), bytes);
+  v1::Names* names = nullptr;
+  uint64_t message_bytes = 0;
+  for (uint32_t row = 0; row < header.n; ++row) {
+    const size_t end = left.find('\0');
+    if (end == std::string_view::npos) return false;
+    const uint64_t name_bytes = end + kNameOverhead;
+    if (names == nullptr || message_bytes + name_bytes > context.message_bytes_max) {
+      names = messages_.emplace_back().mutable_names();
+      names->set_attempt(context.attempt);
+      names->set_granularity(static_cast<v1::Granularity>(header.event_kind));
+      names->set_first(header.layer + row);
+      message_bytes = kFrameOverhead;
+    }
+    names->add_names(std::string(left.substr(0, end)));
+    message_bytes += name_bytes;
+    left.remove_prefix(end + 1);
+  }
+  return left.empty() && !messages_.empty();
 }
 
 bool FrameEncoder::EncodeEvent(const char* slot, const EncodeContext& context) {

@@ -43,6 +43,7 @@ class FrameEncoder {
 
  private:
   bool EncodeFrame(const char* slot, const EncodeContext& context);
+  bool EncodeNames(const char* slot, const EncodeContext& context);
   bool EncodeEvent(const char* slot, const EncodeContext& context);
   bool EncodeSpectrum(const char* slot, const EncodeContext& context);
   bool EncodeActionResult(const char* slot, const EncodeContext& context);

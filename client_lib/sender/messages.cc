@@ -25,6 +25,7 @@ v1::ClientMessage MakeHello(const SenderConfig& config) {
   layout->set_kv_heads(config.kv_heads);
   layout->set_head_dim(config.head_dim);
   layout->set_seq_len(config.seq_len);
+  layout->set_experts(config.experts);
   v1::Attention* attention = run->mutable_attention();
   attention->set_kernel(config.attention_kernel);
   attention->set_score_dtype(config.score_dtype);

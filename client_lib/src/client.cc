@@ -26,6 +26,7 @@ void CountFork() { fork_generation.fetch_add(1, std::memory_order_relaxed); }
 
 constexpr uint32_t kFrameSignalsPerHead = 40;
 constexpr uint32_t kFrameSignalsPerRun = 16;
+constexpr uint32_t kFrameSignalsPerTensor = 8;
 
 int64_t NowUnixNs() {
   struct timespec now {};
@@ -70,6 +71,7 @@ bool FillConfig(const bw_client_options& o, SenderConfig* config) {
   config->head_dim = o.head_dim;
   config->seq_len = o.seq_len;
   config->window = o.window;
+  config->experts = o.experts;
   config->actions_mask = o.actions_mask;
   config->causal = o.causal;
   config->centred = o.centred;
@@ -102,7 +104,8 @@ bw_status Client::Create(const bw_client_options& options, std::unique_ptr<Clien
     SetLastError("pthread_atfork: %s", std::strerror(atfork_error));
     return BW_UNAVAILABLE;
   }
-  const uint64_t from_layout = uint64_t{options.layers} * options.heads * kFrameSignalsPerHead + kFrameSignalsPerRun;
+  const uint64_t from_layout = uint64_t{options.layers} * options.heads * kFrameSignalsPerHead + kFrameSignalsPerRun +
+                               uint64_t{BW_NAMED_ROWS_MAX} * kFrameSignalsPerTensor;
   const uint64_t frame_values = options.frame_values_max == 0 ? from_layout : options.frame_values_max;
   // A Gram matrix of any legal size fits too; pages that none needs stay untouched.
   constexpr uint64_t kSpectrumValues = uint64_t{BW_SPECTRUM_ROWS_MAX} * (BW_SPECTRUM_ROWS_MAX + 1) / 2;
@@ -133,7 +136,11 @@ Client::Client(std::shared_ptr<SharedMemory> memory, const bw_client_options& op
     : memory_(std::move(memory)),
       header_(memory_->header()),
       ring_(*memory_),
-      limits_{.layers = options.layers, .heads = options.heads, .kv_heads = header_->config.kv_heads},
+      limits_{.layers = options.layers,
+              .heads = options.heads,
+              .kv_heads = header_->config.kv_heads,
+              .experts = options.experts,
+              .world = header_->config.world},
       sender_path_(options.sender_path == nullptr ? "" : options.sender_path),
       fork_generation_(ForkGeneration()) {}
 
@@ -202,6 +209,29 @@ bw_status Client::Push(const bw_frame& frame) {
     run += size_t{b.layer_count} * b.head_count;
   }
   std::memcpy(values, from, run * sizeof(float));
+  return Commit();
+}
+
+bw_status Client::PushNames(uint32_t granularity, uint32_t first, uint32_t count, const char* const* names) {
+  uint32_t bytes = 0;
+  if (!ValidateNames(granularity, first, count, names, limits_, &bytes)) return BW_INVALID_ARGUMENT;
+  bw_status status;
+  char* slot = Reserve(&status);
+  if (slot == nullptr) return status;
+  auto* header = new (slot) SlotHeader{};
+  header->kind = SlotKind::kNames;
+  header->event_kind = granularity;
+  header->layer = first;
+  header->n = count;
+  header->text_bytes[0] = bytes;
+  char* to = slot + sizeof(SlotHeader);
+  for (uint32_t i = 0; i < count; ++i) {
+    const size_t size = std::strlen(names[i]) + 1;
+    std::memcpy(to, names[i], size);
+    to += size;
+  }
+  uint32_t& named = limits_.named(granularity);
+  named = std::max(named, first + count);
   return Commit();
 }
 

@@ -111,6 +111,13 @@ bw_status bw_client_push(bw_client* handle, const bw_frame* frame) {
   return Guarded([&] { return handle->impl->Push(*frame); });
 }
 
+bw_status bw_client_push_names(bw_client* handle, uint32_t granularity, uint32_t first, uint32_t count,
+                               const char* const* names) {
+  if (const bw_status status = Check(handle); status != BW_OK) return status;
+  if (!IsGiven(names, "names")) return BW_INVALID_ARGUMENT;
+  return Guarded([&] { return handle->impl->PushNames(granularity, first, count, names); });
+}
+
 bw_status bw_client_push_event(bw_client* handle, int64_t step, uint32_t kind, double value, const char* text) {
   if (const bw_status status = Check(handle); status != BW_OK) return status;
   return Guarded([&] { return handle->impl->PushEvent(step, kind, value, text); });

@@ -13,11 +13,12 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "bellwether/client.h"
 #include "client_lib/src/shared_memory.h"
 
 namespace bellwether::client {
 
-enum class SlotKind : uint32_t { kFrame = 1, kEvent = 2, kSpectrum = 3, kActionResult = 4 };
+enum class SlotKind : uint32_t { kFrame = 1, kEvent = 2, kSpectrum = 3, kActionResult = 4, kNames = 5 };
 
 struct BlockHeader {
   uint32_t signal;
@@ -33,17 +34,18 @@ struct BlockHeader {
 //   SlotValuesOffset(block_count);
 // * a spectrum: its values at SlotValuesOffset(0);
 // * an event: its value as a double, then its text;
-// * an action result: its id, then its reason.
+// * an action result: its id, then its reason;
+// * names of rows: each with a zero byte behind it.
 struct alignas(64) SlotHeader {
   SlotKind kind;
   uint32_t block_count;
   int64_t step;
   int64_t time_unix_ns;
   uint32_t partial_rows;
-  uint32_t event_kind;      // Or the spectrum's kind, or 1 = action applied.
-  uint32_t layer, head, n;  // Spectrum.
+  uint32_t event_kind;      // Or the spectrum's kind, or 1 = action applied, or the names' granularity.
+  uint32_t layer, head, n;  // Spectrum.  Names: the first row, 0, and how many.
   float scale;
-  uint32_t text_bytes[2];  // Event: text.  Action result: id, reason.
+  uint32_t text_bytes[2];  // Event: text.  Action result: id, reason.  Names: all.
 };
 static_assert(sizeof(SlotHeader) == 64);
 
@@ -53,6 +55,8 @@ constexpr uint64_t SlotValuesOffset(uint32_t block_count) {
   return (sizeof(SlotHeader) + block_count * sizeof(BlockHeader) + 63) / 64 * 64;
 }
 inline constexpr uint64_t kSlotValuesOffsetMax = SlotValuesOffset(kBlocksMax);
+static_assert(BW_NAMES_BYTES_MAX <= uint64_t{BW_SPECTRUM_ROWS_MAX} * (BW_SPECTRUM_ROWS_MAX + 1) / 2 * sizeof(float),
+              "names fit every slot, since a spectrum does");
 static_assert(sizeof(SlotHeader) + kActionIdMax + kReasonMax <= kSlotValuesOffsetMax, "texts fit every slot");
 
 inline BlockHeader* SlotBlocks(char* slot) { return reinterpret_cast<BlockHeader*>(slot + sizeof(SlotHeader)); }

@@ -78,7 +78,7 @@ class SharedText {
 struct SenderConfig {
   uint32_t rank, world, reporters, attempt;
   uint32_t layers, heads, kv_heads, head_dim, seq_len;
-  uint32_t window, actions_mask;
+  uint32_t window, actions_mask, experts;
   uint8_t causal, centred, qk_norm, step_from_attach, ranks_agree;
   int64_t launch_unix_ms;
   double weight_decay;

@@ -3,8 +3,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <cstdio>
 #include <cstring>
+#include <numeric>
 #include <string_view>
+#include <utility>
 
 #include "bellwether/signal_table.h"
 #include "client_lib/src/last_error.h"
@@ -123,6 +126,32 @@ bool ValidateSpool(const bw_client_options& o) {
   return false;
 }
 
+// As the server's ShapeOf().
+struct Rectangle {
+  uint32_t layers = 0, heads = 0;
+};
+Rectangle AllOf(Granularity granularity, const FrameLimits& limits) {
+  switch (granularity) {
+    case Granularity::kRun:
+      return {1, 1};
+    case Granularity::kHead:
+      return {limits.layers, limits.heads};
+    case Granularity::kKvHead:
+      return {limits.layers, limits.kv_heads};
+    case Granularity::kLayer:
+      return {limits.layers, 1};
+    case Granularity::kExpert:
+      return {limits.layers, limits.experts};
+    case Granularity::kRank:
+      return {limits.world, 1};
+    case Granularity::kTensor:
+      return {limits.tensors, 1};
+    case Granularity::kModule:
+      return {limits.modules, 1};
+  }
+  return {};
+}
+
 bool ValidateBlock(const bw_block& b, uint32_t index, const FrameLimits& limits) {
   const uint8_t granularity = b.signal < kSignalIdEnd ? measured.granularity[b.signal] : 0;
   if (granularity == 0) {
@@ -138,11 +167,13 @@ bool ValidateBlock(const bw_block& b, uint32_t index, const FrameLimits& limits)
     SetLastError("blocks[%u].values is NULL", index);
     return false;
   }
-  const bool run = granularity == static_cast<uint8_t>(Granularity::kRun);
-  const uint32_t layers = run ? 1 : limits.layers;
-  const uint32_t heads = run                                                       ? 1
-                         : granularity == static_cast<uint8_t>(Granularity::kHead) ? limits.heads
-                                                                                   : limits.kv_heads;
+  const Rectangle all = AllOf(static_cast<Granularity>(granularity), limits);
+  const uint32_t layers = all.layers, heads = all.heads;
+  if (layers == 0 || heads == 0) {
+    SetLastError("blocks[%u].signal is %u, of which this client has no rows (bw_client_push_names, experts)", index,
+                 b.signal);
+    return false;
+  }
   // Subtracts instead of adding: begin + count may wrap around.
   if (b.layer_count < 1 || b.layer_count > layers || b.layer_begin > layers - b.layer_count) {
     SetLastError("blocks[%u] covers layers %u + %u, must lie within 0..%u", index, b.layer_begin, b.layer_count,
@@ -155,6 +186,22 @@ bool ValidateBlock(const bw_block& b, uint32_t index, const FrameLimits& limits)
     return false;
   }
   return true;
+}
+
+// The indices of two equal names; 0, 0: there are none.
+std::pair<uint32_t, uint32_t> SameNames(const char* const* names, uint32_t count) {
+  static_assert(BW_NAMED_ROWS_MAX <= UINT16_MAX + 1);
+  uint16_t order[BW_NAMED_ROWS_MAX];  // A trainer's heap is not ours.
+  std::iota(order, order + count, uint16_t{0});
+  std::sort(order, order + count, [names](uint16_t a, uint16_t b) {
+    const int by_name = std::strcmp(names[a], names[b]);
+    return by_name != 0 ? by_name < 0 : a < b;
+  });
+  const uint16_t* const end = order + count;
+  const uint16_t* const found =
+      std::adjacent_find(static_cast<const uint16_t*>(order), end,
+                         [names](uint16_t a, uint16_t b) { return std::strcmp(names[a], names[b]) == 0; });
+  return found == end ? std::pair(0u, 0u) : std::pair<uint32_t, uint32_t>(found[0], found[1]);
 }
 
 }  // namespace
@@ -264,7 +311,42 @@ bool ValidateOptions(const bw_client_options& o) {
                  static_cast<long long>(kLaunchUnixMsMax));
     return false;
   }
-  return InRange("ranks_agree", o.ranks_agree, 0, 1) && ValidateSpool(o);
+  return InRange("ranks_agree", o.ranks_agree, 0, 1) && InRange("experts", o.experts, 0, BW_EXPERTS_MAX) &&
+         InRange("reserved", o.reserved, 0, 0) && ValidateSpool(o);
+}
+
+bool ValidateNames(uint32_t granularity, uint32_t first, uint32_t count, const char* const* names, FrameLimits limits,
+                   uint32_t* bytes) {
+  if (!InRange("granularity", granularity, static_cast<uint32_t>(Granularity::kTensor),
+               static_cast<uint32_t>(Granularity::kModule)) ||
+      !InRange("count", count, 1, BW_NAMED_ROWS_MAX) ||
+      !InRange("first", first, 0, std::min(limits.named(granularity), BW_NAMED_ROWS_MAX - count))) {
+    return false;
+  }
+  uint64_t all = 0;
+  for (uint32_t i = 0; i < count; ++i) {
+    char field[24];
+    std::snprintf(field, sizeof(field), "names[%u]", i);
+    uint32_t size = 0;
+    if (!ValidateText(field, names[i], BW_ROW_NAME_MAX, &size)) return false;
+    if (size == 0) {
+      SetLastError("%s is empty, must have 1..%d bytes", field, BW_ROW_NAME_MAX);
+      return false;
+    }
+    all += size + 1;
+  }
+  if (all > BW_NAMES_BYTES_MAX) {
+    SetLastError("names have %llu bytes together, must have at most %u", static_cast<unsigned long long>(all),
+                 BW_NAMES_BYTES_MAX);
+    return false;
+  }
+  const auto [one, other] = SameNames(names, count);
+  if (one != other) {
+    SetLastError("names[%u] is \"%.140s\" as names[%u] is, each must be another", other, names[other], one);
+    return false;
+  }
+  *bytes = static_cast<uint32_t>(all);
+  return true;
 }
 
 bool ValidateStep(const char* what, int64_t step) {

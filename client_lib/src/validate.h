@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "bellwether/client.h"
+#include "bellwether/signal_table.h"
 
 namespace bellwether::client {
 
@@ -24,6 +25,13 @@ struct FrameLimits {
   uint32_t layers = 0;
   uint32_t heads = 0;
   uint32_t kv_heads = 0;
+  uint32_t experts = 0;
+  uint32_t world = 0;
+  uint32_t tensors = 0, modules = 0;  // Named so far.
+  // REQUIRES: OfNamedRows(granularity).
+  uint32_t& named(uint32_t granularity) {
+    return granularity == static_cast<uint32_t>(Granularity::kTensor) ? tensors : modules;
+  }
   uint64_t frame_values_max = 0;
 };
 
@@ -36,6 +44,10 @@ bool ValidateOptions(const bw_client_options& options);
 
 // Also says how many floats the blocks hold together.
 bool ValidateFrame(const bw_frame& frame, const FrameLimits& limits, uint64_t* values);
+
+// Also says how many bytes the names are together, each with its closing zero.
+bool ValidateNames(uint32_t granularity, uint32_t first, uint32_t count, const char* const* names, FrameLimits limits,
+                   uint32_t* bytes);
 
 bool ValidateStep(const char* what, int64_t step);
 

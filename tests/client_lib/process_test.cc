@@ -227,6 +227,7 @@ TEST(ProcessTest, AForkedChildIsNoClient) {
     command.struct_size = sizeof(command);
     const bool dead = client.PushStep(1) == BW_UNAVAILABLE && bw_client_flush(client.get(), 1000) == BW_UNAVAILABLE &&
                       bw_client_poll(client.get(), &command) == BW_UNAVAILABLE &&
+                      client.Name({"a"}) == BW_UNAVAILABLE &&
                       bw_client_get_counters(client.get(), &counters) == BW_UNAVAILABLE &&
                       std::string(bw_last_error()).find("forked") != std::string::npos;
     client.Destroy();

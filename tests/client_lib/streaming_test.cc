@@ -102,25 +102,29 @@ TEST_F(StreamingTest, FramesArriveBitForBit) {
   EXPECT_STREQ(counters.page_url, "http://page/run");
 }
 
-TEST_F(StreamingTest, EventsSpectraAndResultsKeepTheirOrder) {
+TEST_F(StreamingTest, NamesEventsSpectraAndResultsKeepTheirOrder) {
   const auto server = Serve();
   TestClient client({.server = address_});
   const std::vector<float> gram = {1, 2, 3, 4, 5, 6};
   ASSERT_EQ(client.PushStep(1), BW_OK);
+  ASSERT_EQ(client.Name({"embed", "größe"}), BW_OK);
   ASSERT_EQ(bw_client_push_event(client.get(), 2, v1::EVENT_KIND_RESTORE, 1.5, "zurück"), BW_OK);
   ASSERT_EQ(bw_client_push_spectrum(client.get(), 3, 1, 7, v1::SPECTRUM_KIND_WQ_GRAM, 3, 0.5f, gram.data()), BW_OK);
   ASSERT_EQ(bw_client_push_action_result(client.get(), "a-1", 4, 0, "not now"), BW_OK);
   ASSERT_EQ(client.Flush(), BW_OK);
-  ASSERT_EQ(Stored(), 4);
-  const v1::Event& event = store_.messages[1].event();
+  ASSERT_EQ(Stored(), 5);
+  const v1::Names& names = store_.messages[1].names();
+  EXPECT_EQ(names.granularity(), v1::GRANULARITY_TENSOR);
+  EXPECT_THAT(names.names(), ::testing::ElementsAre("embed", "größe"));
+  const v1::Event& event = store_.messages[2].event();
   EXPECT_EQ(event.kind(), v1::EVENT_KIND_RESTORE);
   EXPECT_EQ(event.value(), 1.5);
   EXPECT_EQ(event.text(), "zurück");
-  const v1::Spectrum& spectrum = store_.messages[2].spectrum();
+  const v1::Spectrum& spectrum = store_.messages[3].spectrum();
   EXPECT_THAT(spectrum.upper(), ::testing::ElementsAre(1, 2, 3, 4, 5, 6));
   EXPECT_EQ(spectrum.head(), 7);
   EXPECT_EQ(spectrum.scale(), 0.5f);
-  const v1::ActionResult& result = store_.messages[3].action_result();
+  const v1::ActionResult& result = store_.messages[4].action_result();
   EXPECT_EQ(result.id(), "a-1");
   EXPECT_FALSE(result.applied());
   EXPECT_EQ(result.reason(), "not now");
@@ -268,7 +272,12 @@ TEST_F(StreamingTest, AFullRingDropsTheNewestCountsAndTells) {
   int64_t step = 1;
   while (client.PushStep(step) == BW_OK) ++step;
   EXPECT_LE(step, 4);
-  EXPECT_EQ(client.PushStep(step), BW_DROPPED);
+  EXPECT_EQ(client.Name({"a"}), BW_DROPPED);
+  const float value = 1;
+  const bw_block block{
+      .signal = bw_signal_by_name("replica_sum_low"), .layer_count = 1, .head_count = 1, .values = &value};
+  const bw_frame frame{.struct_size = sizeof(frame), .block_count = 1, .step = step, .blocks = &block};
+  EXPECT_EQ(bw_client_push(client.get(), &frame), BW_INVALID_ARGUMENT) << "the row has no name yet";
   EXPECT_EQ(client.Counters().frames_dropped_ring, 2);
   kill(pid, SIGCONT);
   const auto server = Serve();

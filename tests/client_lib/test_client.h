@@ -76,6 +76,10 @@ class TestClient {
     return bw_client_push(client_, &frame);
   }
   bw_status PushStep(int64_t step) { return Push(step, std::vector<float>(8, static_cast<float>(step)), 1, 8); }
+  // Of tensors, from the first on.
+  bw_status Name(const std::vector<const char*>& names) {
+    return bw_client_push_names(client_, 7, 0, static_cast<uint32_t>(names.size()), names.data());
+  }
   bw_counters Counters() const {
     bw_counters counters{};
     counters.struct_size = sizeof(counters);

@@ -44,6 +44,7 @@ TEST(OptionsTest, EveryLimitAtMaxAndOneMore) {
        {Case{&bw_client_options::layers, BW_LAYERS_MAX, "layers"},
         Case{&bw_client_options::heads, BW_HEADS_MAX, "heads"}, Case{&bw_client_options::world, BW_WORLD_MAX, "world"},
         Case{&bw_client_options::head_dim, 1024, "head_dim"},
+        Case{&bw_client_options::experts, BW_EXPERTS_MAX, "experts"},
         Case{&bw_client_options::ring_frames, 4096, "ring_frames"}}) {
     bw_client_options options = Options(test);
     options.*c.field = c.max;
@@ -257,6 +258,77 @@ TEST(FrameValuesTest, AcceptsMostValuesAndRefusesOneMore) {
   EXPECT_EQ(bw_client_push(client, &frame), BW_INVALID_ARGUMENT);
   EXPECT_THAT(bw_last_error(), HasSubstr("24 values, must have at most frame_values_max, 16"));
   bw_client_destroy(client);
+}
+
+class NamesTest : public FrameTest {
+ protected:
+  static constexpr uint32_t kTensor = 7, kModule = 8;
+
+  bw_status Name(uint32_t granularity, uint32_t first, const std::vector<std::string>& names) {
+    std::vector<const char*> raw;
+    raw.reserve(names.size() + 1);  // NULL is refused as such.
+    for (const std::string& name : names) raw.push_back(name.c_str());
+    return bw_client_push_names(client_.get(), granularity, first, static_cast<uint32_t>(raw.size()), raw.data());
+  }
+  // Nothing of it is queued: a row that it would name has no values.
+  void ExpectNoNames(uint32_t granularity, uint32_t first, const std::vector<std::string>& names,
+                     const std::string& words) {
+    EXPECT_EQ(Name(granularity, first, names), BW_INVALID_ARGUMENT) << words;
+    EXPECT_THAT(bw_last_error(), HasSubstr(words));
+    EXPECT_EQ(client_.Counters().frames_queued, queued_);
+  }
+  void ExpectNames(uint32_t granularity, uint32_t first, const std::vector<std::string>& names) {
+    EXPECT_EQ(Name(granularity, first, names), BW_OK) << bw_last_error();
+    ++queued_;
+  }
+};
+
+TEST_F(NamesTest, EachIsCheckedAndNamesItsRange) {
+  ExpectNoNames(2, 0, {"a"}, "granularity is 2, must be 7..8");
+  ExpectNoNames(kTensor, 0, {}, "count is 0, must be 1..16384");
+  ExpectNoNames(kTensor, 1, {"a"}, "first is 1, must be 0..0");
+  ExpectNoNames(kTensor, 0, {"a", ""}, "names[1] is empty, must have 1..256 bytes");
+  ExpectNoNames(kTensor, 0, {"a", std::string(257, 'x')}, "names[1] is longer than 256 bytes");
+  ExpectNoNames(kTensor, 0, {"a\nb"}, "names[0] has byte 0x0a at 1, must be UTF-8 without control characters");
+  ExpectNoNames(kTensor, 0, {"ab\xff"}, "names[0] has byte 0xff at 2");
+  ExpectNoNames(kTensor, 0, {"b", "a", "c", "a"}, "names[3] is \"a\" as names[1] is, each must be another");
+  const char* none = nullptr;
+  EXPECT_EQ(bw_client_push_names(client_.get(), kTensor, 0, 1, &none), BW_INVALID_ARGUMENT);
+  EXPECT_THAT(bw_last_error(), HasSubstr("names[0] is empty"));
+  EXPECT_EQ(bw_client_push_names(client_.get(), kTensor, 0, 1, nullptr), BW_INVALID_ARGUMENT);
+  EXPECT_THAT(bw_last_error(), HasSubstr("names is NULL"));
+  EXPECT_EQ(bw_client_push_names(nullptr, kTensor, 0, 1, &none), BW_INVALID_ARGUMENT);
+  ExpectNames(kTensor, 0, {std::string(256, 'x'), "größe"});
+}
+
+TEST_F(NamesTest, TheMostFitAndOneMoreDoesNot) {
+  std::vector<std::string> names;
+  for (int i = 0; i < BW_NAMED_ROWS_MAX; ++i) names.push_back(std::to_string(100000 + i));
+  ExpectNames(kModule, 0, names);
+  ExpectNoNames(kModule, BW_NAMED_ROWS_MAX, {"more"}, "first is 16384, must be 0..16383");
+  names.push_back("more");
+  ExpectNoNames(kModule, 0, names, "count is 16385, must be 1..16384");
+  names.clear();
+  for (int i = 0; i < 1025; ++i) names.push_back(std::string(251, 'x') + std::to_string(1000 + i));
+  ExpectNoNames(kTensor, 0, names, "names have 262400 bytes together, must have at most 262144");
+  names.pop_back();
+  ExpectNames(kTensor, 0, names);
+}
+
+TEST_F(NamesTest, FramesHaveValuesOfNamedRowsOnly) {
+  block_ = {
+      .signal = bw_signal_by_name("replica_sum_low"), .layer_count = 1, .head_count = 1, .values = values_.data()};
+  ExpectRefused("of which this client has no rows");
+  ExpectNames(kModule, 0, {"a", "b"});
+  ExpectRefused("of which this client has no rows");
+  ExpectNames(kTensor, 0, {"a", "b"});
+  block_.layer_count = 2;
+  ExpectAccepted();
+  block_.layer_begin = 1;
+  ExpectRefused("blocks[0] covers layers 1 + 2, must lie within 0..1");
+  ExpectNoNames(kTensor, 3, {"d"}, "first is 3, must be 0..2");
+  ExpectNames(kTensor, 1, {"b", "c"});  // What may not have arrived is said again.
+  ExpectAccepted();
 }
 
 TEST_F(FrameTest, EventsSpectraAndResultsAreChecked) {

@@ -7,8 +7,11 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "bellwether/signal_table.h"
 #include "client_lib/sender/command_queue.h"
@@ -232,6 +235,8 @@ TEST_F(WindowTest, ADamagedSlotIsDroppedAndCounted) {
   damage([](SlotHeader*, BlockHeader* b) { b->layer_count = 0xffffffff, b->head_count = 0xffffffff; });
   damage([](SlotHeader*, BlockHeader* b) { b->head_count = kValuesMax + 1; });
   damage([](SlotHeader* h, BlockHeader*) { h->kind = SlotKind::kEvent, h->text_bytes[0] = 5000; });
+  damage([](SlotHeader* h, BlockHeader*) { h->kind = SlotKind::kNames, h->text_bytes[0] = 0xffffffff; });
+  damage([](SlotHeader* h, BlockHeader*) { h->kind = SlotKind::kNames, h->n = 3; });
   damage([](SlotHeader* h, BlockHeader*) { h->kind = SlotKind::kSpectrum, h->n = 60'000; });
   damage([](SlotHeader* h, BlockHeader*) { h->kind = SlotKind::kActionResult, h->text_bytes[1] = 5000; });
 }
@@ -258,6 +263,35 @@ TEST_F(WindowTest, PartsFitAnyMessageLimit) {
     }
     EXPECT_EQ(values, 100 * 1024);
   }
+}
+
+TEST_F(WindowTest, NamesFitAnyMessageLimit) {
+  char* slot = memory_.ring();
+  auto* header = new (slot) SlotHeader{};
+  header->kind = SlotKind::kNames;
+  header->event_kind = static_cast<uint32_t>(Granularity::kTensor);
+  header->layer = 7;
+  std::vector<std::string> names;
+  for (header->n = 0; header->n < 4000; ++header->n) names.push_back(std::to_string(header->n));
+  names.back() = std::string(BW_ROW_NAME_MAX, 'x');
+  char* to = slot + sizeof(SlotHeader);
+  for (const std::string& name : names) to = std::copy_n(name.c_str(), name.size() + 1, to);
+  header->text_bytes[0] = static_cast<uint32_t>(to - slot - sizeof(SlotHeader));
+  FrameEncoder encoder;
+  for (const uint32_t bytes_max : {8u << 10, 64u << 10, 1u << 20}) {
+    ASSERT_TRUE(
+        encoder.Encode(slot, {.attempt = UINT32_MAX, .message_bytes_max = bytes_max, .values_max = kValuesMax}));
+    std::vector<std::string> read;
+    for (const v1::ClientMessage& message : encoder.messages()) {
+      EXPECT_LE(message.ByteSizeLong() + 11, bytes_max);
+      EXPECT_EQ(message.names().granularity(), v1::GRANULARITY_TENSOR);
+      EXPECT_EQ(message.names().first(), 7 + read.size());
+      read.insert(read.end(), message.names().names().begin(), message.names().names().end());
+    }
+    EXPECT_EQ(read, names);
+  }
+  header->text_bytes[0] -= 1;
+  EXPECT_FALSE(encoder.Encode(slot, {.values_max = kValuesMax})) << "damaged";
 }
 
 TEST_F(WindowTest, CommandsWaitForTheTrainerAndThenAreRefused) {

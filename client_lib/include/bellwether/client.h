@@ -33,15 +33,20 @@ extern "C" {
 
 /* Minor grows when something is added, major when something breaks. */
 #define BW_API_VERSION_MAJOR 1
-/* 1: ranks_agree; actions come as JSON.  2: the spool.  3: frames_stripped.  4: launch_unix_ms. */
-#define BW_API_VERSION_MINOR 4
+/* 1: ranks_agree; actions come as JSON.  2: the spool.  3: frames_stripped.  4: launch_unix_ms.
+   5: signals of tensors, modules, layers, experts and ranks. */
+#define BW_API_VERSION_MINOR 5
 
-#define BW_BLOCKS_MAX 64         /* Blocks in one frame. */
-#define BW_LAYERS_MAX 512        /* Layers of one run. */
-#define BW_HEADS_MAX 1024        /* Query heads of one layer. */
-#define BW_WORLD_MAX 4096        /* Ranks of one run. */
-#define BW_EVENT_TEXT_MAX 256    /* Bytes of an event's text. */
-#define BW_SPECTRUM_ROWS_MAX 512 /* Rows of a Gram matrix. */
+#define BW_BLOCKS_MAX 64              /* Blocks in one frame. */
+#define BW_LAYERS_MAX 512             /* Layers of one run. */
+#define BW_HEADS_MAX 1024             /* Query heads of one layer. */
+#define BW_WORLD_MAX 4096             /* Ranks of one run. */
+#define BW_EVENT_TEXT_MAX 256         /* Bytes of an event's text. */
+#define BW_SPECTRUM_ROWS_MAX 512      /* Rows of a Gram matrix. */
+#define BW_EXPERTS_MAX 4096           /* Experts of one layer. */
+#define BW_NAMED_ROWS_MAX 16384       /* Tensors of one run, and modules. */
+#define BW_ROW_NAME_MAX 256           /* Bytes of the name of one. */
+#define BW_NAMES_BYTES_MAX (1u << 18) /* Bytes of the names of one call, each with its closing zero. */
 
 typedef enum bw_status {
   BW_OK = 0,
@@ -67,7 +72,8 @@ BW_EXPORT const char* bw_last_error(void);
 typedef struct bw_signal_info {
   uint32_t struct_size; /* = sizeof(bw_signal_info), set by the caller */
   uint32_t id;          /* Its number in signals.proto. */
-  uint32_t granularity; /* 1 run, 2 query head, 3 key/value head */
+  uint32_t granularity; /* 1 run, 2 query head, 3 key/value head, 4 layer, 5 expert,
+                           6 rank, 7 tensor, 8 module */
   uint32_t merge;       /* 0 derived, 1 sum, 2 max, 3 mean, 4 equal */
   const char* name;     /* Static. */
   const char* unit;     /* Static. */
@@ -96,7 +102,8 @@ typedef struct bw_client_options {
   uint32_t seq_len;          /* tokens, at most 2^30; 0 = unknown */
   uint32_t ring_frames;      /* 2..4096 slots; 0 = 256 */
   uint32_t frame_values_max; /* Most floats in one frame; 0 = from the layout:
-                                40 head signals and 16 run signals */
+                                40 head signals and 16 run signals, and 8 of as many
+                                tensors as there may be */
   const char* run;           /* Name, [a-zA-Z0-9_.:/-]{1,128}, not NULL; copied, as
                                 all strings here are */
   const char* run_uuid;      /* 32 hexadecimal digits, the same over attempts and
@@ -142,6 +149,9 @@ typedef struct bw_client_options {
                              the same at all its ranks, 0..2^53: the server
                              counts a later launch as a later attempt, also
                              where `attempt` does not; 0 = not known */
+  /* Since 1.5: */
+  uint32_t experts;  /* Of a layer, 0..BW_EXPERTS_MAX; 0 = none */
+  uint32_t reserved; /* Must be 0. */
 } bw_client_options;
 
 /* Prepares a client and stores it in `*client`.  Allocates the ring; starts no
@@ -155,14 +165,17 @@ BW_EXPORT void bw_client_destroy(bw_client* client);
 
 /* ---- what goes in ---- */
 
-/* One signal of a rectangle of heads. */
+/* One signal of a rectangle of heads; or of a range of rows that are no heads: they take
+   the place of the layers, and the heads are 0 and 1, or experts. */
 typedef struct bw_block {
   uint32_t signal;      /* Its number in signals.proto, a measured one. */
   uint32_t reserved;    /* Must be 0. */
-  uint32_t layer_begin; /* 0-based, global; run signals: 0 */
-  uint32_t layer_count; /* >= 1, within the layout; run signals: 1 */
+  uint32_t layer_begin; /* 0-based, global; run signals: 0; of tensors and modules as
+                           bw_client_push_names() counts them; of ranks the rank */
+  uint32_t layer_count; /* >= 1, within the layout, the names or the world; run
+                           signals: 1 */
   uint32_t head_begin;  /* 0-based, global; run signals: 0 */
-  uint32_t head_count;  /* >= 1, within the layout's (key) heads; run: 1 */
+  uint32_t head_count;  /* >= 1, within the layout's (key) heads or experts, else 1 */
   const float* values;  /* [layer_count][head_count], in the signal's unit; NaN
                            and infinity are data and are sent like any other */
 } bw_block;
@@ -185,6 +198,15 @@ typedef struct bw_frame {
    BW_UNAVAILABLE (the link failed for good; counted in frames_dropped_ring), or
    BW_INVALID_ARGUMENT (nothing is queued or counted). */
 BW_EXPORT bw_status bw_client_push(bw_client* client, const bw_frame* frame);
+
+/* What tensors (`granularity` 7) or modules (8) of frames are: names[0..count) are the rows
+   from `first` on, which is how many were named before, so that rows have no gaps.  The
+   same names may be pushed again, from 0 or from where it is not known that they arrived.
+   1..BW_ROW_NAME_MAX bytes of UTF-8 each, each once, and BW_NAMES_BYTES_MAX together.  A name
+   is that of the whole tensor, the same at all ranks that hold it or a part of it.  Ordered
+   with the frames; same rules and results as bw_client_push(). */
+BW_EXPORT bw_status bw_client_push_names(bw_client* client, uint32_t granularity, uint32_t first, uint32_t count,
+                                         const char* const* names);
 
 /* Something that happened; ordered with the frames.  `kind` is an EventKind of
    runs.proto.  Same rules and results as bw_client_push(). */
