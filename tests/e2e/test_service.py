@@ -22,7 +22,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 from bellwether_process import BIN, ROOT, Server, wait_for
 
-from bellwether.client import Block, ClientError, RunClient, RunOptions
+from bellwether.client import TENSOR, Block, ClientError, RunClient, RunOptions
 
 RECORDED = ROOT / "tests/testdata/runs/gpt-flash-s4.bwrun"
 RUN = "gpt-flash-s4"
@@ -255,6 +255,36 @@ def test_ranks_are_merged_and_their_disagreement_is_an_alert(server: Server) -> 
     wait_for("it is an alert", lambda: [a["last"]["rule"] for a in server.call("ListAlerts", run="pair")["alerts"]] == ["disagreement"])
     for client in pair:
         client.close()
+
+
+def test_copies_of_a_tensor_that_differ_are_an_alert(server: Server, tmp_path: Path) -> None:
+    """The ranks name the tensors in orders of their own; one of three has another copy."""
+    trio = [RunClient(RunOptions(run="trio", layers=1, heads=1, rank=rank, world=3, server=server.grpc)) for rank in range(3)]
+    sums = {"embed": 1.0, "blocks.0.mlp": 2.0, "head": 3.0}
+    for rank, client in enumerate(trio):
+        names = sorted(sums, reverse=rank == 1)
+        assert client.push_names(TENSOR, names) == len(names)
+        wrong = {"blocks.0.mlp": 7.0} if rank == 2 else {}
+        values = [{**sums, **wrong}[name] for name in names]
+        client.push(0, [Block("replica_sum_low", values, layer_count=len(names)), Block("replica_sum_high", values, layer_count=len(names))])
+        assert client.flush(20)
+    (alert,) = wait_for("it is an alert", lambda: server.call("ListAlerts", run="trio")["alerts"])
+    assert alert["last"]["rule"] == "disagreement"
+    assert "blocks.0.mlp differ at step 0: rank 2 differs from 2 others" in alert["last"]["summary"]
+    for client in trio:
+        client.close()
+
+    def of(run: str, name: str) -> Any:
+        (series,) = server.call("GetSeries", run=run, series=[{"signal": "replica_sum_high", "name": name}])["series"]
+        return series["id"]["name"], series["mean"]
+
+    assert of("trio", "head") == ("head", [3.0])
+    matrix = server.call("GetMatrix", run="trio", signal="replica_sum_low", step=-1)
+    assert dict(zip(matrix["names"], matrix["values"]))["embed"] == 1.0
+    wait_for("the run has ended", lambda: server.call("GetRun", run="trio")["ended"])
+    server.run("run", "export", "trio", str(tmp_path / "trio.bwrun"))
+    server.run("run", "import", str(tmp_path / "trio.bwrun"), "--name", "again")
+    assert of("again", "head") == ("head", [3.0])
 
 
 def test_bad_input_is_refused_with_words_and_counted(server: Server) -> None:

@@ -4,6 +4,7 @@ import bellwether.client
 run = bellwether.client.RunClient(bellwether.client.RunOptions("demo", layers=1, heads=1))
 """
 
+from ._native.c_api import MODULE, TENSOR
 from ._native.run_client import (
     Block,
     ClientError,
@@ -15,6 +16,8 @@ from ._native.run_client import (
 )
 
 __all__ = [
+    "MODULE",
+    "TENSOR",
     "Block",
     "ClientError",
     "Counters",

@@ -39,7 +39,7 @@ SERVER = "bellwetherd"
 
 # The major versions of the headers that the structures below are of, and the least minors that
 # have all of them.  Each library has a version of its own.
-CLIENT_ABI = (1, 4)
+CLIENT_ABI = (1, 5)
 KERNELS_ABI = (1, 4)
 
 
@@ -141,6 +141,13 @@ LAYERS_MAX = 512
 HEADS_MAX = 1024
 EVENT_TEXT_MAX = 256
 SPECTRUM_ROWS_MAX = 512
+NAMED_ROWS_MAX = 16384
+ROW_NAME_MAX = 256
+NAMES_BYTES_MAX = 1 << 18
+
+# Granularity of signals.proto: those of rows that have names.
+TENSOR = 7
+MODULE = 8
 UINT32_MAX = 0xFFFFFFFF
 
 # SpectrumKind of ingest.proto.
@@ -251,6 +258,8 @@ class ClientOptions(Checked):
         ("spool_dir", c_char_p),
         ("spool_bytes", c_uint64),
         ("launch_unix_ms", c_int64),
+        ("experts", c_uint32),
+        ("reserved", c_uint32),
     ]
 
 
@@ -525,6 +534,10 @@ def client() -> CDLL:
         _declare(library, "bw_client_create", c_int, POINTER(ClientOptions), POINTER(handle))
         _declare(library, "bw_client_destroy", None, handle)
         _declare(library, "bw_client_push", c_int, handle, POINTER(Frame))
+        _declare(
+            library, "bw_client_push_names", c_int, handle, c_uint32, c_uint32, c_uint32,
+            POINTER(c_char_p),
+        )  # fmt: skip
         _declare(
             library, "bw_client_push_event", c_int, handle, c_int64, c_uint32, c_double, c_char_p
         )

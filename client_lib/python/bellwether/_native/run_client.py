@@ -96,11 +96,13 @@ class RunOptions:
     spool_dir: Optional[str] = None  # Where frames wait that the memory cannot hold.
     spool_bytes: int = 0  # 0 = 1 GiB
     launch_unix_ms: int = 0  # 0 = not known
+    experts: int = 0  # Of a layer; 0 = none
 
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """One signal of a rectangle of heads, values [layer_count][head_count]."""
+    """One signal of a rectangle of heads, values [layer_count][head_count]; or of a range of rows
+    that are no heads (tensors, modules, ranks), which take the place of the layers."""
 
     signal: str
     values: Values
@@ -212,6 +214,28 @@ class RunClient:
             partial_rows=int(partial_rows),
         )
         return self._check(self._library.bw_client_push(self._handle, ctypes.byref(frame)))
+
+    @_refusing
+    def push_names(self, granularity: int, names: Sequence[str], first: int = 0) -> int:
+        """Says what rows of tensors (c_api.TENSOR) or modules are, from row `first` on, before
+        frames have values of them.  How many of the names were queued: try the rest again."""
+        raw = [_text_for_c("a name", name)[: c_api.ROW_NAME_MAX] for name in names]
+        done = 0
+        while done < len(raw):
+            end, size = done, 0
+            while end < len(raw) and size + len(raw[end]) < c_api.NAMES_BYTES_MAX:
+                size += len(raw[end]) + 1
+                end += 1
+            piece = (ctypes.c_char_p * (end - done))(*raw[done:end])
+            if not self._check(
+                self._library.bw_client_push_names(
+                    self._handle, granularity, whole("first", first + done, 0, c_api.UINT32_MAX),
+                    end - done, piece,
+                )
+            ):  # fmt: skip
+                break
+            done = end
+        return done
 
     @_refusing
     def push_event(self, step: int, kind: str, text: str = "", value: float = 0.0) -> bool:

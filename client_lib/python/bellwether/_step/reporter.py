@@ -14,6 +14,7 @@ from .._hook.layer.layer import Layer
 from .._hook.layer.notes import why
 from .._hook.model.parallel import Parallel
 from .._kernels.memory import Memories
+from .._native import c_api
 from .._native.run_client import RunClient
 from .._util import log
 from ..settings import Settings
@@ -51,6 +52,7 @@ class Reporter:
         self.rate: Optional[float] = None  # Of the first group, as the trainer has set it.
         self.samples = 0  # That were closed.
         self._rates = RateWatch()
+        self._named = 0  # Tensors, to the server.
 
     # ---- the layout ----
 
@@ -113,6 +115,11 @@ class Reporter:
         )  # fmt: skip
         return self.link.client
 
+    def _name_tensors(self, client: RunClient, names: list[str]) -> None:
+        """Before the first sample has values of them."""
+        if self._named < len(names):
+            self._named += client.push_names(c_api.TENSOR, names[self._named :], self._named)
+
     # ---- a step ----
 
     def sample(self, weights: StepWeights) -> Sample:
@@ -122,7 +129,7 @@ class Reporter:
             copies = self._memories.collect(timed)
             sample = Sample(
                 self.reporting(), self._settings.stats, weights.increments, copies, self._placed,
-                weights.gram_batch,
+                weights.gram_batch, weights.replicas,
             )  # fmt: skip
             for layer in self._layers:
                 for part in (layer.sums, layer.wq, layer.wk):
@@ -150,6 +157,8 @@ class Reporter:
         values["sampling_period"] = float(self.governor.period)
         values.update(self.scaling.values())
         client = self._open(actions, step_from_attach)
+        if client is not None and weights is not None:
+            self._name_tensors(client, weights.copies.names)
         sample = self.sample(weights) if weights is not None else None
         if sample is not None:
             self.judged.add(sample.families())

@@ -17,6 +17,7 @@ from .._native.run_client import Block
 from ..settings import STATS
 from .grad_scale import POWERS
 from .grams import GramBatch
+from .replicas import ReplicaSample
 
 _DELTA = STATS["delta"]
 _PER_KEY_HEAD = ("sequences", "key_coherence_sum", "key_leak_sum", "key_gradient_sum")
@@ -115,16 +116,17 @@ class Sample:
         copies: dict[Memory, Copy],
         placed: Optional[Parallel] = None,
         grams: Optional[GramBatch] = None,
+        replicas: Optional[ReplicaSample] = None,
     ) -> None:
-        self.grams = grams
+        self.grams, self.replicas = grams, replicas
         self._placed = placed or Parallel()
         self._layers = [_layer_sample(layer, increments, copies) for layer in layers]
         self._stats = stats
         self._copies = copies
 
     def ready(self) -> bool:
-        there = self.grams is None or self.grams.ready()
-        return there and all(copy.ready() for copy in self._copies.values())
+        parts = [part for part in (self.grams, self.replicas) if part is not None]
+        return all(part.ready() for part in (*parts, *self._copies.values()))
 
     def device_seconds(self) -> Optional[float]:
         """What the kernels took on GPUs, or None if that was not measured.  Must be ready."""
@@ -151,8 +153,9 @@ class Sample:
         gradients   whether what comes from gradients is told
         """
         layers = self._layers
+        copies = self.replicas.blocks() if self.replicas is not None else []
         if not layers:
-            return []
+            return copies
         heads = max(layer.heads for layer in layers)
         same = len({(layer.heads, layer.kv_heads) for layer in layers}) == 1
         kv_heads = layers[0].kv_heads if same else heads
@@ -196,7 +199,7 @@ class Sample:
         return [
             Block(m.signal, m.values, begin, m.layers, part * m.heads, m.heads)
             for m in matrices.values()
-        ]
+        ] + copies
 
     def summary(self, gradients: bool = True) -> dict[str, float]:
         """One number for each layer and signal, for people and other loggers.  Must be ready."""

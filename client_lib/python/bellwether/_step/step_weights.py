@@ -14,26 +14,33 @@ from .._hook.model.parallel import Parallel
 from .._kernels.probe import Spectra
 from .grams import GramBatch, Grams
 from .increments import Increments
+from .replicas import Replicas, ReplicaSample
 
 
 class StepWeights:
-    """model  gives the model, None once it is gone"""
+    """
+    model     gives the model, None once it is gone
+    compared  all ranks report, so that the server can compare their copies
+    """
 
     def __init__(
-        self, gram_bytes: int, placed: Parallel, model: Callable[[], Optional[nn.Module]]
-    ) -> None:
+        self, gram_bytes: int, placed: Parallel, model: Callable[[], Optional[nn.Module]],
+        compared: bool,
+    ) -> None:  # fmt: skip
         self._model = model
         self._ranks = Increments()
         self._grams = Grams(gram_bytes, placed)
+        self.copies = Replicas(model, compared)
         self._sharded: Optional[bool] = None
         self._done = False  # In the running step; what was found:
         self.increments: dict[int, Any] = {}
         self.gram_batch: Optional[GramBatch] = None
+        self.replicas: Optional[ReplicaSample] = None
 
     def begin_step(self) -> None:
         self._done = False
         self.increments = {}
-        self.gram_batch = None
+        self.gram_batch = self.replicas = None
 
     def changed(self, layers: Sequence[Layer]) -> None:
         """By an optimizer, after they were measured in this step."""
@@ -44,11 +51,12 @@ class StepWeights:
                     if spectrum is not None:
                         spectrum.begin_sample()
 
-    def measure(self, layers: Sequence[Layer]) -> None:
+    def measure(self, layers: Sequence[Layer], step: int) -> None:
         """Once, until an optimizer changes them again."""
         if self._done:
             return
         self._done = True
+        self.replicas = self.copies.measure(step)
         found = [layer for layer in layers if layer.watched and layer.weights.location is not None]
         together = Spectra()
         for layer in found:

@@ -58,7 +58,9 @@ class Steps:
         self.ends = StepEnds(self._parameters)
         self.reporter = Reporter(settings, self.parallel, self.layers, self.memories, self.lock)
         self.discovery: Optional[Discovery] = None
-        self.weights = StepWeights(settings.gram_bytes, self.parallel, self.model)
+        self.weights = StepWeights(
+            settings.gram_bytes, self.parallel, self.model, compared=settings.ranks == "all"
+        )
         self._model = weakref.ref(model) if model is not None else None
         self._cannot: dict[str, Optional[str]] = {}
         self._number = 0  # Of the running step.
@@ -140,6 +142,7 @@ class Steps:
         return in_backward()
 
     def forward_begins(self) -> None:
+        self.weights.copies.forward_begins()
         if self.ends.forward_begins() and self.health.live:
             self._close({})
 
@@ -294,7 +297,7 @@ class Steps:
 
     def _measure_weights(self) -> None:
         if self._sampling and self.measures("sigma"):
-            self.weights.measure(self.layers)
+            self.weights.measure(self.layers, self._number)
 
     @harmless("end of the step")
     def _close(self, told: dict[str, Number]) -> None:

@@ -1,0 +1,156 @@
+"""Sums of what ranks hold copies of, which the server compares.
+
+Copies that data parallelism keeps are equal bit for bit.  A rank without an all-reduce makes them
+differ, and so does a flipped bit; every step makes that worse while no loss shows it.  So in a
+sampled step, after the optimizer's, each rank reports a sum of the bits of some parameters.  The
+server compares those of the same step and name.
+
+Known are parameters of a DistributedDataParallel of all ranks.  Not compared is what may differ on
+purpose: buffers, what DDP ignores, and methods that average the weights themselves now and then.
+"""
+
+from __future__ import annotations
+
+import array
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, Optional
+
+import torch
+from torch import nn
+
+from .._hook.model.parallel import is_dtensor
+from .._kernels.probe import mixed
+from .._native import c_api
+from .._native.run_client import Block
+
+SIGNALS = ("replica_sum_low", "replica_sum_high")
+_BITS = 24  # Of each of them: what a float32 holds.
+_CHUNK = 1 << 18  # Elements whose places have weights of their own.
+_TURNS_MAX = 12  # Samples until most tensors were among them.
+_BYTES_LEAST = 64 << 20  # A sample has these many bytes at least, if there are as many.
+_ODD = 0x5851F42D4C957F2D
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+# Hooks of DDP after which all ranks have the same gradients.
+_EQUAL_HOOKS = ("allreduce", "fp16_compress", "bf16_compress", "powerSGD", "quantization")
+
+
+_weights: dict[torch.device, torch.Tensor] = {}
+
+
+def _weights_on(device: torch.device) -> torch.Tensor:
+    if device not in _weights:
+        _weights[device] = mixed(torch.arange(_CHUNK)).to(device) | 1  # Odd.
+    return _weights[device]
+
+
+def sum_of_bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The sum modulo 2^64 over the elements of w_i b_i: b_i the element's bits, w_i an odd number
+    of its place.  An int64 on the tensor's device; nothing is waited for."""
+    flat = tensor.detach().reshape(-1)
+    if flat.is_complex():
+        flat = torch.view_as_real(flat).reshape(-1)
+    bits = flat.view(_INTEGERS[flat.element_size()])
+    weights = _weights_on(bits.device)
+    total = torch.zeros((), dtype=torch.int64, device=bits.device)
+    for first in range(0, bits.numel(), _CHUNK):
+        chunk = bits[first : first + _CHUNK]
+        total = total * _ODD + (chunk.to(torch.int64) * weights[: chunk.numel()]).sum()
+    return total
+
+
+class ReplicaSample:
+    """The sums of one step, perhaps still on their way from a GPU."""
+
+    def __init__(self, first: int, sums: torch.Tensor) -> None:
+        self._first = first
+        hashed = mixed(sums)  # A sum's highest bits tell of signs and exponents of float64.
+        low = hashed & ((1 << _BITS) - 1)
+        high = (hashed >> _BITS) & ((1 << _BITS) - 1)
+        parts = torch.stack([low, high]).to(torch.float32)
+        self._event: Any = None
+        self._host = parts
+        if parts.is_cuda:
+            self._host = torch.empty_like(parts, device="cpu", pin_memory=True)
+            self._host.copy_(parts, non_blocking=True)
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._event.record()
+
+    def ready(self) -> bool:
+        return self._event is None or bool(self._event.query())
+
+    def blocks(self) -> list[Block]:
+        return [
+            Block(signal, array.array("f", row.tolist()), self._first, row.numel())
+            for signal, row in zip(SIGNALS, self._host)
+        ]
+
+
+class Replicas:
+    """
+    model     gives the model, None once it is gone
+    compared  all ranks report
+    """
+
+    def __init__(self, model: Callable[[], Optional[nn.Module]], compared: bool) -> None:
+        self._model, self._compared = model, compared
+        self._wrapper: Any = None  # A weak reference to the DDP module.
+        self._turns: list[tuple[int, list[weakref.ref[torch.Tensor]]]] = []  # First row, tensors.
+        self.names: list[str] = []
+
+    def forward_begins(self) -> None:
+        """DDP may be around the model that was attached to: it shows while it runs."""
+        if self._wrapper is not None or not self._compared:
+            return
+        kind = torch.nn.parallel.DistributedDataParallel
+        model = self._model()
+        wrapper = model if isinstance(model, kind) else getattr(kind, "_active_ddp_module", None)
+        if wrapper is not None and model is not None:
+            self._wrapper = weakref.ref(wrapper)
+            self._choose(wrapper, model)
+
+    def _choose(self, wrapper: Any, model: nn.Module) -> None:
+        # In other groups of ranks the same name may be another tensor, or another part of it.
+        world_size = torch.distributed.get_world_size
+        if world_size(wrapper.process_group) < world_size():
+            return
+        hooks = [getattr(hook, "__name__", "") for hook, _ in getattr(wrapper, "_comm_hooks", ())]
+        if any(not hook.startswith(_EQUAL_HOOKS) or "wrapper" in hook for hook in hooks):
+            return
+        ignored = set(getattr(wrapper, "parameters_to_ignore", ()))
+        names = {p: n for n, p in wrapper.module.named_parameters() if n not in ignored}
+        prefix = "module." if model is wrapper else ""
+        found = [
+            (name.removeprefix(prefix), p)
+            for name, p in model.named_parameters()
+            if p in names and not is_dtensor(p) and p.is_floating_point() and p.numel() > 0
+        ][: c_api.NAMED_ROWS_MAX]
+        self.names = [name for name, _ in found]
+        total = sum(p.nbytes for _, p in found)
+        limit = max(_BYTES_LEAST, total // _TURNS_MAX)
+        size = limit
+        for row, (_, p) in enumerate(found):
+            if size + p.nbytes > limit:
+                self._turns.append((row, []))
+                size = 0
+            self._turns[-1][1].append(weakref.ref(p))
+            size += p.nbytes
+
+    def measure(self, step: int) -> Optional[ReplicaSample]:
+        """Those tensors whose turn it is, which is the same on all ranks: it follows from the
+        step alone.  Called after the optimizer's step."""
+        if not self._turns:
+            return None
+        mixed = (step * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF) >> 33
+        first, chosen = self._turns[mixed % len(self._turns)]
+        tensors = list(self._there(chosen))
+        if len(tensors) != len(chosen) or len({t.device for t in tensors}) != 1:
+            return None
+        with torch.no_grad():
+            return ReplicaSample(first, torch.stack([sum_of_bits(t) for t in tensors]))
+
+    def _there(self, chosen: list[weakref.ref[torch.Tensor]]) -> Iterator[torch.Tensor]:
+        for reference in chosen:
+            tensor = reference()
+            if tensor is not None:
+                yield tensor
