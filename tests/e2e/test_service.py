@@ -22,7 +22,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 from bellwether_process import BIN, ROOT, Server, wait_for
 
+import bellwether
 from bellwether.client import TENSOR, Block, ClientError, RunClient, RunOptions
+from bellwether.query import QueryError
 
 RECORDED = ROOT / "tests/testdata/runs/gpt-flash-s4.bwrun"
 RUN = "gpt-flash-s4"
@@ -274,13 +276,18 @@ def test_copies_of_a_tensor_that_differ_are_an_alert(server: Server, tmp_path: P
     for client in trio:
         client.close()
 
+    asking = bellwether.Client(f"http://{server.http}/")
+
     def of(run: str, name: str) -> Any:
-        (series,) = server.call("GetSeries", run=run, series=[{"signal": "replica_sum_high", "name": name}])["series"]
-        return series["id"]["name"], series["mean"]
+        series = asking.series(run, "replica_sum_high", name=name)
+        return series.name, list(series.mean)
 
     assert of("trio", "head") == ("head", [3.0])
-    matrix = server.call("GetMatrix", run="trio", signal="replica_sum_low", step=-1)
-    assert dict(zip(matrix["names"], matrix["values"]))["embed"] == 1.0
+    matrix = asking.matrix("trio", "replica_sum_low")
+    assert dict(zip(matrix.names, matrix.values))["embed"] == 1.0
+    assert matrix.names[asking.series("trio", "replica_sum_low", name="head").layer] == "head"
+    with pytest.raises(QueryError, match='series.name "tail": the run has no such tensor'):
+        of("trio", "tail")
     wait_for("the run has ended", lambda: server.call("GetRun", run="trio")["ended"])
     server.run("run", "export", "trio", str(tmp_path / "trio.bwrun"))
     server.run("run", "import", str(tmp_path / "trio.bwrun"), "--name", "again")

@@ -20,7 +20,7 @@ import os
 import time
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Optional, Union
 
@@ -55,8 +55,8 @@ _NUMBERS_BESIDE = {"id": "k", "baseline": "detector"}
 
 @dataclass(frozen=True)
 class Series:
-    """One signal of one head over the steps.  Point i covers the steps from step[i] to
-    step[i + 1]; min = mean = max where nothing was thinned.  NaN: every value there was NaN."""
+    """One signal of one head, or of a tensor, over the steps.  Point i covers steps from step[i]
+    to step[i + 1]; min = mean = max where nothing was thinned.  NaN: every value there was NaN."""
 
     signal: str
     layer: int
@@ -66,6 +66,7 @@ class Series:
     mean: array[float]
     max: array[float]
     downsampled: bool
+    name: str = ""  # Of a tensor or module; its row is `layer`.
 
     def __len__(self) -> int:
         return len(self.step)
@@ -73,13 +74,14 @@ class Series:
 
 @dataclass(frozen=True)
 class Matrix:
-    """One signal of all heads at one step; NaN: not measured, or NaN."""
+    """One signal of all heads, or of all tensors, at one step; NaN: not measured, or NaN."""
 
     signal: str
     step: int
     layers: int
     heads: int
     values: array[float]  # [layers][heads]
+    names: list[str] = field(default_factory=list)  # Of tensors or modules, [layers].
 
     def __getitem__(self, at: tuple[int, int]) -> float:
         layer, head = at
@@ -161,24 +163,34 @@ class Client:
 
     def series(
         self, run: str, signal: str, layer: int = 0, head: int = 0, *,
-        begin: int = 0, end: Optional[int] = None, points: int = 1000, attempt: int = -1,
+        name: str = "", begin: int = 0, end: Optional[int] = None, points: int = 1000,
+        attempt: int = -1,
     ) -> Series:  # fmt: skip
-        """Steps begin..end of a signal, thinned to at most `points` (1 to 10,000) by buckets that
-        keep the extremes.  attempt -1: of each step the newest attempt that wrote it."""
-        of = [{"signal": signal, "layer": layer, "head": head}]
+        """Steps begin..end of a signal of a head, or of the tensor or module of this name.
+
+        They are thinned to at most `points` (1 to 10,000) by buckets that keep the extremes.
+        attempt -1: of each step the newest attempt that wrote it."""
+        of: dict[str, Any] = {"signal": signal, "layer": layer, "head": head}
+        if name:
+            of["name"] = name
         request: dict[str, Any] = {"step_begin": begin, "points_max": points, "attempt": attempt}
         if end is not None:
             request["step_end"] = end
-        found = self.call("GetSeries", run=run, series=of, **request)["series"][0]
-        least, mean, most = (array("f", map(float, found[name])) for name in ("min", "mean", "max"))
+        found = self.call("GetSeries", run=run, series=[of], **request)["series"][0]
+        least, mean, most = (array("f", map(float, found[key])) for key in ("min", "mean", "max"))
         steps = array("q", found["step"])
-        return Series(signal, layer, head, steps, least, mean, most, bool(found["downsampled"]))
+        of_row = found["id"]
+        return Series(
+            signal, int(of_row["layer"]), head, steps, least, mean, most,
+            bool(found["downsampled"]), str(of_row.get("name", "")),
+        )  # fmt: skip
 
     def matrix(self, run: str, signal: str, step: int = -1) -> Matrix:
         """A signal of all heads, of the last sample at or before `step`; -1: the newest."""
         found = self.call("GetMatrix", run=run, signal=signal, step=step)
         values = array("f", map(float, found["values"]))
-        return Matrix(signal, found["step"], found["layers"], found["heads"], values)
+        names = [str(name) for name in found.get("names", [])]
+        return Matrix(signal, found["step"], found["layers"], found["heads"], values, names)
 
     def top_heads(self, run: str, signal: str = "", limit: int = 10) -> list[dict[str, Any]]:
         """The heads with the largest values, largest first; by drift if `signal` is empty."""
