@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 import bellwether
 import bellwether.hf
+from bellwether._hook.compiled import recipes
 
 from asking import ALL, action
 from conftest import ROOT
@@ -218,3 +219,17 @@ def test_padded_llama_is_switched_by_an_action_of_the_server(tmp_path: Path) -> 
         assert action_of_it["state"] == "ACTION_STATE_APPLIED", action_of_it
         for layer in status["layers"]:
             assert not layer["notes"] and layer["fired"] == layer["calls"] == last + 1, layer
+
+
+def test_a_mode_that_a_compiled_call_leaves_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = Run(model_of("Llama", "eager"), padded(left=True), tmp_path / "late.bwrun")
+    run.step(2)
+    assert run.ask("attention.mode", mode="hp")["applied"]
+    run.run = torch.compile(run.model, backend="aot_eager")
+    run.step(2)
+    _, notes = run.ends()
+    torch._dynamo.reset()
+    said = f"attention.mode hp does not hold: {recipes.FIXED}"
+    assert notes == [[said]] * 2 and caplog.text.count(said) == 1

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Optional
 
 from torch import Tensor, nn
 
+from .._util import log
 from .calls.call import AttentionCall, Reader
 
 ATTRIBUTE = "_bellwether_word"
@@ -32,6 +33,7 @@ class Serving(NamedTuple):
 # Filled by prepare(): a mode -> the function, CENTRED -> center_keys.
 _functions: dict[str, Callable[..., Any]] = {}
 _serving: Optional[Serving] = None
+_told: set[str] = set()  # Since the last switch.
 users = 0  # Modules that carry a word; without one nobody looks.
 
 
@@ -53,9 +55,24 @@ def lacks(call: AttentionCall) -> Optional[str]:
     return None if _serving is None else _serving.lacks(call)
 
 
+def not_held(module: nn.Module, call: AttentionCall) -> Optional[str]:
+    """Why a mode that the module carries does not hold for this call; None if it does.  A function
+    that was compiled behind the switch is what the graph holds."""
+    mode = of(module).removesuffix(CENTRED)
+    reason = lacks(call) if mode not in ("", "sdpa") else None
+    if reason is None:
+        return None
+    told = f"attention.mode {mode} does not hold: {reason}"
+    if told not in _told:
+        _told.add(told)
+        log.warning(told)
+    return told
+
+
 def put(module: nn.Module, text: str) -> None:
     """From the next forward pass on the module computes what `text` says."""
     global users
+    _told.clear()
     if ATTRIBUTE not in vars(module):
         users += 1
     object.__setattr__(module, ATTRIBUTE, text)

@@ -114,13 +114,22 @@ class SeenCalls:
             self._notes.add("heads differ from those of the first call: not measured")
             return None
         self.seq_len = max(self.seq_len, k.shape[2])
-        if attention_switch.users and self.unserved is None:
-            self.unserved = attention_switch.lacks(call)
-            self.own_mode = getattr(call.ours, "mode", "")
+        if attention_switch.users:
+            self._learn_switch(call)
         self.causal = self.causal or call.mask.causal
         self.dtype = call.cast or q.dtype  # As the kernel gets it.
         self._shown(q, k)
         return self._groups[seen]
+
+    def _learn_switch(self, call: AttentionCall) -> None:
+        """Whether a mode can serve the layer's calls, and whether one that is in force does."""
+        if self.unserved is None:
+            self.unserved = attention_switch.lacks(call)
+            self.own_mode = getattr(call.ours, "mode", "")
+        module = self._module()
+        told = attention_switch.not_held(module, call) if module is not None else None
+        if told is not None:
+            self._notes.add(told)
 
     def _kv_heads(self, heads: int, k: Tensor, dim: int) -> int:
         """Key heads that are apart, of those that the first call is given."""
