@@ -6,6 +6,7 @@ projection gives them.
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any, Optional
 
@@ -176,3 +177,13 @@ def test_errors_of_the_module_are_its_own(tmp_path: Path) -> None:
         model(torch.randn(9, 3, 32))
     assert monitor.status()["errors"] == 0
     monitor.detach()
+
+
+def test_a_call_that_a_mode_of_torch_makes_is_said(tmp_path: Path) -> None:
+    model = Block({})
+    with torch.device("cpu"):
+        plain, _, _ = trained(copy.deepcopy(model), None)
+        found, monitor, _ = trained(model, tmp_path / "a.bwrun")
+    assert all(torch.equal(a, b) for a, b in zip(plain, found))
+    (notes,) = (layer.notes for layer in monitor.layers)
+    assert [note for note in notes if "TorchFunctionMode" in note]
