@@ -319,6 +319,16 @@ def test_an_unknown_operation_is_named(spelling: Spelling, said: str, tmp_path: 
     assert any(found.ok is False and said in str(found) for found in findings), findings
 
 
+def of_one(m: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Its queries are its keys, with gradients from elsewhere besides."""
+    return torch.einsum("bhqd,bhkd->bhqk", q, q).softmax(-1) @ q.sin() + q + k + v
+
+
+def test_queries_that_are_the_keys_have_no_tap(tmp_path: Path) -> None:
+    _, recorded, _ = watched(of_one, tmp_path / "a.bwrun")  # Bitwise, too.
+    assert "rows" in recorded and "key_gradient_sum" not in recorded
+
+
 class Unnamed(nn.Module):
     """Its projections are called like none."""
 

@@ -173,7 +173,7 @@ class PatchedLayer(Protocol):
     ) -> Optional[Met]:
         """The same in two parts."""
 
-    def tap_early(self, k: Tensor) -> tuple[Tensor, list[Any]]:
+    def tap_early(self, q: Tensor, k: Tensor) -> tuple[Tensor, list[Any]]:
         """Perhaps the keys of a call that is not known yet, behind a tap; and AttentionCall.tapped
         of that call."""
 

@@ -31,7 +31,7 @@ from .gradients import Gradients
 from .notes import Notes
 from .passes import Passes
 from .seen_calls import SeenCalls
-from .taps import KeyTap, apply_tap
+from .taps import KeyTap, apply_tap, same_place
 from .weight_search import NO_WEIGHTS, WeightSearch
 from .weights import Weights
 
@@ -196,11 +196,13 @@ class Layer:
         return None if tapped is None else (tapped.inputs(), tapped.output)
 
     @harmless("forward of the attention", lambda self, k: (k, []))
-    def tap_early(self, k: Tensor) -> tuple[Tensor, list[Any]]:
+    def tap_early(self, q: Tensor, k: Tensor) -> tuple[Tensor, list[Any]]:
         """Perhaps the keys of a call that is not known yet, behind a tap; and AttentionCall.tapped
         of that call."""
         calls: list[Any] = []
         if not (torch.is_grad_enabled() and k.requires_grad) or type(k) is not Tensor:
+            return k, calls
+        if same_place(q, k):
             return k, calls
         if not (self.watched and (self.host.live() or checkpointed())):
             return k, calls

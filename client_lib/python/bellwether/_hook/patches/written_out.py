@@ -247,7 +247,7 @@ class WrittenOut(TorchFunctionMode):
         split = self._of(a).split or self._of(b).split if a.dim() == 3 else None
         args = tuple(self._as_cast(t) if isinstance(t, Tensor) else t for t in args)
         a, b = args[first : first + 2]
-        tapped, calls = self._layer.tap_early(b)
+        tapped, calls = self._layer.tap_early(a, b)
         self._products += 1
         started: Optional[_Scores] = _Scores(a, b, calls, self._products, split)
         if first:
@@ -283,7 +283,7 @@ class WrittenOut(TorchFunctionMode):
             return args, None, None
         a, b = self._as_cast(a), self._as_cast(b)
         q, k = (b, a) if orders.keys_first else (a, b)
-        tapped, calls = self._layer.tap_early(k)
+        tapped, calls = self._layer.tap_early(q, k)
         self._products += 1
         order = None if orders.scores == USUAL else orders.scores
         started = _Scores(q, k, calls, self._products, None, (orders.q, orders.k), order)
