@@ -40,7 +40,8 @@ def merged(x: Tensor) -> Tensor:
 def divided(m: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     scores = torch.matmul(q, k.transpose(-1, -2))
     scores = scores / math.sqrt(DIM)
-    weights = F.softmax(scores + ADDED, dim=-1, dtype=torch.float32).to(q.dtype)
+    added = ADDED.type_as(scores).expand_as(scores).reshape_as(scores)
+    weights = F.softmax(scores + added, dim=-1, dtype=torch.float32).to(q.dtype)
     return torch.matmul(m.dropout(weights), v)
 
 

@@ -49,6 +49,8 @@ _BY = {"div", "div_", "__truediv__", "__itruediv__", "true_divide", "divide"}
 _PLUS = {"add", "add_", "__add__", "__radd__", "__iadd__"}
 _MINUS = {"sub", "sub_", "__sub__", "__isub__", "subtract"}
 _FILLS = {"masked_fill", "masked_fill_"}
+# Of the second tensor only type or shape is taken.
+_AS_THE_SECOND = {"type_as", "reshape_as", "view_as", "expand_as"}
 _LARGEST = {"max", "maximum", "clamp", "clamp_min"}
 
 
@@ -386,6 +388,8 @@ class WrittenOut(TorchFunctionMode):
             self._keep(result, _Made(_NOTHING.of, number=number))
             return
         given = list(_tensors((*args, *kwargs.values())))
+        if name in _AS_THE_SECOND:
+            given = given[:1]
         known = [made for made in map(self._of, given) if made is not _NOTHING]
         if name == "softmax" and not known and result.requires_grad:
             self._soft.add(0)
