@@ -18,8 +18,6 @@ from ..._util.guard import in_words
 
 GRAPHS_MAX = 4096  # Of a process.
 AS_HANDED = 0
-_SHARED_MAX = 4  # Tensors of one backward that are kept for its other layers, ...
-_BACKWARDS_MAX = 8  # ... and backwards that run at a time.
 
 
 class Recorded(NamedTuple):
@@ -27,12 +25,10 @@ class Recorded(NamedTuple):
 
     graph   the number of what makes it; None: it is handed over itself
     places  of what it is made of, among the tensors that are handed over; below 0 among sizes
-    inputs  whether these all are inputs of the forward, which no layer changes
     """
 
     graph: Optional[int]
     places: tuple[int, ...]
-    inputs: bool = False
 
 
 _lock = threading.Lock()
@@ -40,8 +36,6 @@ _graphs: list[fx.GraphModule] = []
 _of_code: dict[str, int] = {}
 _tensors: list[tuple[Recorded, ...]] = [()]  # (Of AS_HANDED.)
 _of_tensors: dict[tuple[Recorded, ...], int] = {}
-# What layers of one backward share, as many have one mask: by the number of the backward.
-_shared: dict[int, dict[Any, Tensor]] = {}
 
 
 def graph_number(graph: fx.Graph) -> Optional[int]:
@@ -87,25 +81,5 @@ def _made(one: Recorded, of: list[Any]) -> Tensor:
     if one.graph is None:
         return of[0]  # type: ignore[no-any-return]
     graph: Any = _graphs[one.graph]
-    task = torch._C._current_graph_task_id()
-    if not one.inputs or task < 0:
-        return graph(*of)  # type: ignore[no-any-return]
-    if task not in _shared:
-        for ended in list(_shared)[: -_BACKWARDS_MAX + 1]:  # By an error.
-            _shared.pop(ended, None)
-        _shared[task] = {}
-        engine: Any = torch.autograd.Variable._execution_engine
-        engine.queue_callback(lambda: _shared.pop(task, None))
-    known, key = _shared[task], (one.graph, *map(_known_by, of))
-    if key in known:
-        return known[key]
     made: Tensor = graph(*of)
-    if len(known) < _SHARED_MAX:
-        known[key] = made
     return made
-
-
-def _known_by(given: Any) -> Any:
-    if not isinstance(given, Tensor):
-        return given
-    return given.data_ptr(), given.shape, given.stride(), given.dtype, given._version

@@ -134,7 +134,9 @@ class _NotRead(Exception):
 class _Recording:
     """One tensor, from what is written.  Raises _NotRead."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: Optional[torch.device]) -> None:
+        """device  of the call"""
+        self._device = device
         self.given: list[fx.Node] = []  # Of the joint graph: tensors and sizes.
         self._graph = fx.Graph()
         self._known: dict[fx.Node, fx.Node] = {}
@@ -163,13 +165,15 @@ class _Recording:
 
     def _input(self, of: fx.Node) -> fx.Node:
         changed = any(_name(u) == "copy_" and _input(u) is of for u in of.users)
-        if changed or len(self.given) >= _INPUTS_MAX:
+        # (A tensor of a CPU among its inputs keeps a graph from CUDA's graphs.)
+        elsewhere = _device(of) not in (None, self._device)
+        if changed or elsewhere or len(self.given) >= _INPUTS_MAX:
             raise _NotRead(NOT_WRITTEN)
         self.given.append(of)
         return self._graph.create_node("placeholder", f"given_{len(self.given)}")
 
     def _operation(self, of: fx.Node) -> fx.Node:
-        if not _can_run_again(of):
+        if not _can_run_again(of) or _between_devices(of):
             raise _NotRead(NOT_WRITTEN)
         target = _aten.reshape.default if of.target in _VIEWS else of.target
         args, kwargs = fx.map_arg((of.args, of.kwargs), self.node)
@@ -194,6 +198,17 @@ def _is_source(node: fx.Node) -> bool:
     return written or several or _is_kernel(node)
 
 
+def _device(node: fx.Node) -> Optional[torch.device]:
+    value = _value(node)
+    return value.device if isinstance(value, Tensor) else None
+
+
+def _between_devices(node: fx.Node) -> bool:
+    """Whether it copies: while a CUDA graph is captured nothing may wait for a CPU's memory."""
+    of = {_device(given) for given in node.all_input_nodes} - {None}
+    return bool(of) and _device(node) not in (None, *of)
+
+
 def _can_run_again(node: fx.Node) -> bool:
     """Whether an operation gives the same from the same, wherever its tensors lie."""
     if node.target is operator.getitem:
@@ -210,15 +225,15 @@ class _Handed:
     def __init__(self, tensors: list[fx.Node]) -> None:
         self.tensors: list[fx.Node] = []
         self.sizes: list[fx.Node] = []
+        self._device = _device(tensors[0])
         self._made = [self._of(tensor) for tensor in tensors]
 
     def _of(self, tensor: fx.Node) -> Recorded:
         if _is_written(tensor):
             return Recorded(None, (self._place(tensor),))
-        recording = _Recording()
+        recording = _Recording(self._device)
         last, given = recording.node(tensor), recording.given
-        inputs = [n.op == "placeholder" and "tangents" not in str(n.target) for n in given]
-        return Recorded(recording.ends(last), tuple(map(self._place, given)), all(inputs))
+        return Recorded(recording.ends(last), tuple(map(self._place, given)))
 
     def _place(self, node: fx.Node) -> int:
         """Of a tensor from 0 up, of a size from -1 down."""
