@@ -362,3 +362,14 @@ def test_a_module_with_heads_and_a_softmax_is_attention(tmp_path: Path) -> None:
         monitor.step()
         (layer,) = monitor.status()["layers"]
     assert layer["name"] == "0" and layer["weights"] == "by its rows one two"
+
+
+def test_an_error_of_ours_leaves_the_product_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, _, _ = trained(heads_last, None)
+    monkeypatch.setattr("bellwether._hook.layer.layer.apply_tap", lambda *_: 1 / 0)
+    again, monitor, _ = trained(heads_last, tmp_path / "a.bwrun")
+    assert all(torch.equal(a, b) for a, b in zip(plain, again))
+    assert monitor.status()["errors"] == 1 and "ZeroDivisionError" in monitor.why_off
+    monitor.detach()

@@ -195,7 +195,7 @@ class Layer:
         tapped = self._before(read, forward, False)
         return None if tapped is None else (tapped.inputs(), tapped.output)
 
-    @harmless("forward of the attention", lambda self, k: (k, []))
+    @harmless("forward of the attention", lambda self, q, k: (k, []))
     def tap_early(self, q: Tensor, k: Tensor) -> tuple[Tensor, list[Any]]:
         """Perhaps the keys of a call that is not known yet, behind a tap; and AttentionCall.tapped
         of that call."""
