@@ -82,7 +82,7 @@ def _rows(holder: nn.Module, path: str) -> Optional[int]:
 
 
 def _unrotated(module: nn.Module, rows: int) -> Optional[int]:
-    dim = _number((module, getattr(module, "config", None)), _UNROTATED)
+    dim = _number((module, _asked(module, "config")), _UNROTATED)
     return dim if dim is not None and dim <= rows else None
 
 
@@ -156,7 +156,7 @@ def kv_heads_of(module: nn.Module, heads: int, dim: int) -> Optional[int]:
         rows = _rows(module, key) or 0
         if rows % dim == 0 and 0 < rows // dim <= heads and heads % (rows // dim) == 0:
             return rows // dim
-    told = _number((module, getattr(module, "config", None)), _KV_HEADS)
+    told = _number((module, _asked(module, "config")), _KV_HEADS)
     return told if told is not None and heads % told == 0 else None
 
 
@@ -176,10 +176,18 @@ _KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_kv_head")
 _WHOLE_DIM_MAX = 4096  # A bigger matrix is too much to measure as one head.
 
 
+def _asked(owner: object, name: str) -> object:
+    """None where there is none: a host's own __getattr__ may raise anything."""
+    try:
+        return getattr(owner, name, None)
+    except Exception:
+        return None
+
+
 def _number(owners: tuple[object, ...], names: tuple[str, ...]) -> Optional[int]:
     for owner in owners:
         for name in names:
-            value = getattr(owner, name, None)
+            value = _asked(owner, name)
             if isinstance(value, int) and not isinstance(value, bool) and value > 0:
                 return value
     return None
@@ -190,7 +198,7 @@ def layout_of(
 ) -> Optional[Layout]:
     """Heads by the attributes of a module, or of its `config`; None if no weight fits them."""
     inner = holder.get_submodule(prefix.rstrip(".")) if prefix else holder
-    owners = (module, holder, inner, getattr(module, "config", None))
+    owners = (module, holder, inner, _asked(module, "config"))
     heads = _number(owners, _HEADS)
     fused, query, _ = names.projections(inner)
     two_steps = names.latent(inner)[0]
