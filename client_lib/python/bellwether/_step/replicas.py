@@ -34,7 +34,6 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 # Hooks of DDP after which all ranks have the same gradients.
 _EQUAL_HOOKS = ("allreduce", "fp16_compress", "bf16_compress", "powerSGD", "quantization")
 
-
 _weights: dict[torch.device, torch.Tensor] = {}
 
 
@@ -141,8 +140,8 @@ class Replicas:
         step alone.  Called after the optimizer's step."""
         if not self._turns:
             return None
-        mixed = (step * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF) >> 33
-        first, chosen = self._turns[mixed % len(self._turns)]
+        turn = (step * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF) >> 33
+        first, chosen = self._turns[turn % len(self._turns)]
         tensors = list(self._there(chosen))
         if len(tensors) != len(chosen) or len({t.device for t in tensors}) != 1:
             return None
