@@ -39,7 +39,7 @@ ALLOWED: dict[str, set[str]] = {
     "_hook.calls": {"_weights"},
     "_hook.model": {"_util", "_weights", "_hook.calls"},
     "_hook.functions": {"_util", "_native", "_hook.calls"},
-    "_hook": {"_kernels", "settings", "_hook.calls"},
+    "_hook": {"_util", "_kernels", "settings", "_hook.calls"},
     "_hook.compiled": {"_util", "_kernels", "_weights", "_hook", "_hook.calls", "_hook.functions"},
     "_hook.layer": {"_util", "settings", "_kernels", "_weights", "_hook", "_hook.calls"}
     | {"_hook.model"},
