@@ -52,7 +52,7 @@ def at_the_hook_of(
     """`action` is done inside of optimizer.step(), as a callback of on_action() would do it."""
     done: list[int] = []
 
-    def measure(layers: Any) -> None:
+    def measure(*_: Any) -> None:
         done.append(1)
         action()
 
