@@ -18,10 +18,20 @@ RunController::RunController(const Parts& parts)
       imports_(parts.imports),
       limits_(parts.limits) {}
 
+absl::Status RunController::Unknown(RunId run) const {
+  // It was here when the caller looked it up, and may have moved since.
+  if (!ownership_.Serves(run)) return absl::UnavailableError("another server takes the run over: ask again");
+  return absl::NotFoundError("no such run");
+}
+
+absl::StatusOr<RunSnapshotPtr> RunController::Find(RunId run) const {
+  if (RunSnapshotPtr snapshot = runs_.table->Get(run)) return snapshot;
+  return Unknown(run);
+}
+
 absl::Status RunController::Annotate(RunId run, const RunEvent& event) {
   BW_RETURN_IF_ERROR(replay_.Await());
-  const RunSnapshotPtr snapshot = runs_.table->Get(run);
-  if (snapshot == nullptr) return absl::NotFoundError("no such run");
+  BW_ASSIGN_OR_RETURN(const RunSnapshotPtr snapshot, Find(run));
   BW_ASSIGN_OR_RETURN(const uint64_t events, CountEventsOf(*snapshot, *runs_.database));
   // The last place is for the note that no more are kept.
   if (events + 1 >= runs_.events_max) {
@@ -47,8 +57,7 @@ std::unique_ptr<RunImport> RunController::StartImport(const std::string& as_name
 }
 
 absl::Status RunController::Export(RunId run, const std::function<bool(std::string_view)>& sink) {
-  const RunSnapshotPtr snapshot = runs_.table->Get(run);
-  if (snapshot == nullptr) return absl::NotFoundError("no such run");
+  BW_ASSIGN_OR_RETURN(const RunSnapshotPtr snapshot, Find(run));
   EventReader events(snapshot.get(), runs_.database);
   BW_ASSIGN_OR_RETURN(const std::shared_ptr<const RunRows> rows, RowsOf(*snapshot, *runs_.database));
   return ExportRecording(snapshot->record, *rows, &events, *runs_.series, sink);
@@ -57,8 +66,7 @@ absl::Status RunController::Export(RunId run, const std::function<bool(std::stri
 absl::Status RunController::Request(RunId run, WalKind kind, std::string payload, IngestMessage message) {
   if (closing_) return absl::UnavailableError("the server is draining; come back");
   BW_RETURN_IF_ERROR(replay_.Await());
-  const RunSnapshotPtr snapshot = runs_.table->Get(run);
-  if (snapshot == nullptr) return absl::NotFoundError("no such run");
+  BW_ASSIGN_OR_RETURN(const RunSnapshotPtr snapshot, Find(run));
   WalRecord record;
   record.kind = kind;
   record.run = run;
@@ -79,8 +87,7 @@ absl::StatusOr<Action> RunController::Act(RunId run, const ActionRequest& reques
 
 absl::StatusOr<RunControl::PolicyView> RunController::GetPolicy(RunId run) {
   BW_RETURN_IF_ERROR(replay_.Await());  // The log may hold another one.
-  absl::StatusOr<PolicyView> view = absl::NotFoundError("no such run");
-  if (!ownership_.Serves(run)) view = absl::UnavailableError("another server takes the run over: ask again");
+  absl::StatusOr<PolicyView> view = Unknown(run);
   shards_.Of(run).WithRun(run, [&view](const LiveRun* live) {
     if (live == nullptr) return;
     const RunState& state = live->state();

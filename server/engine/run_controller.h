@@ -54,6 +54,9 @@ class RunController final : public RunControl {
   absl::Status Ready() const override;
 
  private:
+  // Why a run is not here: UNAVAILABLE or NOT_FOUND.
+  absl::Status Unknown(RunId run) const;
+  absl::StatusOr<RunSnapshotPtr> Find(RunId run) const;
   // Logs a request, and returns once it is durable and applied.
   absl::Status Request(RunId run, WalKind kind, std::string payload, IngestMessage message);
 

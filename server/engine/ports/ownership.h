@@ -49,7 +49,7 @@ class Ownership {
 };
 
 // Of a server alone.
-class AlwaysHere final : public Ownership {
+class AlwaysHere : public Ownership {
  public:
   uint32_t LaneOf(const RunUuid&) const override { return 0; }
   absl::Status Admit(const RunUuid&, std::string*) const override { return absl::OkStatus(); }

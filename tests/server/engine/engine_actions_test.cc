@@ -486,5 +486,30 @@ TEST_F(EngineActionsTest, EndedRunRefusesActions) {
   EXPECT_TRUE(engine_->runs()->Get(run())->record.ended);
 }
 
+class Elsewhere final : public AlwaysHere {
+ public:
+  bool Serves(RunId) const override { return false; }
+};
+
+// Between the look-up of a run and a request of it another server may take it.
+TEST(RunControllerTest, RunThatMovedIsNotCalledUnknown) {
+  for (const bool here : {true, false}) {
+    const TempDirectory directory;
+    Counters counters;
+    Elsewhere elsewhere;
+    Engine::Options options;
+    options.storage_path = directory.path() + "/data";
+    options.ownership = here ? nullptr : &elsewhere;
+    const auto engine = Engine::Open(options, &counters, Clock::System());
+    ASSERT_TRUE(engine.ok()) << engine.status();
+    RunControl& control = *(*engine)->control();
+    const absl::StatusCode code = here ? absl::StatusCode::kNotFound : absl::StatusCode::kUnavailable;
+    EXPECT_EQ(control.Annotate(7, RunEvent()).code(), code);
+    EXPECT_EQ(control.Export(7, [](std::string_view) { return true; }).code(), code);
+    EXPECT_EQ(control.GetPolicy(7).status().code(), code);
+    EXPECT_EQ(control.SetPolicy(7, "mode: off", "ada", "").status().code(), code);
+  }
+}
+
 }  // namespace
 }  // namespace bellwether::server
