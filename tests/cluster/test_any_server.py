@@ -62,6 +62,7 @@ def code_of(server: Server, method: str, **request: Any) -> int:
     try:
         server.call(method, **request)
     except urllib.error.HTTPError as error:
+        print(f"{method}: {error}")  # Shown if the test fails.
         return error.code
     return 200
 
@@ -222,9 +223,10 @@ def test_change_voided_by_another_owner_is_not_confirmed(
         run = cluster.trainers[0].run
         place = partition_of(uuid.uuid5(uuid.NAMESPACE_URL, run).bytes)
         owner = cluster.owner_of(run)
-        # As when another server took the run, and its owner does not know it yet.
+        # As when another server took the run, and its owner does not know it yet.  With its own
+        # address it would ask itself, should it find out at once.
         primary.sql(
-            "UPDATE bellwether.lease SET epoch = epoch + 1, owner = 'another/1', "
+            "UPDATE bellwether.lease SET epoch = epoch + 1, owner = 'another/1', address = '', "
             f"until = now() + interval '3 s' WHERE p = {place};"
         )
         event = {"kind": "EVENT_KIND_ANNOTATION", "text": "void"}
