@@ -43,14 +43,14 @@ def _takes_a_kernel(name: str, value: Any, own: bool) -> bool:
     return value is not None and _SOFTMAX[0] not in name.lower() and _says(name, value, own)
 
 
-def _says_heads(module: nn.Module) -> bool:
-    """Whether the module itself has a number that is called like one of heads."""
-    return any(type(value) is int and "head" in name for name, value in vars(module).items())
+def said_heads(owner: object) -> list[int]:
+    """The numbers of an object itself that are called like one of heads."""
+    return [value for name, value in vars(owner).items() if type(value) is int and "head" in name]
 
 
 def writes_attention(module: nn.Module) -> bool:
     """The same of a module that has heads: a router of experts has a softmax, too."""
-    return _says_heads(module) and writes_softmax(module)
+    return bool(said_heads(module)) and writes_softmax(module)
 
 
 def writes_softmax(module: nn.Module) -> bool:

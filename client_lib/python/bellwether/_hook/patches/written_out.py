@@ -25,7 +25,7 @@ from ..calls.call import VIEWS, AttentionCall, View, same
 from ..calls.call_sites import Forward
 from ..calls.mask_terms import mask_of
 from ..hosts import PatchedLayer
-from ..model.softmax_code import writes_softmax
+from ..model.softmax_code import said_heads, writes_softmax
 from ..running import running
 from . import einsum_orders
 from .einsum_orders import USUAL, Order
@@ -164,12 +164,7 @@ def _says_heads(module: Optional[nn.Module], heads: int) -> bool:
     """Whether a number of the module, called like one of heads, is this one."""
     if module is None:
         return False
-    owners = (vars(module), vars(vars(module).get("config", object)))
-    return any(
-        value == heads and type(value) is int and "head" in name
-        for owner in owners
-        for name, value in owner.items()
-    )
+    return any(heads in said_heads(owner) for owner in (module, vars(module).get("config", object)))
 
 
 class WrittenOut(TorchFunctionMode):
