@@ -24,7 +24,7 @@ namespace {
 std::atomic<uint64_t> fork_generation{0};
 void CountFork() { fork_generation.fetch_add(1, std::memory_order_relaxed); }
 
-constexpr uint32_t kFrameSignalsPerHead = 40;
+constexpr uint32_t kFrameSignalsPerHead = 100;
 constexpr uint32_t kFrameSignalsPerRun = 16;
 constexpr uint32_t kFrameSignalsPerTensor = 8;
 

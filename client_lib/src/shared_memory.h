@@ -24,7 +24,7 @@
 namespace bellwether::client {
 
 inline constexpr uint64_t kSharedMagic = 0x31676e6952774200;  // "\0BwRing1"
-inline constexpr uint32_t kSharedVersion = 4;
+inline constexpr uint32_t kSharedVersion = 5;
 inline constexpr uint32_t kRingFramesDefault = 256;
 inline constexpr uint32_t kRingFramesMax = 4096;
 inline constexpr uint64_t kRingBytesMax = uint64_t{64} << 30;  // Address space; untouched pages cost nothing.

@@ -13,7 +13,7 @@ struct DecodeLimits {
   int32_t heads_max = 1024;
   int32_t head_dim_max = 1024;
   int32_t experts_max = 4096;
-  int32_t blocks_max = 64;
+  int32_t blocks_max = 128;
   int32_t parts_max = 1024;
   uint32_t world_max = 4096;
   int32_t spectrum_rows_max = 512;

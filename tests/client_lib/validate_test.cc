@@ -240,7 +240,7 @@ TEST_F(FrameTest, AcceptsMostBlocksAndRefusesOneMore) {
   frame_.block_count = BW_BLOCKS_MAX;
   ExpectAccepted();
   frame_.block_count = BW_BLOCKS_MAX + 1;
-  ExpectRefused("frame.block_count is 65, must be 1..64");
+  ExpectRefused("frame.block_count is 129, must be 1..128");
 }
 
 TEST(FrameValuesTest, AcceptsMostValuesAndRefusesOneMore) {

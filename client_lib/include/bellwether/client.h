@@ -34,10 +34,10 @@ extern "C" {
 /* Minor grows when something is added, major when something breaks. */
 #define BW_API_VERSION_MAJOR 1
 /* 1: ranks_agree; actions come as JSON.  2: the spool.  3: frames_stripped.  4: launch_unix_ms.
-   5: signals of tensors, modules, layers, experts and ranks. */
-#define BW_API_VERSION_MINOR 5
+   5: signals of tensors, modules, layers, experts and ranks.  6: 128 blocks in a frame. */
+#define BW_API_VERSION_MINOR 6
 
-#define BW_BLOCKS_MAX 64              /* Blocks in one frame. */
+#define BW_BLOCKS_MAX 128             /* Blocks in one frame. */
 #define BW_LAYERS_MAX 512             /* Layers of one run. */
 #define BW_HEADS_MAX 1024             /* Query heads of one layer. */
 #define BW_WORLD_MAX 4096             /* Ranks of one run. */
@@ -102,7 +102,7 @@ typedef struct bw_client_options {
   uint32_t seq_len;          /* tokens, at most 2^30; 0 = unknown */
   uint32_t ring_frames;      /* 2..4096 slots; 0 = 256 */
   uint32_t frame_values_max; /* Most floats in one frame; 0 = from the layout:
-                                40 head signals and 16 run signals, and 8 of as many
+                                100 head signals and 16 run signals, and 8 of as many
                                 tensors as there may be */
   const char* run;           /* Name, [a-zA-Z0-9_.:/-]{1,128}, not NULL; copied, as
                                 all strings here are */

@@ -218,9 +218,9 @@ TEST(DecodeTest, EachFieldOfAFrameHasItsRange) {
       {[](v1::Frame* f) { f->set_part(1); }, "frame.part = 1: must be in [0, 0]"},
       {[](v1::Frame* f) { f->clear_blocks(); }, "number of frame.blocks = 0"},
       {[](v1::Frame* f) {
-         for (int i = 0; i < 64; ++i) *f->add_blocks() = f->blocks(0);
+         for (int i = 0; i < 128; ++i) *f->add_blocks() = f->blocks(0);
        },
-       "number of frame.blocks = 65: must be in [1, 64]"},
+       "number of frame.blocks = 129: must be in [1, 128]"},
       {[](v1::Frame* f) { f->mutable_blocks(0)->set_signal(static_cast<v1::Signal>(39)); }, "blocks[0].signal = 39"},
       {[](v1::Frame* f) { f->mutable_blocks(0)->set_signal(v1::SIGNAL_DRIFT_RATIO); }, "a measured signal"},
       {[](v1::Frame* f) { f->mutable_blocks(0)->set_layer_begin(2); }, "layer_begin = 2: must be in [0, 1]"},

@@ -39,7 +39,7 @@ SERVER = "bellwetherd"
 
 # The major versions of the headers that the structures below are of, and the least minors that
 # have all of them.  Each library has a version of its own.
-CLIENT_ABI = (1, 5)
+CLIENT_ABI = (1, 6)
 KERNELS_ABI = (1, 4)
 
 
@@ -134,7 +134,7 @@ COMMAND_NONE = 0
 COMMAND_SAMPLING = 1
 COMMAND_ACTION = 2
 
-BLOCKS_MAX = 64
+BLOCKS_MAX = 128
 # What a frame has in the place of a value that nobody measured: a NaN of its own (ingest.proto).
 NOT_MEASURED = c_float.from_buffer(ctypes.c_uint32(0x7FC0BE11)).value
 LAYERS_MAX = 512
