@@ -36,6 +36,71 @@ Side SideOf(SignalId id) {
     case SignalId::kKeyLeak:
     case SignalId::kDeltaBiasRatio:
     case SignalId::kDeltaBiasT:
+    case SignalId::kLawA10:
+    case SignalId::kLawA11:
+    case SignalId::kLawA12:
+    case SignalId::kLawA13:
+    case SignalId::kLawA14:
+    case SignalId::kLawA15:
+    case SignalId::kLawA16:
+    case SignalId::kLawA17:
+    case SignalId::kLawA20:
+    case SignalId::kLawA21:
+    case SignalId::kLawA22:
+    case SignalId::kLawA23:
+    case SignalId::kLawA24:
+    case SignalId::kLawA25:
+    case SignalId::kLawA26:
+    case SignalId::kLawA27:
+    case SignalId::kLawA3:
+    case SignalId::kLawA4:
+    case SignalId::kLawA1Variance:
+    case SignalId::kLawA2Variance:
+    case SignalId::kLawA3Variance:
+    case SignalId::kLawA4Variance:
+    case SignalId::kLawA1Alike:
+    case SignalId::kLawA2Alike:
+    case SignalId::kLawA3Alike:
+    case SignalId::kLawA4Alike:
+    case SignalId::kDkSumsq:
+    case SignalId::kDkNonfinite:
+    case SignalId::kDvSumsq:
+    case SignalId::kDvNonfinite:
+    case SignalId::kDoSumsq:
+    case SignalId::kDoNonfinite:
+    case SignalId::kDqSumsq:
+    case SignalId::kDqNonfinite:
+    case SignalId::kLawRowsLeftOut:
+    case SignalId::kShadowODot:
+    case SignalId::kShadowOGotSumsq:
+    case SignalId::kShadowORefSumsq:
+    case SignalId::kShadowORest:
+    case SignalId::kShadowOVariance:
+    case SignalId::kShadowOVarianceSq:
+    case SignalId::kShadowDqDot:
+    case SignalId::kShadowDqGotSumsq:
+    case SignalId::kShadowDqRefSumsq:
+    case SignalId::kShadowDqRest:
+    case SignalId::kShadowDqVariance:
+    case SignalId::kShadowDqVarianceSq:
+    case SignalId::kShadowDkDot:
+    case SignalId::kShadowDkGotSumsq:
+    case SignalId::kShadowDkRefSumsq:
+    case SignalId::kShadowDkRest:
+    case SignalId::kShadowDkVariance:
+    case SignalId::kShadowDkVarianceSq:
+    case SignalId::kShadowDvDot:
+    case SignalId::kShadowDvGotSumsq:
+    case SignalId::kShadowDvRefSumsq:
+    case SignalId::kShadowDvRest:
+    case SignalId::kShadowDvVariance:
+    case SignalId::kShadowDvVarianceSq:
+    case SignalId::kLawA3Z:
+    case SignalId::kLawA4Z:
+    case SignalId::kShadowOExcess:
+    case SignalId::kShadowDqExcess:
+    case SignalId::kShadowDkExcess:
+    case SignalId::kShadowDvExcess:
       return kBackward;
     case SignalId::kWqSigma:
     case SignalId::kWkSigma:
@@ -90,9 +155,23 @@ Side SideOf(SignalId id) {
   return kForward;
 }
 
+// Counts what is not finite.
+bool MustBeZero(SignalId id) {
+  switch (id) {
+    case SignalId::kNonfiniteRows:
+    case SignalId::kDoNonfinite:
+    case SignalId::kDqNonfinite:
+    case SignalId::kDkNonfinite:
+    case SignalId::kDvNonfinite:
+      return true;
+    default:
+      return false;
+  }
+}
+
 bool IsBad(SignalId id, float value) {
   if (IsNotMeasured(value)) return false;
-  return id == SignalId::kNonfiniteRows ? value > 0 || std::isnan(value) : !std::isfinite(value);
+  return MustBeZero(id) ? value > 0 || std::isnan(value) : !std::isfinite(value);
 }
 
 // True if no value is worth a look: finite or not measured, and 0 if
@@ -127,7 +206,7 @@ class Search {
   Nonfinite Run() {
     bool any = false;
     for (const SignalId id : sample_.signals()) {
-      if (IsLookedAt(id)) any |= !AllUsual(sample_.matrix(id), id == SignalId::kNonfiniteRows);
+      if (IsLookedAt(id)) any |= !AllUsual(sample_.matrix(id), MustBeZero(id));
     }
     if (!any) return std::move(found_);
     Read();

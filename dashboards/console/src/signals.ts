@@ -40,6 +40,18 @@ export const headSignals: Signal[] = [
   { name: 'gram_increment_rank', label: 'QK increment rank, of Grams', scale: 'linear', lowIsBad: true,
     help: 'Effective rank of the change of W_Q^T W_K, of the full spectrum; told for a few heads at a time.' },
   { name: 'sink_ratio', label: 'Sink ratio', scale: 'linear', help: 'Mean probability of the first key.' },
+  { name: 'law_a3_z', label: 'Law A3, z', scale: 'signed', kvHeads: true,
+    help: 'Sum of q . dQ less sum of k . dK, zero in exact arithmetic, in units of what rounding gives. Huge: dQ or dK is wrong.' },
+  { name: 'law_a4_z', label: 'Law A4, z', scale: 'signed', kvHeads: true,
+    help: 'Sum of O . dO less sum of v . dV, zero in exact arithmetic, in units of what rounding gives. Huge: O or dV is wrong.' },
+  { name: 'shadow_o_excess', label: 'O beside its reference', scale: 'log',
+    help: 'Squared distance of O from its reference over what rounding gives. Far above one is wrong.' },
+  { name: 'shadow_dq_excess', label: 'dQ beside its reference', scale: 'log',
+    help: 'Squared distance of dQ from its reference over what rounding gives. Far above one is wrong.' },
+  { name: 'shadow_dk_excess', label: 'dK beside its reference', scale: 'log', kvHeads: true,
+    help: 'Squared distance of dK from its reference over what rounding gives. Far above one is wrong.' },
+  { name: 'shadow_dv_excess', label: 'dV beside its reference', scale: 'log', kvHeads: true,
+    help: 'Squared distance of dV from its reference over what rounding gives. Far above one is wrong.' },
 ];
 
 export const runSignals: Signal[] = [
