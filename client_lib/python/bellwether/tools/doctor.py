@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from .. import __version__
+from .._hook.calls import known_kernels
 from .._hook.layer.notes import FROZEN, why
 from .._native import c_api
 from .._server import private_server
@@ -179,10 +180,29 @@ def layer_findings(status: dict[str, Any]) -> list[Finding]:
     return found
 
 
+def known_findings() -> list[Finding]:
+    """What the table of known kernels has for this machine, whatever a model calls."""
+    import torch
+
+    places = ["cpu"]
+    if torch.cuda.is_available():
+        devices = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
+        places += dict.fromkeys(map(known_kernels.architecture, devices))
+    found = []
+    for place in places:
+        for entry in known_kernels.possible(place):
+            versions = entry.possible(place)
+            found.append(Finding(None, f"known of {versions} on {place}: {entry}"))
+    return found
+
+
 def monitor_findings(monitor: Any) -> list[Finding]:
     """The whole story of one monitor: layers, link, errors, price."""
     status = monitor.status()
     found = layer_findings(status)
+    met = {id for layer in status["layers"] for id in layer.get("known_faults", ())}
+    for entry in known_kernels.named(met):
+        found.append(Finding(None, f"known, a hint (--kernels tells): {entry}"))
     if status["errors"]:
         found.append(Finding(False, f"{status['errors']} errors, the last: {status['last_error']}"))
     for reason, times in status["numbers_left_out"].items():
@@ -341,7 +361,7 @@ def main(arguments: Optional[list[str]] = None) -> int:
             shapes = _shapes(watcher.monitor) if given.kernels else None
             watcher.monitor.detach()
     elif ready:
-        findings += self_test()
+        findings += self_test() + known_findings()
     for finding in findings:
         print(finding)
     bad_findings = any(finding.ok is False for finding in findings)

@@ -15,6 +15,7 @@ from torch import Tensor
 from .._attention.attention_op import machine_lacks
 from .._attention.dispatch import attention, unsupported
 from .._hook.calls.kernel_choice import kernel_of
+from .._hook.calls.known_kernels import Facts, architecture
 from .._native.attention_c_api import MODES
 from .kernel_cases import Inputs
 
@@ -153,6 +154,23 @@ def kernels(device: torch.device) -> list[Kernel]:
     # Last: it is compiled for each input.
     found.append(Kernel("torch flex", _flex, "torch.nn.attention.flex_attention, compiled"))
     return found
+
+
+def facts(kernel: Kernel, inputs: Inputs) -> Facts:
+    """What the table of known kernels asks of a call."""
+    q, k, v, mask = inputs.q, inputs.k, inputs.v, inputs.mask
+    flex = kernel.name == "torch flex"
+    name = "flex_attention" if flex else kernel.name.removeprefix("torch ").partition(":")[0]
+    if mask is None:
+        kind = "causal" if inputs.causal else "none"
+    else:
+        kind = "function" if flex else "bool" if mask.dtype == torch.bool else "added"
+    strided = not (q.is_contiguous() and k.is_contiguous() and v.is_contiguous())
+    return Facts(
+        name, architecture(q.device), str(q.dtype).removeprefix("torch."), kind, False,
+        inputs.sinks is not None, strided, q.shape[0], q.shape[1], k.shape[1], q.shape[2],
+        k.shape[2], q.shape[3], v.shape[3],
+    )  # fmt: skip
 
 
 def chosen(inputs: Inputs) -> str:

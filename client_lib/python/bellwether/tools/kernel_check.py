@@ -18,9 +18,10 @@ from typing import Any, Optional
 import torch
 
 from .. import __version__
+from .._hook.calls import known_kernels
 from .._laws.call import GradedCall
 from .._laws.judge import BIASED, BROKEN, NOT_JUDGED, RIGHT, Limits, Verdict, judge, questions
-from .kernel_backends import Kernel, NotOffered, chosen, kernels, named
+from .kernel_backends import Kernel, NotOffered, chosen, facts, kernels, named
 from .kernel_cases import Case, Inputs, Shape, cases_of, default_cases, make
 
 VERDICTS = (RIGHT, BIASED, BROKEN, NOT_JUDGED)
@@ -34,6 +35,7 @@ class Result:
     chosen: bool  # scaled_dot_product_attention picks it for this input.
     verdict: Verdict
     seconds: float
+    known: list[known_kernels.Entry]  # Of the table of known kernels, for this input.
 
 
 def graded(kernel: Kernel, inputs: Inputs) -> GradedCall:
@@ -83,6 +85,7 @@ def check(
     for kernel in tried:
         for case in cases:
             start = time.monotonic()
+            known: list[known_kernels.Entry] = []
             if start - begin > seconds:
                 verdict, picked = Verdict(NOT_JUDGED, f"{seconds:g} s were over: --seconds"), False
             else:
@@ -92,7 +95,9 @@ def check(
                 inputs, picks = made[case]
                 picked = picks == kernel.name
                 verdict = try_kernel(kernel, inputs, limits)
-            results.append(Result(kernel, case, picked, verdict, time.monotonic() - start))
+                known = known_kernels.fitting(facts(kernel, inputs))
+            took = time.monotonic() - start
+            results.append(Result(kernel, case, picked, verdict, took, known))
     return results
 
 
@@ -116,6 +121,7 @@ def _lines(of: str, results: Sequence[Result]) -> list[str]:
         for f in v.findings[:4]:
             lines.append(f"    {f.what}, sequence {f.batch}, head {f.head}: {f.text}")
         if of == BROKEN:
+            lines += [f"    known: {entry.id}, {entry.source}" for entry in r.known]
             lines.append(f"    {_advice(r, results)}")
     return lines
 
@@ -171,6 +177,7 @@ def as_json(results: Sequence[Result], device: torch.device) -> dict[str, Any]:
                 "why": r.verdict.why, "seconds": round(r.seconds, 3),
                 "findings": [dataclasses.asdict(f) for f in r.verdict.findings],
                 "numbers": r.verdict.numbers, "rows_left_out": r.verdict.left_out,
+                "known": [entry.id for entry in r.known],
                 "input": {
                     **{name: value for name, value in dataclasses.asdict(r.case).items()
                        if name != "shape"},

@@ -12,12 +12,17 @@ from torch.autograd import forward_ad
 
 from ..._kernels.memory import capturing
 from ..._kernels.probe import DTYPES, Sums
+from ..._util import log
+from ..._util.guard import in_words
 from ..._weights import locate
 from .. import attention_switch
+from ..calls import known_kernels
 from ..calls.call import AttentionCall
 from ..calls.kernel_choice import unseen
 from ..hosts import CallsHost
 from .notes import TRANSFORMED, Notes
+
+_told: set[str] = set()  # Entries of the table of known kernels, of this process.
 
 
 def _copies(k: Tensor, heads: int) -> bool:
@@ -42,6 +47,7 @@ class SeenCalls:
         self.causal = False
         self.dtype: Optional[torch.dtype] = None
         self.kernel = "sdpa"  # Which implementation PyTorch picks, as far as it says.
+        self.known = known_kernels.Met()  # What is known to be wrong with it.
         self.centred = False  # The keys come from center_keys(), as the last call had them.
         self.graphed = False  # A CUDA graph was captured with one inside.
         self.compiled = False  # They are known by what torch.compile made of them.
@@ -102,7 +108,7 @@ class SeenCalls:
             kv_heads = self._kv_heads(heads, k, dim)
             self._groups[seen] = seen // kv_heads
             self.sums = Sums(host.memories.of(q.device), heads, kv_heads)
-            self.kernel = call.kernel() or "custom"
+            self.kernel = known_kernels.kernel(call) or "custom"
             if host.numbered():
                 self._notes.add("first called after the first step: not reported")
             self.heads, self.kv_heads = heads, kv_heads
@@ -118,8 +124,24 @@ class SeenCalls:
             self._learn_switch(call)
         self.causal = self.causal or call.mask.causal
         self.dtype = call.cast or q.dtype  # As the kernel gets it.
+        self._look_up(call, q, k, v)
         self._shown(q, k)
         return self._groups[seen]
+
+    def _look_up(self, call: AttentionCall, q: Tensor, k: Tensor, v: Tensor) -> None:
+        """Says once in a process what is known of the kernel of such calls."""
+        try:
+            new = self.known.meet(call, q, k, v)
+        except Exception as e:  # A hint, for which no watching ends.
+            self._notes.add(f"whether the kernel is known to be wrong is not known ({in_words(e)})")
+            return
+        for entry in new:
+            if entry.id not in _told:
+                _told.add(entry.id)
+                log.warning(
+                    f"{entry}. First met by: {self.known.found[entry.id]}. It is a hint: "
+                    "python -m bellwether doctor --kernels tells"
+                )
 
     def _learn_switch(self, call: AttentionCall) -> None:
         """Whether a mode can serve the layer's calls, and whether one that is in force does."""
