@@ -9,6 +9,7 @@
 #define BELLWETHER_KERNELS_BACKENDS_H_
 
 #include "bellwether/kernels/attention.h"
+#include "bellwether/kernels/attention_laws.h"
 #include "bellwether/kernels/center_keys.h"
 #include "bellwether/kernels/key_leak.h"
 #include "bellwether/kernels/probe.h"
@@ -19,6 +20,8 @@ namespace bellwether::kernels::cpu {
 // The definition, row by row, one thread: what Probe is tested against.
 Status ProbeReference(const ProbeParams& params);
 Status Probe(const ProbeParams& params, uint32_t threads);
+Status AttentionLaws(const AttentionLawsParams& params, uint32_t threads);
+Status AttentionShadow(const AttentionShadowParams& params, uint32_t threads);
 Status KeyLeak(const KeyLeakParams& params, uint32_t threads);
 Status CenterKeys(const CenterKeysParams& params, uint32_t threads);
 Status SpectralNorms(const SpectralParams& params, uint32_t threads);
@@ -37,6 +40,8 @@ namespace bellwether::kernels::cuda {
 // Of the current device: what this build has for CUDA runs on it.
 bool IsAvailable();
 Status Probe(const ProbeParams& params, void* stream);
+Status AttentionLaws(const AttentionLawsParams& params, void* stream);
+Status AttentionShadow(const AttentionShadowParams& params, void* stream);
 Status KeyLeak(const KeyLeakParams& params, void* stream);
 Status CenterKeys(const CenterKeysParams& params, void* stream);
 Status SpectralNorms(const SpectralParams* each, int64_t count, void* stream);

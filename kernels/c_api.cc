@@ -26,10 +26,15 @@ static_assert(static_cast<int>(BW_PROBE_LOGIT_MAX) == bk::kProbeLogitMax);
 static_assert(static_cast<int>(BW_PROBE_NONFINITE_ROWS) == bk::kProbeNonfiniteRows);
 static_assert(static_cast<int>(BW_PROBE_DELTA_ERROR_ABS_SUM) == bk::kProbeDeltaErrorAbsSum);
 static_assert(static_cast<int>(BW_PROBE_KV_STAT_COUNT) == bk::kProbeKvStatCount);
+static_assert(static_cast<int>(BW_LAW_HEAD_STAT_COUNT) == bk::kLawHeadStatCount);
+static_assert(static_cast<int>(BW_LAW_KV_STAT_COUNT) == bk::kLawKvStatCount);
+static_assert(static_cast<int>(BW_LAW_DK_SUM) == bk::kLawDkSum);
+static_assert(static_cast<int>(BW_LAW_ACCUMULATED) == static_cast<int>(bk::LawArithmetic::kAccumulated));
+static_assert(static_cast<int>(BW_SHADOW_STAT_COUNT) == bk::kShadowStatCount);
 static_assert(static_cast<int>(BW_BOOL) == static_cast<int>(bk::MaskDType::kBool));
 static_assert(static_cast<int>(BW_KERNEL_DEVICE_ERROR) == static_cast<int>(Status::kDeviceError));
 
-Status RunProbe(const bw_probe_params& c) {
+Status CheckProbeFlags(const bw_probe_params& c) {
   BELLWETHER_KERNELS_RETURN_IF_ERROR(bk::CheckRange("causal", c.causal, 0, 1));
   BELLWETHER_KERNELS_RETURN_IF_ERROR(bk::CheckRange("drift_only", c.drift_only, 0, 1));
   BELLWETHER_KERNELS_RETURN_IF_ERROR(bk::CheckRange("top_left", c.top_left, 0, 1));
@@ -38,6 +43,10 @@ Status RunProbe(const bw_probe_params& c) {
                                   uint32_t{c.reserved2[1]}, c.reserved3}) {
     BELLWETHER_KERNELS_RETURN_IF_ERROR(bk::CheckRange("reserved", reserved, 0, 0));
   }
+  return Status::kOk;
+}
+
+bk::ProbeParams ToProbe(const bw_probe_params& c) {
   bk::ProbeParams p;
   p.dtype = ToEnum<bk::DType>(c.dtype);
   p.batch = c.batch;
@@ -77,7 +86,41 @@ Status RunProbe(const bw_probe_params& c) {
   p.kv_stat_stride = c.kv_stat_stride;
   p.kv_out = c.kv_out;
   p.gate = c.gate;
-  return bk::Probe(p, ToDevice(c.backend, c.stream, c.threads));
+  return p;
+}
+
+Status RunProbe(const bw_probe_params& c) {
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckProbeFlags(c));
+  return bk::Probe(ToProbe(c), ToDevice(c.backend, c.stream, c.threads));
+}
+
+// What bw_attention_laws_params and bw_attention_shadow_params have in common.
+template <typename Run, typename Params>
+Status RunOnGradedCall(const Params& c, const Run& run) {
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckSize(c.call));
+  const bw_probe_params call = Whole(*c.call);
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckProbeFlags(call));
+  const bk::GradedAttention graded = {.call = ToProbe(call),
+                                      .arithmetic = ToEnum<bk::LawArithmetic>(c.arithmetic),
+                                      .d_q = ToTensor(c.d_q),
+                                      .d_k = ToTensor(c.d_k),
+                                      .d_v = ToTensor(c.d_v)};
+  const bk::LawOutputs outputs = {c.stat_stride, c.out, c.kv_stat_stride, c.kv_out};
+  return run(graded, outputs, ToDevice(call.backend, call.stream, call.threads));
+}
+
+Status RunAttentionLaws(const bw_attention_laws_params& c) {
+  return RunOnGradedCall(c, [](const bk::GradedAttention& of, const bk::LawOutputs& outputs, const bk::Device& device) {
+    return bk::AttentionLaws({of, outputs}, device);
+  });
+}
+
+Status RunAttentionShadow(const bw_attention_shadow_params& c) {
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(bk::CheckRange("reserved", c.reserved, 0, 0));
+  return RunOnGradedCall(c,
+                         [&c](const bk::GradedAttention& of, const bk::LawOutputs& outputs, const bk::Device& device) {
+                           return bk::AttentionShadow({of, outputs, c.keys_per_head}, device);
+                         });
 }
 
 Status RunKeyLeak(const bw_key_leak_params& c) {
@@ -180,6 +223,12 @@ int64_t bw_probe_sampled_row(uint64_t seed, uint64_t batch, uint64_t head, uint6
                              uint64_t q_len) {
   if (strata == 0 || strata > q_len || stratum >= strata || q_len > INT32_MAX) return -1;
   return bk::SampledRow(seed, batch, head, stratum, strata, q_len);
+}
+
+bw_kernel_status bw_attention_laws(const bw_attention_laws_params* params) { return Call(params, RunAttentionLaws); }
+
+bw_kernel_status bw_attention_shadow(const bw_attention_shadow_params* params) {
+  return Call(params, RunAttentionShadow);
 }
 
 bw_kernel_status bw_key_leak(const bw_key_leak_params* params) { return Call(params, RunKeyLeak); }

@@ -27,6 +27,9 @@ namespace bellwether::kernels {
 // Of a mask that is given.
 [[nodiscard]] Status CheckMaskTensor(const ProbeMask& mask);
 
+// All of a call but for where the probe writes.  In probe.cc.
+[[nodiscard]] Status CheckProbeCall(const ProbeParams& call);
+
 // Starts at 0, never decreases, ends at total; [sequences + 1] in host memory.
 [[nodiscard]] Status CheckCuSeqlens(const char* field, const int32_t* cu_seqlens, int64_t sequences, int64_t total);
 

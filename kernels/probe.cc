@@ -53,16 +53,18 @@ Status CheckMask(const ProbeParams& p) {
   return p.sinks == nullptr ? Status::kOk : CheckPointer("sinks", p.sinks, alignof(float));
 }
 
-Status CheckMemory(const ProbeParams& p) {
+Status CheckOutputs(const ProbeParams& p) {
   constexpr int64_t kStrideMax = std::numeric_limits<int64_t>::max() / 64;
   BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckRange("stat_stride", p.stat_stride, p.heads, kStrideMax));
   BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckPointer("out", p.out, alignof(float)));
+  if (p.kv_out == nullptr) return Status::kOk;
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckRange("kv_stat_stride", p.kv_stat_stride, p.kv_heads, kStrideMax));
+  return CheckPointer("kv_out", p.kv_out, alignof(float));
+}
+
+Status CheckTensors(const ProbeParams& p) {
   if (p.gate != nullptr) {
     BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckPointer("gate", p.gate, alignof(uint64_t)));
-  }
-  if (p.kv_out != nullptr) {
-    BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckRange("kv_stat_stride", p.kv_stat_stride, p.kv_heads, kStrideMax));
-    BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckPointer("kv_out", p.kv_out, alignof(float)));
   }
   const int given = (p.v.data != nullptr) + (p.o.data != nullptr) + (p.d_o.data != nullptr);
   if (given != 0 && given != 3) {
@@ -85,12 +87,17 @@ Status CheckMemory(const ProbeParams& p) {
 
 }  // namespace
 
+Status CheckProbeCall(const ProbeParams& call) {
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckShape(call));
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckScores(call));
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckMask(call));
+  return CheckTensors(call);
+}
+
 Status Probe(const ProbeParams& params, const Device& device) {
   BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckDevice(device));
-  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckShape(params));
-  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckScores(params));
-  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckMask(params));
-  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckMemory(params));
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckProbeCall(params));
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckOutputs(params));
   if (device.backend == Backend::kCuda) return cuda::Probe(params, device.stream);
   if (params.gate == nullptr) return cpu::Probe(params, device.threads);
   if (params.gate[kGateOpen] == 0) return Status::kOk;

@@ -46,7 +46,7 @@ def call(name: str, params: ctypes.Structure) -> None:
         raise Unsupported(text) if unsupported else KernelError(text)
 
 
-def _tensor4(tensor: Tensor, group: int = 1) -> tuple[c_api.Tensor4, Tensor]:
+def tensor4(tensor: Tensor, group: int = 1) -> tuple[c_api.Tensor4, Tensor]:
     """The view for C, every group-th head of it, and the tensor that must outlive it."""
     if tensor.stride(-1) != 1:
         tensor = tensor.contiguous()
@@ -68,6 +68,10 @@ class Sums:
             (c_api.PROBE_STATS, heads),
             (c_api.PROBE_KV_STATS, kv_heads),
             (("key_leak_sum", "key_gradient_sum"), kv_heads),
+            (c_api.LAW_STATS, heads),
+            (c_api.LAW_KV_STATS, kv_heads),
+            (c_api.SHADOW_STATS, heads),
+            (c_api.SHADOW_KV_STATS, kv_heads),
         ):
             for name in names:
                 self._places[name] = len(initial), count
@@ -82,6 +86,9 @@ class Sums:
         self.probed = 0  # Calls that were added.
         self.with_delta = 0
         self.leaked = 0
+        # Calls that were added by add_laws(), by the law; and by add_shadow(), by the tensor.
+        self.lawful = dict.fromkeys(("a1", "a2", "a3", "a4", "sums"), 0)
+        self.shadowed = dict.fromkeys(("o", "dq", "dk", "dv"), 0)
 
     def address(self, signal: str) -> int:
         return self.memory.address(self._begin + self._places[signal][0])
@@ -228,6 +235,50 @@ def _give_mask(params: Any, mask: ProbeMask, q: Tensor) -> list[Tensor]:
     return kept
 
 
+def call_params(
+    sums: Sums,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    d_o: Optional[Tensor],
+    *,
+    scale: float,
+    mask: ProbeMask,
+    rows: int,
+    seed: int,
+    group: int = 1,
+    drift_only: bool = False,
+    softcap: float = 0.0,
+    sinks: Optional[Tensor] = None,
+) -> tuple[c_api.ProbeParams, list[Tensor]]:
+    """One call as C has it, but for where the statistics go; and the tensors that must outlive it.
+    The arguments and what it raises are add_probe()'s."""
+    params: c_api.ProbeParams = c_api.struct(
+        c_api.ProbeParams, dtype=DTYPES[q.dtype], **sums.memory.call_fields()
+    )
+    params.batch, params.heads, params.q_len, params.head_dim = q.shape
+    params.kv_heads, params.k_len, params.v_dim = sums.kv_heads, k.shape[2], v.shape[3]
+    params.q, keep_q = tensor4(q)
+    params.k, keep_k = tensor4(k, group)
+    kept = [keep_q, keep_k]
+    if d_o is not None:
+        for name, tensor, each in (("v", v, group), ("o", o, 1), ("d_o", d_o, 1)):
+            view, keep = tensor4(tensor, each)
+            setattr(params, name, view)
+            kept.append(keep)
+    params.scale, params.softcap, params.drift_only = scale, softcap, int(drift_only)
+    params.rows_per_head = rows
+    params.seed = seed & 0xFFFFFFFFFFFFFFFF
+    kept += _give_mask(params, mask, q)
+    if sinks is not None:
+        sinks = expanded("sinks", sinks, q, (sums.heads,)).float().contiguous()
+        params.sinks = sinks.data_ptr()
+        kept.append(sinks)
+    params.gate = sums.memory.gate()
+    return params, kept
+
+
 def add_probe(
     sums: Sums,
     q: Tensor,
@@ -252,31 +303,16 @@ def add_probe(
     as they are, with drift_only all but rows, drift and coherence.  Raises ValueError for a mask
     or sinks that do not fit, KernelError for what the library refuses.
     """
-    params = c_api.struct(c_api.ProbeParams, dtype=DTYPES[q.dtype], **sums.memory.call_fields())
-    params.batch, params.heads, params.q_len, params.head_dim = q.shape
-    params.kv_heads, params.k_len, params.v_dim = sums.kv_heads, k.shape[2], v.shape[3]
-    params.q, keep_q = _tensor4(q)
-    params.k, keep_k = _tensor4(k, group)
-    kept = [keep_q, keep_k]
-    if d_o is not None:
-        for name, tensor, each in (("v", v, group), ("o", o, 1), ("d_o", d_o, 1)):
-            view, keep = _tensor4(tensor, each)
-            setattr(params, name, view)
-            kept.append(keep)
-    params.scale, params.softcap, params.drift_only = scale, softcap, int(drift_only)
-    params.rows_per_head = rows
-    params.seed = seed & 0xFFFFFFFFFFFFFFFF
-    kept += _give_mask(params, mask, q)
-    if sinks is not None:
-        sinks = expanded("sinks", sinks, q, (sums.heads,)).float().contiguous()
-        params.sinks = sinks.data_ptr()
-        kept.append(sinks)
+    params, kept = call_params(
+        sums, q, k, v, o, d_o, scale=scale, mask=mask, rows=rows, seed=seed, group=group,
+        drift_only=drift_only, softcap=softcap, sinks=sinks,
+    )  # fmt: skip
     params.stat_stride, params.out = sums.heads, sums.address(c_api.PROBE_STATS[0])
     params.kv_stat_stride = sums.kv_heads
     params.kv_out = sums.address(c_api.PROBE_KV_STATS[0])
-    params.gate = sums.memory.gate()
     with sums.memory.running():
         call("bw_probe", params)
+    del kept
     if params.gate is not None:
         sums.graph_probes, sums.graph_has_delta = True, d_o is not None
         return
@@ -341,7 +377,7 @@ def add_key_leak(sums: Sums, d_k: Tensor, group: int = 1) -> None:
             c_api.KeyLeakParams, dtype=DTYPES[d_k.dtype], **sums.memory.call_fields()
         )
         params.batch, params.kv_heads, params.k_len, params.head_dim = d_k.shape
-        params.d_k, kept = _tensor4(d_k)
+        params.d_k, kept = tensor4(d_k)
         params.leak_sum = sums.address("key_leak_sum")
         params.gradient_sum = sums.address("key_gradient_sum")
         params.gate = sums.memory.gate()

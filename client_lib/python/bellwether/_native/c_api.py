@@ -40,7 +40,7 @@ SERVER = "bellwetherd"
 # The major versions of the headers that the structures below are of, and the least minors that
 # have all of them.  Each library has a version of its own.
 CLIENT_ABI = (1, 6)
-KERNELS_ABI = (1, 4)
+KERNELS_ABI = (1, 5)
 
 
 class LibraryError(RuntimeError):
@@ -353,6 +353,29 @@ PROBE_STATS = (
 )
 PROBE_KV_STATS = ("sequences", "key_coherence_sum")
 
+_SUMS = ("sum", "abs_sum", "sumsq", "nonfinite")
+# Rows of bw_attention_laws_params.out and .kv_out.
+LAW_STATS = (
+    *(f"{tensor}_{what}" for tensor in ("do", "dq") for what in _SUMS),
+    "law_rows_left_out",
+)
+LAW_PROJECTIONS = 8
+LAW_KV_STATS = (
+    *(f"law_{law}_{i}" for law in ("a1", "a2") for i in range(LAW_PROJECTIONS)),
+    "law_a3",
+    "law_a4",
+    *(f"law_a{i}_{what}" for what in ("variance", "alike") for i in range(1, 5)),
+    *(f"{tensor}_{what}" for tensor in ("dk", "dv") for what in _SUMS),
+)
+LAW_FUSED = 0
+LAW_COMPOSED = 1
+LAW_ACCUMULATED = 2
+
+_BESIDE = ("dot", "got_sumsq", "ref_sumsq", "rest", "variance", "variance_sq")
+# Rows of bw_attention_shadow_params.out and .kv_out.
+SHADOW_STATS = tuple(f"shadow_{tensor}_{what}" for tensor in ("o", "dq") for what in _BESIDE)
+SHADOW_KV_STATS = tuple(f"shadow_{tensor}_{what}" for tensor in ("dk", "dv") for what in _BESIDE)
+
 
 class Tensor4(Checked):
     _fields_ = [
@@ -415,6 +438,38 @@ class ProbeParams(Checked):
         ("visible_head_stride", c_int64),
         ("visible_key_stride", c_int64),
         ("sinks", c_void_p),
+    ]
+
+
+class AttentionLawsParams(Checked):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("arithmetic", c_uint32),
+        ("call", POINTER(ProbeParams)),
+        ("d_q", Tensor4),
+        ("d_k", Tensor4),
+        ("d_v", Tensor4),
+        ("stat_stride", c_int64),
+        ("out", c_void_p),
+        ("kv_stat_stride", c_int64),
+        ("kv_out", c_void_p),
+    ]
+
+
+class AttentionShadowParams(Checked):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("arithmetic", c_uint32),
+        ("call", POINTER(ProbeParams)),
+        ("d_q", Tensor4),
+        ("d_k", Tensor4),
+        ("d_v", Tensor4),
+        ("stat_stride", c_int64),
+        ("out", c_void_p),
+        ("kv_stat_stride", c_int64),
+        ("kv_out", c_void_p),
+        ("keys_per_head", c_uint32),
+        ("reserved", c_uint32),
     ]
 
 
@@ -595,6 +650,8 @@ def kernels() -> CDLL:
         _declare(library, "bw_kernels_last_error", c_char_p)
         _declare(library, "bw_kernels_available", c_int, c_uint32)
         _declare(library, "bw_probe", c_int, POINTER(ProbeParams))
+        _declare(library, "bw_attention_laws", c_int, POINTER(AttentionLawsParams))
+        _declare(library, "bw_attention_shadow", c_int, POINTER(AttentionShadowParams))
         _declare(library, "bw_key_leak", c_int, POINTER(KeyLeakParams))
         _declare(library, "bw_spectral_norms", c_int, POINTER(SpectralParams))
         _declare(library, "bw_increment_rank", c_int, POINTER(IncrementRankParams))

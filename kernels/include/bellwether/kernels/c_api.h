@@ -29,7 +29,7 @@ extern "C" {
 #endif
 
 #define BW_KERNELS_API_VERSION_MAJOR 1
-#define BW_KERNELS_API_VERSION_MINOR 4
+#define BW_KERNELS_API_VERSION_MINOR 5
 
 typedef enum bw_kernel_status {
   BW_KERNEL_OK = 0,
@@ -48,7 +48,7 @@ BW_KERNELS_EXPORT uint32_t bw_kernels_abi_version(void);
 BW_KERNELS_EXPORT const char* bw_kernels_last_error(void);
 /* 1 if the kernels that are built for the backend can run in this process, BW_CUDA: on
    the current device; else 0.  BW_CUDA has all but bw_increment_rank(), which has no
-   backend to choose. */
+   backend to choose, and the laws, which answer BW_KERNEL_UNSUPPORTED there. */
 BW_KERNELS_EXPORT int bw_kernels_available(uint32_t backend);
 
 /* A [batch][head][token][head_dim] view; the last stride must be 1. */
@@ -137,6 +137,100 @@ BW_KERNELS_EXPORT bw_kernel_status bw_probe(const bw_probe_params* params);
    unless 1 <= strata <= q_len < 2^31 and stratum < strata. */
 BW_KERNELS_EXPORT int64_t bw_probe_sampled_row(uint64_t seed, uint64_t batch, uint64_t head, uint64_t stratum,
                                                uint64_t strata, uint64_t q_len);
+
+/* ---- the laws of attention, since 1.5 (attention_laws.h is their specification) ---- */
+
+/* Rows of bw_attention_laws_params.out, [heads] each. */
+typedef enum bw_law_head_stat {
+  BW_LAW_DO_SUM = 0,
+  BW_LAW_DO_ABS_SUM,
+  BW_LAW_DO_SUMSQ,
+  BW_LAW_DO_NONFINITE,
+  BW_LAW_DQ_SUM,
+  BW_LAW_DQ_ABS_SUM,
+  BW_LAW_DQ_SUMSQ,
+  BW_LAW_DQ_NONFINITE,
+  BW_LAW_ROWS_LEFT_OUT,
+  BW_LAW_HEAD_STAT_COUNT
+} bw_law_head_stat;
+
+/* Rows of bw_attention_laws_params.kv_out, [kv_heads] each. */
+typedef enum bw_law_kv_stat {
+  BW_LAW_A1 = 0, /* 8 projections */
+  BW_LAW_A2 = 8, /* 8 projections */
+  BW_LAW_A3 = 16,
+  BW_LAW_A4,
+  BW_LAW_A1_VARIANCE,
+  BW_LAW_A2_VARIANCE,
+  BW_LAW_A3_VARIANCE,
+  BW_LAW_A4_VARIANCE,
+  BW_LAW_A1_ALIKE,
+  BW_LAW_A2_ALIKE,
+  BW_LAW_A3_ALIKE,
+  BW_LAW_A4_ALIKE,
+  BW_LAW_DK_SUM,
+  BW_LAW_DK_ABS_SUM,
+  BW_LAW_DK_SUMSQ,
+  BW_LAW_DK_NONFINITE,
+  BW_LAW_DV_SUM,
+  BW_LAW_DV_ABS_SUM,
+  BW_LAW_DV_SUMSQ,
+  BW_LAW_DV_NONFINITE,
+  BW_LAW_KV_STAT_COUNT
+} bw_law_kv_stat;
+
+/* How the kernel that made the tensors rounds. */
+typedef enum bw_law_arithmetic {
+  BW_LAW_FUSED = 0,      /* P and dS before products, results at the end */
+  BW_LAW_COMPOSED = 1,   /* scores and dP, too: attention out of matrix products */
+  BW_LAW_ACCUMULATED = 2 /* dk and dv each time some rows are added: PyTorch's flash attention for CPUs */
+} bw_law_arithmetic;
+
+typedef struct bw_attention_laws_params {
+  uint32_t struct_size;
+  uint32_t arithmetic; /* bw_law_arithmetic */
+  /* The call as bw_probe() takes it, with v, o and d_o, and without drift_only.  Of it stat_stride,
+     out, kv_stat_stride and kv_out are not read. */
+  const bw_probe_params* call;
+  bw_tensor4 d_q;      /* [batch][heads][q_len][head_dim], as the op returned it */
+  bw_tensor4 d_k;      /* [batch][kv_heads][k_len][head_dim] */
+  bw_tensor4 d_v;      /* [batch][kv_heads][k_len][v_dim] */
+  int64_t stat_stride; /* floats between two rows of `out`, >= heads */
+  float* out;          /* [BW_LAW_HEAD_STAT_COUNT][heads], added to */
+  int64_t kv_stat_stride;
+  float* kv_out; /* [BW_LAW_KV_STAT_COUNT][kv_heads], added to */
+} bw_attention_laws_params;
+
+/* BW_F32: the laws' rows (of kv_out all before BW_LAW_DK_SUM) are not written. */
+BW_KERNELS_EXPORT bw_kernel_status bw_attention_laws(const bw_attention_laws_params* params);
+
+/* Of one tensor X beside its reference; rows of bw_attention_shadow_params.out: those of o, then
+   those of dq; of kv_out: those of dk, then those of dv. */
+typedef enum bw_shadow_stat {
+  BW_SHADOW_DOT = 0,
+  BW_SHADOW_GOT_SUMSQ,
+  BW_SHADOW_REF_SUMSQ,
+  BW_SHADOW_REST,
+  BW_SHADOW_VARIANCE,
+  BW_SHADOW_VARIANCE_SQ,
+  BW_SHADOW_TENSOR_STAT_COUNT,
+  BW_SHADOW_STAT_COUNT = 2 * BW_SHADOW_TENSOR_STAT_COUNT
+} bw_shadow_stat;
+
+typedef struct bw_attention_shadow_params {
+  uint32_t struct_size;
+  uint32_t arithmetic;
+  const bw_probe_params* call; /* as above */
+  bw_tensor4 d_q, d_k, d_v;
+  int64_t stat_stride;
+  float* out; /* [BW_SHADOW_STAT_COUNT][heads], added to */
+  int64_t kv_stat_stride;
+  float* kv_out;          /* [BW_SHADOW_STAT_COUNT][kv_heads], added to */
+  uint32_t keys_per_head; /* that many hashed strata of the keys; 0 = none, and kv_out stays as it is */
+  uint32_t reserved;
+} bw_attention_shadow_params;
+
+BW_KERNELS_EXPORT bw_kernel_status bw_attention_shadow(const bw_attention_shadow_params* params);
 
 /* ---- key-gradient leak ---- */
 

@@ -1,0 +1,59 @@
+#include "bellwether/kernels/attention_laws.h"
+
+#include <limits>
+
+#include "backends.h"
+#include "error.h"
+
+namespace bellwether::kernels {
+namespace {
+
+// The call as Probe() checks it, but for where the probe writes.
+Status CheckGraded(const GradedAttention& of) {
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(
+      CheckRange("arithmetic", static_cast<int>(of.arithmetic), 0, static_cast<int>(LawArithmetic::kAccumulated)));
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckProbeCall(of.call));
+  if (of.call.d_o.data == nullptr && of.call.batch != 0 && of.call.q_len != 0 && of.call.k_len != 0) {
+    return Fail(Status::kInvalidArgument, "v, o and d_o are NULL, but must be given");
+  }
+  if (of.call.drift_only) return Fail(Status::kInvalidArgument, "drift_only is 1, but must be 0");
+  if (of.call.batch == 0 || of.call.q_len == 0 || of.call.k_len == 0) return Status::kOk;
+  const int64_t size = SizeOf(of.call.dtype);
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckPointer("d_q", of.d_q.data, size));
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckPointer("d_k", of.d_k.data, size));
+  return CheckPointer("d_v", of.d_v.data, size);
+}
+
+Status CheckOutputs(const ProbeParams& call, const LawOutputs& to) {
+  constexpr int64_t kStrideMax = std::numeric_limits<int64_t>::max() / 64;
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckRange("stat_stride", to.stat_stride, call.heads, kStrideMax));
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckPointer("out", to.out, alignof(float)));
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckRange("kv_stat_stride", to.kv_stat_stride, call.kv_heads, kStrideMax));
+  return CheckPointer("kv_out", to.kv_out, alignof(float));
+}
+
+template <typename Params, typename Cpu, typename Cuda>
+Status Dispatch(const Params& params, const Device& device, const Cpu& on_cpu, const Cuda& on_cuda) {
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckDevice(device));
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckGraded(params.of));
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckOutputs(params.of.call, params.to));
+  if (device.backend == Backend::kCuda) return on_cuda(params, device.stream);
+  const uint64_t* const gate = params.of.call.gate;
+  if (gate == nullptr) return on_cpu(params, device.threads);
+  if (gate[kGateOpen] == 0) return Status::kOk;
+  Params open = params;
+  open.of.call.seed += gate[kGateSeed];
+  return on_cpu(open, device.threads);
+}
+
+}  // namespace
+
+Status AttentionLaws(const AttentionLawsParams& params, const Device& device) {
+  return Dispatch(params, device, cpu::AttentionLaws, cuda::AttentionLaws);
+}
+
+Status AttentionShadow(const AttentionShadowParams& params, const Device& device) {
+  return Dispatch(params, device, cpu::AttentionShadow, cuda::AttentionShadow);
+}
+
+}  // namespace bellwether::kernels

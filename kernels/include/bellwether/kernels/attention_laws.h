@@ -1,0 +1,224 @@
+// attention_laws.h: sums that exact arithmetic makes equal in the backward pass of attention, and
+// what a kernel returned beside a reference.
+//
+// Symbols are those of probe.h.  For one sequence and one key head, T runs over the rows of all
+// query heads of the key head (`group` of them), w_T = sum_j P_Tj:
+//
+//   A1  sum_j dk_j = 0                          biased delta, wrong dk, keys not written
+//   A2  sum_j dv_j = sum_T w_T dO_T             rows of P that do not add up to w, wrong dv
+//   A3  sum_T q_T . dq_T = sum_j k_j . dk_j     dq or dk wrong by a factor, heads exchanged
+//   A4  sum_T o_T . dO_T = sum_j v_j . dv_j     wrong o, wrong dv
+//
+// Source: a shift of all keys changes no probability (A1); P and O are linear in V (A2, A4); q and
+// k meet in their product alone (A3).  They hold for every mask, additive bias and grouped queries.
+// Differences are left side less right side.  A1 and A2 are vectors: of their difference x
+// projection i of 0..7 is sum_c s_ic x_c, s_ic = 1 if bit 0 of ProbeMix(i dim + c) is set, else -1.
+//
+// Left out, and their rows of kv_out then not written:
+//   softcap            A1: the slope of a score depends on the key
+//   sinks              A1 and A2, unless every row is sampled: then P_sink is known, and A1's right
+//                      side is scale sum_T q_T sum_j dS_Tj
+//   float32            all four: the null is not known.  The tensors' sums stay.
+//   dropout of P       ends A2: such a call must not come here
+//   a gradient that reaches q and k through the logsumexp adds to A1: such a call must not either
+//
+// A row that sees no key has w = 0 if its output is 0, and w = 1 (P = 1 / k_len) if it is neither 0
+// nor NaN.  If it is NaN the row counts in law_rows_left_out and for nothing in the laws.  Which
+// rows those are the mask says, and only rows whose output is 0 or NaN are looked up in it.  With
+// mask_by_sample it does not say so of all rows: one with output 0 then has w = 0, and |its part of
+// A2| is added to A2's alike.
+//
+// An element that is not finite makes its tensor's sums NaN, and the differences of the laws it is
+// part of.  Nothing hides it.
+//
+// Variances are what independent roundings to the nearest give the differences, alike (>= 0) is how
+// far they move if all of them go the same way.  A kernel is broken if |difference| is beyond alike
+// by more standard deviations than chance gives.
+//
+//   e(x) = the distance of the type's numbers at x; subnormals have that of the smallest normal.
+//   r(x) = x rounded to the type, less x.   u(x) = e(x)^2 / 12.
+//
+// Results.  Each stored element of o, dq, dk, dv adds c^2 u(x) times `roundings`.  c is 1 in A1 and
+// A2, and its partner (d_o, q, k, v) in A3 and A4.  roundings = 2, kComposed 4.  Those of dk and dv
+// are twice as many with group > 1.  kAccumulated: those are (1 + group ceil(q_len / step)) times as
+// many, with a step of 256, 64 or 32 rows for q_len >= 768, >= 192 or less.
+// Elements of a column (one channel of one head) that are the same are rounded alike.  f = the share
+// of its elements, 0 left out, that equal the one before them; a = min(max((f - 0.4) / 0.2, 0), 1).
+// The column's part is then (1 - a) sum c^2 u + a (sum c e)^2 / 12.
+//
+// Inside.  From the sampled rows, with dS = P (dP - delta_hp) (both in double), e_T as in probe.h:
+//   V_P  = 2 u(P)                        C_P  = r(P)
+//   V_dT = 2 (sum_j dP^2 u(P) + (2^-24 sum |dO o|)^2 + sum (2^-bits dO)^2 u(o))
+//   V_S  = 2 (u(dS) + u(P) (dP - delta)^2 + (2^-24 P)^2 (dP^2 + delta^2))     C_S  = r(dS)
+//   A1  variance (scale q8)^2 (sum_j V_S + V_dT);  channels scale q8 sum_j C_S and -scale q8 w e_T
+//   A2  variance o8^2 sum_j V_P;                   channel o8 sum_j C_P
+//   A4  variance 2 sum_j dP^2 V_P;                 channel sum_j dP C_P, of either sign
+// q8 and o8 are the projections of q_T and dO_T; bits = 8 for bfloat16, 11 for float16.  kComposed
+// rounds q.k (before scale) and dP first.  Besides, A2 and A4 have a channel of either sign of
+// 2^-13 |sum_j dv_j| and 2^-13 |sum v . dv|: an exponential that is approximated.
+//
+// From rows to all.  Each sequence and query head by itself: the sum of y over all rows is R X, with
+// R = sum_s y / sum_s x over the sampled rows and X = sum x over all.  x is the row's size: |q| |dO|
+// for A1, |dO| for A2 and A4, squared for variances.
+// The error of R X squared is var ((X_rest / X_s)^2 Q_s + Q_rest), with Q = sum x^2 and
+// var = n / (n - 1) sum_s (y - R x)^2 / Q_s.
+// To variances 3 errors are added.  Channels are added up over the call's sequences and the group's
+// heads; alike = the larger of the sum of the positive ones and less the sum of the negative ones,
+// + 6 errors.  Of A1 and A2 it is that of the projection where it is largest; so is the variance.
+// Where less than two rows were sampled, or none of those has a size, alike is at least
+// |difference|: the law says nothing.
+// Few rows so make the limit wider, never narrower.  Every row (rows_per_head = 0) costs as the
+// scores and dP of all rows do.
+
+#ifndef BELLWETHER_KERNELS_ATTENTION_LAWS_H_
+#define BELLWETHER_KERNELS_ATTENTION_LAWS_H_
+
+#include <cstdint>
+
+#include "bellwether/kernels/device.h"
+#include "bellwether/kernels/probe.h"
+#include "bellwether/kernels/status.h"
+
+namespace bellwether::kernels {
+
+inline constexpr int kLawProjections = 8;
+// Errors of the estimate from sampled rows that are added to alike and to variances.
+inline constexpr double kLawAlikeErrors = 6;
+inline constexpr double kLawVarianceErrors = 3;
+// An exponential that is approximated may be so far off, for all P alike.
+inline constexpr double kLawExpError = 1.0 / 8192;
+
+// Rows of `out`.  The sums are of all elements of a head, *_nonfinite counts elements.
+enum LawHeadStat : int {
+  kLawDoSum = 0,
+  kLawDoAbsSum,
+  kLawDoSumsq,
+  kLawDoNonfinite,
+  kLawDqSum,
+  kLawDqAbsSum,
+  kLawDqSumsq,
+  kLawDqNonfinite,
+  kLawRowsLeftOut,
+  kLawHeadStatCount
+};
+
+// Rows of `kv_out`.
+enum LawKvStat : int {
+  kLawA1 = 0,                // 8 projections
+  kLawA2 = kLawProjections,  // 8 projections
+  kLawA3 = 2 * kLawProjections,
+  kLawA4,
+  kLawA1Variance,  // of any one projection
+  kLawA2Variance,
+  kLawA3Variance,
+  kLawA4Variance,
+  kLawA1Alike,
+  kLawA2Alike,
+  kLawA3Alike,  // 0
+  kLawA4Alike,
+  kLawDkSum,
+  kLawDkAbsSum,
+  kLawDkSumsq,
+  kLawDkNonfinite,
+  kLawDvSum,
+  kLawDvAbsSum,
+  kLawDvSumsq,
+  kLawDvNonfinite,
+  kLawKvStatCount
+};
+
+// How the kernel that made the tensors rounds.
+enum class LawArithmetic : int {
+  kFused = 0,       // P and dS before products, results at the end
+  kComposed = 1,    // scores and dP, too: attention out of matrix products
+  kAccumulated = 2  // dk and dv are kept in the type: PyTorch's flash attention for CPUs
+};
+
+// A call whose backward is over.
+struct GradedAttention {
+  // v, o and d_o given, drift_only false.  Where the probe writes is not read.
+  ProbeParams call;
+  LawArithmetic arithmetic = LawArithmetic::kFused;
+  Tensor4 d_q;  // [batch][heads][q_len][head_dim], of the type of q, as the op returned it
+  Tensor4 d_k;  // [batch][kv_heads][k_len][head_dim]
+  Tensor4 d_v;  // [batch][kv_heads][k_len][v_dim]
+};
+
+// Rows of [heads] and of [kv_heads] floats, added to.
+struct LawOutputs {
+  int64_t stat_stride = 0;  // floats between two rows, >= heads
+  float* out = nullptr;
+  int64_t kv_stat_stride = 0;  // >= kv_heads
+  float* kv_out = nullptr;
+};
+
+struct AttentionLawsParams {
+  GradedAttention of;
+  LawOutputs to;  // [kLawHeadStatCount][heads], [kLawKvStatCount][kv_heads]
+};
+
+// Adds the laws of one call to its outputs.  It reads each element of q, k, v, o, d_o, d_q, d_k and
+// d_v once, and the sampled rows as the probe does.  kCpu is done on return.
+//
+// kInvalidArgument, kUnsupported, kDeviceError as Probe(); kUnsupported: kCuda.  Then nothing was
+// written.  Any thread; calls that add to the same memory must not overlap.
+[[nodiscard]] Status AttentionLaws(const AttentionLawsParams& params, const Device& device);
+
+// ---- the shadow check ----
+//
+// What a kernel returned beside the same in double: o and dq at the sampled rows, dk and dv at
+// sampled keys with all their queries.  Rows and keys with an element that is not finite are left
+// out here, and so are rows that see no key.
+//
+//   rest      sum of |got - exact - sum_i c_i channel_i|^2 of a row or key, each c_i the best of
+//             0..1: one after the other, three times round
+//   variance  sum over the elements of what independent roundings give them
+//   excess    rest / variance: 1 if all is well.  It is a mean over variance^2 / variance_sq
+//             independent rows.
+//
+// With p = V_P, C_P and so on from above, of an element of a row T or key j:
+//   o   variance sum_j V_P v^2 + roundings u(o)                  channels sum_j C_P v, and below
+//   dq  scale^2 (sum_j V_S k^2 + V_dT (sum_j P k)^2) + roundings u(dq)
+//                                                   channels -scale e_T sum_j P k, scale sum_j C_S k
+//   dk  scale^2 sum_T (V_S + V_dT P^2) q^2 + roundings u(dk)
+//                                            channels -scale sum_T e_T P q, scale sum_T C_S q
+//   dv  sum_T V_P dO^2 + roundings u(dv)                         channel sum_T C_P dO
+// and two more each: r(exact), and r(exact + the channels) - the same.  u() is of the exact value.
+// kAccumulated: dk and dv have one more channel, what they become if they are added up in the type,
+// less what they are: head by head of the group and `step` rows at a time.  Their variance has 2 u()
+// of each partial sum.  With a softcap dS, P and C_S are times its slope in dq and dk.
+// float32: the grid is that of TF32, 11 bits.
+
+// The rows of one tensor: those of o then those of dq, of dk then those of dv.
+enum ShadowStat : int {
+  kShadowDot = 0,   // sum got . exact
+  kShadowGotSumsq,  // sum |got|^2
+  kShadowRefSumsq,  // sum |exact|^2
+  kShadowRest,
+  kShadowVariance,
+  kShadowVarianceSq,  // sum over rows (keys) of their variance squared
+  kShadowTensorStatCount,
+  kShadowStatCount = 2 * kShadowTensorStatCount
+};
+
+struct AttentionShadowParams {
+  GradedAttention of;
+  LawOutputs to;               // [kShadowStatCount][heads], [kShadowStatCount][kv_heads]
+  uint32_t keys_per_head = 0;  // at least k_len: every key; 0: none, and kv_out stays as it is
+};
+
+// The key that stands for `stratum` of 0..strata-1 of a key head whose first query head is `head`
+// (global), as SampledRow() with a seed of its own.
+constexpr int64_t SampledKey(uint64_t seed, uint64_t batch, uint64_t head, uint64_t stratum, uint64_t strata,
+                             uint64_t k_len) {
+  return SampledRow(ProbeMix(seed), batch, head, stratum, strata, k_len);
+}
+
+// Adds the comparison of one call to its outputs.  With keys it costs as the scores and dP of all
+// rows do, whatever their number.  Errors as AttentionLaws(); kUnsupported also: keys with
+// mask_by_sample, which does not say what the other rows see.
+[[nodiscard]] Status AttentionShadow(const AttentionShadowParams& params, const Device& device);
+
+}  // namespace bellwether::kernels
+
+#endif  // BELLWETHER_KERNELS_ATTENTION_LAWS_H_
