@@ -9,6 +9,10 @@ take on average is small enough.  Of four blocks that follow each other the watc
 against the others.  How many samples a block happens to have is no noise: it is known which share
 of all steps is sampled, and what a sampled step takes longer.  Prints JSON; costs are in per cent.
 
+Of each step is noted, too, how long its code ran, what Python's garbage collections took in it, and
+how often memory was asked of the driver: a step's time has that where the device waits for its next
+work.  Who allocates most objects starts most collections; --no-collections has none in both.
+
     python3 tests/bench/cost_line_bench.py --compile --out cost.json
     python3 tests/bench/cost_line_bench.py --job packed --size 1b       # documents, by a mask
     python3 tests/bench/cost_line_bench.py --job blocks --compile       # with all statistics
@@ -21,6 +25,7 @@ seems to it to last as long as the other's block.
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib.metadata
 import json
 import logging
@@ -30,9 +35,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 import torch
 from torch import Tensor, nn
@@ -141,17 +147,69 @@ def block(job: Job, steps: int, step_ends: Callable[[Tensor], None]) -> list[flo
     return [1e3 * (b - a) for a, b in zip(marks, marks[1:])]
 
 
+class Noted(NamedTuple):
+    """What a step's code did."""
+
+    host_ms: float
+    collected: list[tuple[int, float]]  # Collections: generation and milliseconds.
+    allocations: int  # Of memory, by the driver.
+
+
+class Step(NamedTuple):
+    took: float  # Milliseconds.
+    distance: int  # How many steps ago the last sample was; -1: none was.
+    noted: Noted
+
+
+class Notes:
+    """What this process does between two questions."""
+
+    def __init__(self) -> None:
+        self._began, self._found = 0.0, list[tuple[int, float]]()
+        self._asked, self._allocations = time.perf_counter(), 0
+        gc.callbacks.append(self._called)
+
+    def _called(self, phase: str, info: dict[str, int]) -> None:
+        now = time.perf_counter()
+        if phase == "start":
+            self._began = now
+        else:
+            self._found.append((info["generation"], 1e3 * (now - self._began)))
+
+    def taken(self) -> Noted:
+        now, allocations = time.perf_counter(), 0
+        if torch.cuda.is_initialized():
+            # The public function takes a third of a millisecond.
+            stats = torch._C._cuda_memoryStats(torch.cuda.current_device())
+            allocations = stats["num_device_alloc"]
+        noted = Noted(1e3 * (now - self._asked), self._found, allocations - self._allocations)
+        self._asked, self._found, self._allocations = now, [], allocations
+        return noted
+
+
 class Plain:
     """A job without a monitor."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.job = JOBS[args.job](args.size, args.device)
+        self._begin(not args.no_collections)
         if args.compile:
             self.job.compile()
 
-    def block(self, steps: int) -> list[tuple[float, int]]:
-        """Of each step its milliseconds, and how many steps ago the last sample was (-1)."""
-        return [(took, -1) for took in block(self.job, steps, lambda loss: None)]
+    def _begin(self, collections: bool) -> None:
+        if not collections:
+            gc.disable()
+        self.notes = Notes()
+        self._of_block: list[tuple[int, Noted]] = []
+
+    def _step_ends(self, loss: Tensor) -> None:
+        self._of_block.append((-1, self.notes.taken()))
+
+    def block(self, steps: int) -> list[Step]:
+        self._of_block.clear()
+        self.notes.taken()  # What was between blocks is no step's.
+        took = block(self.job, steps, self._step_ends)
+        return [Step(ms, *rest) for ms, rest in zip(took, self._of_block)]
 
     def __call__(self, what: str, *told: Any) -> Any:
         return getattr(self, what)(*told)
@@ -171,19 +229,15 @@ class Watched(Plain):
         )  # fmt: skip
         assert self.monitor.status()["live"], self.monitor.status()["why_off"]
         self._distance = -1
-        self._of_block: list[int] = []
+        self._begin(not args.no_collections)
         if args.compile:
             self.job.compile()
 
     def _step_ends(self, loss: Tensor) -> None:
         known = self._distance >= 0
         self._distance = 0 if self.monitor.steps.samples_step() else self._distance + known
-        self._of_block.append(self._distance)
         self.monitor.step(loss=loss)
-
-    def block(self, steps: int) -> list[tuple[float, int]]:
-        self._of_block.clear()
-        return list(zip(block(self.job, steps, self._step_ends), self._of_block))
+        self._of_block.append((self._distance, self.notes.taken()))
 
     def told(self) -> tuple[Optional[float], int]:
         """The price as the log has it by now, and the sampling period."""
@@ -221,32 +275,55 @@ class Costs:
         self._unsampled: list[float] = []
         self._of_samples: list[float] = []
         self._extra: list[float] = []  # What a sampled step takes longer than its block's others.
-        self._samples_ms: list[tuple[int, float]] = []  # Each one's place in its block and time.
+        # Of each its place in its block, its time, its code's, that of collections in it, and how
+        # often memory was asked of the driver.
+        self._samples_ms: list[tuple[int, float, float, float, int]] = []
+        self._collected = {kind: Counter[int]() for kind in ("plain", "unsampled", "sampled")}
+        self._collected_ms = {kind: defaultdict[int, float](float) for kind in self._collected}
+        self._of_kind, self._allocations = Counter[str](), Counter[str]()
+        self._host_ms: dict[str, list[float]] = {kind: [] for kind in self._collected}
         self._all = [0, 0]  # Samples and steps, the first ones of blocks included.
         self.by_distance: dict[int, list[float]] = {}
 
-    def add(self, plain: Sequence[Any], watched: Sequence[Any]) -> None:
+    def add(self, plain: Sequence[list[Step]], watched: Sequence[list[Step]]) -> None:
         """Two blocks of each.  The first step of a block, which finds the device idle, is out."""
-        base = statistics.fmean(took for steps in plain for took, _ in steps[1:])
+        base = statistics.fmean(step.took for steps in plain for step in steps[1:])
         steps = [step for of_block in watched for step in of_block[1:]]
         self.plain_ms.append(base)
-        self._ratios.append(self._cost(statistics.fmean(took for took, _ in steps), base))
-        others = [took for took, distance in steps if distance != 0]
+        self._ratios.append(self._cost(statistics.fmean(step.took for step in steps), base))
+        others = [step.took for step in steps if step.distance != 0]
         self._unsampled.append(self._cost(statistics.fmean(others), base))
-        samples = [took for took, distance in steps if distance == 0]
+        samples = [step.took for step in steps if step.distance == 0]
         self._of_samples += [self._cost(took, base) for took in samples]
         self._extra += [100 * (took - statistics.fmean(others)) / base for took in samples]
         self._sampled.append((len(samples), len(steps)))
         self._samples_ms += [
-            (place, took)
+            (
+                place,
+                step.took,
+                step.noted.host_ms,
+                sum(ms for _, ms in step.noted.collected),
+                step.noted.allocations,
+            )
             for of_block in watched
-            for place, (took, distance) in enumerate(of_block)
-            if place and distance == 0
+            for place, step in enumerate(of_block)
+            if place and step.distance == 0
         ]
-        self._all[0] += sum(d == 0 for of_block in watched for _, d in of_block)
+        self._all[0] += sum(step.distance == 0 for of_block in watched for step in of_block)
         self._all[1] += sum(len(of_block) for of_block in watched)
-        for took, distance in steps:
-            self.by_distance.setdefault(distance, []).append(took)
+        for step in steps:
+            self.by_distance.setdefault(step.distance, []).append(step.took)
+            self._count("unsampled" if step.distance else "sampled", step)
+        for step in (step for of_block in plain for step in of_block[1:]):
+            self._count("plain", step)
+
+    def _count(self, kind: str, step: Step) -> None:
+        self._of_kind[kind] += 1
+        self._allocations[kind] += step.noted.allocations
+        self._host_ms[kind].append(step.noted.host_ms)
+        for generation, ms in step.noted.collected:
+            self._collected[kind][generation] += 1
+            self._collected_ms[kind][generation] += ms
 
     @staticmethod
     def _cost(took: float, base: float) -> float:
@@ -279,6 +356,14 @@ class Costs:
                 for distance, took in sorted(self.by_distance.items())
             },
             "ratios": self._ratios, "samples_ms": self._samples_ms,
+            # By the kind of step and the generation: how many, and milliseconds of all.
+            "steps": self._of_kind, "driver_allocations": self._allocations,
+            "host_ms": {kind: statistics.median(ms) for kind, ms in self._host_ms.items() if ms},
+            "collections": {
+                kind: {generation: [count, self._collected_ms[kind][generation]]
+                       for generation, count in sorted(counts.items())}
+                for kind, counts in self._collected.items()
+            },
         }  # fmt: skip
 
 
@@ -321,6 +406,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--seconds", type=float, default=240.0, help="of blocks by turns, at most")
     parser.add_argument("--every", type=int, default=20)
     parser.add_argument("--budget", type=float, default=0.005)
+    parser.add_argument("--no-collections", action="store_true", help="without Python's collector")
     parser.add_argument("--out", type=Path, help="JSON")
     args = parser.parse_args(argv)
 
@@ -351,7 +437,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         "driver": driver(),
         "torch": torch.__version__, "transformers": importlib.metadata.version("transformers"),
         "job": args.job, "size": args.size, "compiled": args.compile,
-        "settled_steps": len(settled),
+        "settled_steps": len(settled), "collector": not args.no_collections,
     }  # fmt: skip
     plain.end()
     watched.end()
