@@ -9,9 +9,9 @@ take on average is small enough.  Of four blocks that follow each other the watc
 against the others.  How many samples a block happens to have is no noise: it is known which share
 of all steps is sampled, and what a sampled step takes longer.  Prints JSON; costs are in per cent.
 
-Of each step is noted, too, how long its code ran, what Python's garbage collections took in it, and
-how often memory was asked of the driver: a step's time has that where the device waits for its next
-work.  Who allocates most objects starts most collections; --no-collections has none in both.
+Each step has notes: how long its code ran, how long Python collected garbage in it, and how often
+memory was asked of the driver.  A step's time has these where the device waits for its next work.
+--no-collections leaves Python's collector out of both.
 
     python3 tests/bench/cost_line_bench.py --compile --out cost.json
     python3 tests/bench/cost_line_bench.py --job packed --size 1b       # documents, by a mask
