@@ -17,10 +17,11 @@ from test_doctor import doctor as run_doctor
 from bellwether._hook.calls.kernel_choice import kernel_of
 from bellwether._laws.judge import BROKEN, NOT_JUDGED, RIGHT
 from bellwether.tools import doctor
-from bellwether.tools.kernel_backends import Kernel, chosen, kernels, named
+from bellwether.tools.kernel_backends import Kernel, NotOffered, chosen, kernels, named
 from bellwether.tools.kernel_cases import (
     SCORES_MAX,
     Case,
+    Inputs,
     Shape,
     cases_of,
     default_cases,
@@ -62,6 +63,8 @@ def test_a_script_gives_its_own_shapes(tmp_path: Path) -> None:
     done = run_doctor(tmp_path, script, "--kernels", "--seconds", "0.5", "--json", "told.json")
     assert "layer 0, 2 heads" in done.stdout, done.stderr
     told = json.loads((tmp_path / "told.json").read_text())["results"]
+    assert "torch flex is left out: the model does not call flex_attention" in done.stdout
+    assert all(result["kernel"] != "torch flex" for result in told)
     of_model = told[0]["input"]
     assert (of_model["heads"], of_model["head_dim"], of_model["tokens"]) == (2, 8, 70)
     assert of_model["dtype"] == "torch.bfloat16" and told[0]["verdict"] == RIGHT, done.stdout
@@ -113,6 +116,22 @@ def test_a_kernel_that_raises_is_not_judged() -> None:
     assert {r.verdict.verdict for r in results} == {NOT_JUDGED}
     assert results[0].verdict.why == "RuntimeError: no such device"
     assert "returned [1, 4, 40, 1] instead of [1, 4, 40, 64]" in results[2].verdict.why
+
+
+def test_a_kernel_that_is_compiled_comes_last() -> None:
+    order: list[tuple[str, int]] = []
+
+    def seen(name: str) -> Kernel:
+        def run(inputs: Inputs, *_: torch.Tensor) -> torch.Tensor:
+            order.append((name, inputs.q.shape[2]))
+            raise NotOffered("it only notes its turn")
+
+        return Kernel(name, run, "", slow=name == "slow")
+
+    results = checked(seen("slow"), seen("a"), seen("b"))
+    turns = [("a", 40), ("b", 40), ("a", 33), ("b", 33), ("slow", 40), ("slow", 33)]
+    assert order == turns
+    assert [r.kernel.name for r in results] == ["slow", "slow", "a", "a", "b", "b"]
 
 
 def test_the_rest_is_not_judged_once_time_is_over() -> None:

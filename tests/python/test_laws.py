@@ -15,6 +15,7 @@ from torch import Tensor
 
 from bellwether._attention.composed import composed
 from bellwether._kernels.probe import ProbeMask
+from bellwether._laws import reference as references
 from bellwether._laws.attention import laws, row_weights
 from bellwether._laws.call import GradedCall
 from bellwether._laws.judge import (
@@ -27,7 +28,7 @@ from bellwether._laws.judge import (
     judge,
     suspects,
 )  # fmt: skip
-from bellwether._laws.reference import reference
+from bellwether._laws.reference import COMPOSED, FUSED, References, reference
 from bellwether._laws.rounding import BF16, F16, TF32
 from bellwether.tools.kernel_backends import Kernel, kernels
 from bellwether.tools.kernel_cases import Case, Shape, make
@@ -116,6 +117,47 @@ def test_the_reference_is_the_gradient_in_fp64(kind: str, softcap: float, with_s
     assert set(found) == {"A1", "A2", "A3", "A4"} - ({"A1"} if softcap else set())
     for law in found.values():
         assert float(law.difference.abs().max()) < 1e-10
+
+
+def flat(of: Any) -> list[Tensor]:
+    """All tensors in a reference."""
+    if isinstance(of, Tensor):
+        return [of]
+    if dataclasses.is_dataclass(of):
+        of = vars(of)
+    if isinstance(of, dict):
+        of = list(of.values())
+    return [t for item in of for t in flat(item)] if isinstance(of, list) else []
+
+
+@pytest.mark.parametrize("arithmetic", [FUSED, COMPOSED])
+@pytest.mark.parametrize("mask", [None, "rows", "minimum"])
+def test_kernels_on_the_same_inputs_share_a_reference(
+    mask: str | None, arithmetic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed: list[Any] = []
+    whole = references._exact
+    monkeypatch.setattr(
+        references, "_exact", lambda *given: computed.append(given) or whole(*given)
+    )
+    inputs = make(Case("shared", Shape(tokens=40), batch=2, mask=mask), CPU)
+    calls = [graded(kernel, inputs) for kernel in SOUND]
+    known_of = References()
+    shared = [known_of.of(call, arithmetic) for call in calls]
+    # Rows that see nothing came out as 0 of some kernels, as a mean of others.
+    assert len(computed) == (1 if mask != "minimum" else len(computed)) and len(computed) <= 2
+    for call, known in zip(calls, shared):
+        alone = reference(call, arithmetic=arithmetic)
+        for a, b in zip(flat(known), flat(alone), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-300)
+
+
+def test_other_inputs_share_no_reference() -> None:
+    case, known_of = Case("apart", Shape(tokens=20)), References()
+    first, other = (graded(SOUND[0], make(case, CPU, seed)) for seed in (1, 2))
+    assert not torch.equal(known_of.of(first).dq.exact, known_of.of(other).dq.exact)
+    scaled = dataclasses.replace(first, scale=2 * first.scale)
+    assert not torch.equal(known_of.of(first).dq.exact, known_of.of(scaled).dq.exact)
 
 
 def test_some_rows_give_the_same_as_all() -> None:

@@ -69,6 +69,14 @@ class GradedCall:
         A row that sees no key and comes out otherwise is a mean: a mask adds the least number of
         its type to all scores, or the kernel does so itself.
         """
+        return self.outcome(rows, self.unseen(rows, bias))
+
+    def unseen(self, rows: Tensor, bias: Tensor) -> Tensor:
+        """Whether they see no key, whatever came out."""
+        shape = (self.q.shape[0], self.k.shape[1], self.group, rows.numel())
+        return (bias <= HIDES).all(-1).expand(shape)
+
+    def outcome(self, rows: Tensor, unseen: Tensor) -> tuple[Tensor, Tensor]:
+        """Of those: whether their output is 0, and whether it is NaN."""
         o = self.grouped(self.o[:, :, rows])
-        unseen = (bias <= HIDES).all(-1).expand(o.shape[:-1])
         return unseen & (o == 0).all(-1), unseen & ~torch.isfinite(o).all(-1)

@@ -23,7 +23,7 @@ import torch
 
 from .attention import GRADIENTS, Law, laws, row_weights, tensor_sums
 from .call import TENSORS, GradedCall
-from .reference import ACCUMULATED, COMPOSED, FUSED, PROJECTIONS, Reference, reference
+from .reference import ACCUMULATED, COMPOSED, FUSED, PROJECTIONS, Reference, References
 from .rounding import F16, GRIDS
 from .shadow import Shadow, shadow
 
@@ -103,7 +103,7 @@ def _worst(x: torch.Tensor) -> tuple[int, int, float]:
     return at // flat.shape[1], at % flat.shape[1], float(flat.flatten()[at])
 
 
-def _nonfinite(call: GradedCall) -> Optional[Verdict]:
+def _nonfinite(call: GradedCall, known_of: References) -> Optional[Verdict]:
     """The verdict where some element is not finite."""
     bad = {name: tensor_sums(getattr(call, name)).nonfinite for name in ("o", *GRADIENTS)}
     if not any(bool(count.any()) for count in bad.values()):
@@ -113,7 +113,7 @@ def _nonfinite(call: GradedCall) -> Optional[Verdict]:
             return Verdict(NOT_JUDGED, f"{name} is not finite as it comes in")
     left_out = 0 if call.sinks is not None else row_weights(call)[1]
     findings = []
-    known = reference(call)
+    known = known_of.of(call)
     in_half = GRIDS[call.q.dtype] is F16
     if in_half and known.largest >= F16.largest:
         return Verdict(NOT_JUDGED, "dS is beyond the range of fp16 in exact arithmetic")
@@ -216,14 +216,17 @@ def _judged(call: GradedCall, known: Reference, limits: Limits, arithmetic: str)
 
 
 @torch.no_grad()
-def judge(call: GradedCall, limits: Limits) -> Verdict:
-    """The verdict on a call whose scores all fit into the time that there is."""
-    early = _nonfinite(call)
+def judge(call: GradedCall, limits: Limits, known_of: Optional[References] = None) -> Verdict:
+    """The verdict on a call whose scores all fit into the time that there is.
+
+    known_of: of several kernels on the same inputs, to save time."""
+    known_of = known_of or References()
+    early = _nonfinite(call, known_of)
     if early is not None:
         return early
-    verdict = _judged(call, reference(call), limits, FUSED)
+    verdict = _judged(call, known_of.of(call), limits, FUSED)
     for arithmetic, why in OTHERS.items() if verdict.verdict == BROKEN else ():
-        other = _judged(call, reference(call, arithmetic=arithmetic), limits, arithmetic)
+        other = _judged(call, known_of.of(call, arithmetic), limits, arithmetic)
         if other.verdict != BROKEN:
             other.why = why
             return other

@@ -24,7 +24,11 @@ class Grid:
 
     def variance(self, x: Tensor) -> Tensor:
         """Of what rounding to the nearest has added to x."""
-        return self.ulp(x).square() / 12
+        return self.variance_of(self.ulp(x))
+
+    @staticmethod
+    def variance_of(ulp: torch.Tensor) -> torch.Tensor:
+        return ulp.square().div_(12)
 
     def rounded(self, x: Tensor) -> Tensor:
         """To the nearest, even where two are as near; in fp64."""

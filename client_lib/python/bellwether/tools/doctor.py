@@ -315,13 +315,13 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _kernels(given: argparse.Namespace, shapes: Optional[list[Any]]) -> int:
+def _kernels(given: argparse.Namespace, shapes: Optional[list[Any]], calls_flex: bool) -> int:
     from . import kernel_check
 
     try:
         return kernel_check.run(
             shapes, device=given.device, seconds=given.seconds, function=given.function,
-            json_path=given.json,
+            json_path=given.json, calls_flex=calls_flex,
         )  # fmt: skip
     except (ValueError, OSError) as e:
         print(Finding(False, str(e)))
@@ -340,10 +340,11 @@ def main(arguments: Optional[list[str]] = None) -> int:
         bad = [finding for finding in findings if finding.ok is False]
         for finding in bad:
             print(finding)
-        return max(_kernels(given, None), int(bool(bad)))
+        return max(_kernels(given, None, True), int(bool(bad)))
     findings += server_findings(given.server)
     ready = all(f.ok is not False for f in findings if "server" not in f.text)
     shapes: Optional[list[Any]] = None
+    calls_flex = True
     if given.script is not None and ready:
         from .runner import run_steps
 
@@ -359,6 +360,7 @@ def main(arguments: Optional[list[str]] = None) -> int:
         else:
             findings += monitor_findings(watcher.monitor)
             shapes = _shapes(watcher.monitor) if given.kernels else None
+            calls_flex = any("flex" in layer.seen.kernel for layer in watcher.monitor.layers)
             watcher.monitor.detach()
     elif ready:
         findings += self_test() + known_findings()
@@ -370,7 +372,7 @@ def main(arguments: Optional[list[str]] = None) -> int:
     if not shapes:
         print(Finding(False, f"{given.script}: no layer whose attention --kernels could try"))
         return 1
-    return max(_kernels(given, shapes), int(bad_findings))
+    return max(_kernels(given, shapes, calls_flex), int(bad_findings))
 
 
 def _shapes(monitor: Any) -> list[Any]:

@@ -6,6 +6,7 @@ import dataclasses
 import importlib
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -28,6 +29,8 @@ except ImportError:  # torch before 2.3
 TORCHS = {"math": "MATH", "flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION",
           "cudnn": "CUDNN_ATTENTION"}  # fmt: skip
 _ON_CPU = ("math", "flash")
+FLEX = "torch flex"
+_FLEX_INPUTS_MAX = 256  # That it is compiled for in one process.
 _FOR_COMPARISON = ("paper", "hp-nolt", "lt")  # Of our modes.
 
 
@@ -43,6 +46,7 @@ class Kernel:
     run: Callable[[Inputs, Tensor, Tensor, Tensor], Tensor]
     advice: str  # How a job gets it.
     for_comparison: bool = False  # No job should have it.
+    slow: bool = False  # It is compiled for each input: tried when all others are done.
 
 
 def _given(inputs: Inputs, q: Tensor, k: Tensor) -> dict[str, Any]:
@@ -83,6 +87,16 @@ def _ours(mode: str) -> Callable[[Inputs, Tensor, Tensor, Tensor], Tensor]:
     return run
 
 
+def _recompiled() -> AbstractContextManager[Any]:
+    """Else the ninth input would silently run as it is written, without a kernel."""
+    import torch._dynamo
+
+    config: Any = torch._dynamo.config
+    name = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"
+    patched: AbstractContextManager[Any] = config.patch({name: _FLEX_INPUTS_MAX})
+    return patched
+
+
 def _flex(inputs: Inputs, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -112,7 +126,8 @@ def _flex(inputs: Inputs, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         )
     try:
         compiled: Any = torch.compile(flex_attention, dynamic=False)
-        result: Tensor = compiled(q, k, v, enable_gqa=q.shape[1] != k.shape[1], **extra)
+        with _recompiled():
+            result: Tensor = compiled(q, k, v, enable_gqa=q.shape[1] != k.shape[1], **extra)
     except Exception as e:  # Of the compiler: whatever it lacks here.
         raise NotOffered(f"does not compile: {str(e).strip().splitlines()[0][:120]}") from e
     return result
@@ -151,15 +166,15 @@ def kernels(device: torch.device) -> list[Kernel]:
             hp = mode == "hp"
             advice = "bellwether.stabilize(model)" if hp else f'bellwether.attention(mode="{mode}")'
             found.append(Kernel(f"bellwether {mode}", _ours(mode), advice, mode in _FOR_COMPARISON))
-    # Last: it is compiled for each input.
-    found.append(Kernel("torch flex", _flex, "torch.nn.attention.flex_attention, compiled"))
+    advice = "torch.nn.attention.flex_attention, compiled"
+    found.append(Kernel(FLEX, _flex, advice, slow=True))
     return found
 
 
 def facts(kernel: Kernel, inputs: Inputs) -> Facts:
     """What the table of known kernels asks of a call."""
     q, k, v, mask = inputs.q, inputs.k, inputs.v, inputs.mask
-    flex = kernel.name == "torch flex"
+    flex = kernel.name == FLEX
     name = "flex_attention" if flex else kernel.name.removeprefix("torch ").partition(":")[0]
     if mask is None:
         kind = "causal" if inputs.causal else "none"

@@ -21,7 +21,8 @@ from .. import __version__
 from .._hook.calls import known_kernels
 from .._laws.call import GradedCall
 from .._laws.judge import BIASED, BROKEN, NOT_JUDGED, RIGHT, Limits, Verdict, judge, questions
-from .kernel_backends import Kernel, NotOffered, chosen, facts, kernels, named
+from .._laws.reference import References
+from .kernel_backends import FLEX, Kernel, NotOffered, chosen, facts, kernels, named
 from .kernel_cases import Case, Inputs, Shape, cases_of, default_cases, make
 
 VERDICTS = (RIGHT, BIASED, BROKEN, NOT_JUDGED)
@@ -55,7 +56,7 @@ def graded(kernel: Kernel, inputs: Inputs) -> GradedCall:
     )  # fmt: skip
 
 
-def try_kernel(kernel: Kernel, inputs: Inputs, limits: Limits) -> Verdict:
+def try_kernel(kernel: Kernel, inputs: Inputs, limits: Limits, known_of: References) -> Verdict:
     """What a kernel does on one input.  An exception of its own is a verdict, too."""
     try:
         call = graded(kernel, inputs)
@@ -67,7 +68,7 @@ def try_kernel(kernel: Kernel, inputs: Inputs, limits: Limits) -> Verdict:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # Its operations are small: more threads only wait for each other.
     try:
-        return judge(call, limits)
+        return judge(call, limits, known_of)
     finally:
         torch.set_num_threads(threads)
 
@@ -75,30 +76,34 @@ def try_kernel(kernel: Kernel, inputs: Inputs, limits: Limits) -> Verdict:
 def check(
     cases: Sequence[Case], tried: Sequence[Kernel], device: torch.device, seconds: float
 ) -> list[Result]:
-    """All kernels on all cases.  What does not fit into `seconds` is not judged."""
+    """All kernels on all cases, by kernel.  What does not fit into `seconds` is not judged."""
     asked = len(tried) * sum(
         questions(c.batch, c.shape.heads, c.shape.kv_heads, c.shape.tokens, c.k_len) for c in cases
     )
     limits, begin = Limits(asked), time.monotonic()
-    made: dict[Case, tuple[Inputs, str]] = {}
-    results = []
-    for kernel in tried:
-        for case in cases:
-            start = time.monotonic()
-            known: list[known_kernels.Entry] = []
-            if start - begin > seconds:
-                verdict, picked = Verdict(NOT_JUDGED, f"{seconds:g} s were over: --seconds"), False
-            else:
-                if case not in made:
-                    inputs = make(case, device)
-                    made[case] = inputs, chosen(inputs)
-                inputs, picks = made[case]
-                picked = picks == kernel.name
-                verdict = try_kernel(kernel, inputs, limits)
-                known = known_kernels.fitting(facts(kernel, inputs))
-            took = time.monotonic() - start
-            results.append(Result(kernel, case, picked, verdict, took, known))
-    return results
+    results: dict[tuple[str, int], Result] = {}
+    for slow in (False, True):
+        # Input by input: what all kernels are held against is computed once, and let go.
+        for number, case in enumerate(cases):
+            made: Optional[Inputs] = None
+            known_of, picks = References(), ""
+            for kernel in tried:
+                if kernel.slow != slow:
+                    continue
+                start = time.monotonic()
+                known: list[known_kernels.Entry] = []
+                if start - begin > seconds:
+                    verdict = Verdict(NOT_JUDGED, f"{seconds:g} s were over: --seconds")
+                else:
+                    if made is None:
+                        made = make(case, device)
+                        picks = chosen(made)
+                    verdict = try_kernel(kernel, made, limits, known_of)
+                    known = known_kernels.fitting(facts(kernel, made))
+                results[kernel.name, number] = Result(
+                    kernel, case, picks == kernel.name, verdict, time.monotonic() - start, known
+                )
+    return [results[kernel.name, number] for kernel in tried for number in range(len(cases))]
 
 
 def _advice(result: Result, results: Sequence[Result]) -> str:
@@ -202,19 +207,24 @@ def device_of(name: Optional[str]) -> torch.device:
 def run(
     shapes: Optional[Sequence[Shape]], *, device: Optional[str] = None, seconds: float = 50.0,
     function: Optional[str] = None, json_path: Optional[str] = None,
-    say: Callable[[str], None] = print,
+    calls_flex: bool = True, say: Callable[[str], None] = print,
 ) -> int:  # fmt: skip
     """The exit code: 0 if no kernel is broken and some were judged, else 1.
 
-    shapes: of a model's layers; None = the default list.  Raises ValueError.
+    shapes      of a model's layers; None = the default list
+    calls_flex  whether that model calls flex_attention, which takes seconds for each input
+
+    Raises ValueError.
     """
     on = device_of(device)
-    tried = kernels(on)
+    tried = [kernel for kernel in kernels(on) if calls_flex or kernel.name != FLEX]
     if function is not None:
         tried.insert(0, named(function))
     cases = default_cases(on) if shapes is None else cases_of(shapes, on)
     results = check(cases, tried, on, seconds)
     say(table(results))
+    if not calls_flex:
+        say(f"{FLEX} is left out: the model does not call flex_attention")
     if json_path is not None:
         Path(json_path).write_text(json.dumps(as_json(results, on), indent=1) + "\n")
         say(f"all numbers: {json_path}")
