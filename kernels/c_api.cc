@@ -2,6 +2,7 @@
 
 #include "bellwether/kernels/c_api.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -31,6 +32,9 @@ static_assert(static_cast<int>(BW_LAW_KV_STAT_COUNT) == bk::kLawKvStatCount);
 static_assert(static_cast<int>(BW_LAW_DK_SUM) == bk::kLawDkSum);
 static_assert(static_cast<int>(BW_LAW_ACCUMULATED) == static_cast<int>(bk::LawArithmetic::kAccumulated));
 static_assert(static_cast<int>(BW_SHADOW_STAT_COUNT) == bk::kShadowStatCount);
+static_assert(static_cast<int>(BW_LAW_PRODUCT_STAT_COUNT) == bk::kLawProductStatCount);
+static_assert(static_cast<int>(BW_LAW_PRODUCT_Y_VARIANCE) == bk::kLawProductYVariance);
+static_assert(static_cast<int>(BW_GRID_F16) == static_cast<int>(bk::Grid::kFloat16));
 static_assert(static_cast<int>(BW_BOOL) == static_cast<int>(bk::MaskDType::kBool));
 static_assert(static_cast<int>(BW_KERNEL_DEVICE_ERROR) == static_cast<int>(Status::kDeviceError));
 
@@ -137,6 +141,32 @@ Status RunKeyLeak(const bw_key_leak_params& c) {
   return bk::KeyLeak(p, ToDevice(c.backend, c.stream, c.threads));
 }
 
+bk::LawOperand ToOperand(const bw_law_operand& c) {
+  bk::LawOperand operand;
+  operand.data = c.data;
+  operand.dtype = ToEnum<bk::DType>(c.dtype);
+  operand.grid = ToEnum<bk::Grid>(c.grid);
+  std::copy(c.strides, c.strides + bk::kLawDims, operand.strides);
+  return operand;
+}
+
+Status RunLawProducts(const bw_law_products_params& c) {
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(bk::CheckRange("reserved", c.reserved, 0, 0));
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(bk::CheckRange("count", c.count, 1, bk::kLawProductsMax));
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(bk::CheckPointer("products", c.products, alignof(bw_law_product)));
+  bk::LawProduct products[bk::kLawProductsMax];
+  for (int64_t i = 0; i < c.count; ++i) {
+    std::copy(c.products[i].extents, c.products[i].extents + bk::kLawDims, products[i].extents);
+    products[i].x = ToOperand(c.products[i].x);
+    products[i].y = ToOperand(c.products[i].y);
+  }
+  bk::LawProductsParams p;
+  p.products = products;
+  p.count = c.count;
+  p.out = c.out;
+  return bk::LawProducts(p, ToDevice(c.backend, c.stream, c.threads));
+}
+
 bk::SpectralParams ToSpectral(const bw_spectral_params& c) {
   bk::SpectralParams p;
   p.dtype = ToEnum<bk::DType>(c.dtype);
@@ -232,6 +262,8 @@ bw_kernel_status bw_attention_shadow(const bw_attention_shadow_params* params) {
 }
 
 bw_kernel_status bw_key_leak(const bw_key_leak_params* params) { return Call(params, RunKeyLeak); }
+
+bw_kernel_status bw_law_products(const bw_law_products_params* params) { return Call(params, RunLawProducts); }
 
 bw_kernel_status bw_spectral_norms(const bw_spectral_params* params) { return Call(params, RunSpectralNorms); }
 

@@ -53,6 +53,21 @@ class KeyLeakParams(ctypes.Structure):
                 ("d_k", Tensor4), *_fields("leak_sum gradient_sum gate", ctypes.c_void_p)]
 
 
+class LawOperand(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), *_fields("dtype grid", ctypes.c_uint32),
+                ("strides", ctypes.c_int64 * 3)]
+
+
+class LawProduct(ctypes.Structure):
+    _fields_ = [("extents", ctypes.c_int64 * 3), ("x", LawOperand), ("y", LawOperand)]
+
+
+class LawProductsParams(ctypes.Structure):
+    _fields_ = [*_fields("struct_size backend threads reserved", ctypes.c_uint32),
+                ("stream", ctypes.c_void_p), ("count", ctypes.c_int64),
+                ("products", ctypes.POINTER(LawProduct)), ("out", ctypes.c_void_p)]
+
+
 class SpectralParams(ctypes.Structure):
     _fields_ = [
         *_CALL, *_fields("heads rows columns", ctypes.c_int64), ("weight", ctypes.c_void_p),
@@ -153,6 +168,28 @@ def key_leak(lib: ctypes.CDLL, d_k: torch.Tensor, into: torch.Tensor,
         head_dim=head_dim, d_k=view(d_k), leak_sum=into[0].data_ptr(),
         gradient_sum=into[1].data_ptr(), gate=pointer(gate))
     check(lib, lib.bw_key_leak(ctypes.byref(params)))
+
+
+LAW_PRODUCT_STATS = 6
+GRIDS = 5  # BW_GRID_NONE to BW_GRID_F16
+
+
+def law_products(
+    lib: Lib, pairs: list[tuple[torch.Tensor, torch.Tensor]], grids: list[tuple[int, int]],
+    into: torch.Tensor,
+) -> None:
+    """Of tensors with up to three dimensions, two of one shape each; into [pairs][6] doubles."""
+    products = (LawProduct * len(pairs))()
+    for product, pair, of in zip(products, pairs, grids):
+        product.extents[:] = [1] * (3 - pair[0].dim()) + list(pair[0].shape)
+        for operand, tensor, grid in zip((product.x, product.y), pair, of):
+            operand.data, operand.dtype, operand.grid = tensor.data_ptr(), DTYPES[tensor.dtype], grid
+            operand.strides[:] = [0] * (3 - tensor.dim()) + list(tensor.stride())
+    stream = torch.cuda.current_stream().cuda_stream if into.is_cuda else None
+    params = LawProductsParams(
+        struct_size=ctypes.sizeof(LawProductsParams), backend=int(into.is_cuda), stream=stream,
+        count=len(pairs), products=products, out=into.data_ptr())
+    check(lib, lib.bw_law_products(ctypes.byref(params)))
 
 
 @dataclasses.dataclass

@@ -535,6 +535,47 @@ def test_key_leak_equals_the_cpu(lib: Lib) -> None:
 # ---- spectral norms
 
 
+def law_pairs(of_x: torch.dtype, of_y: torch.dtype, device: str
+              ) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """One piece, padded rows, turned around, a row for all, one element for all, few elements."""
+    torch.manual_seed(5)
+    x, y = randn(3, 260, 516).to(of_x).to(device), randn(3, 260, 516).to(of_y).to(device)
+    return [
+        (x, y), (x[:, :, :512], y[:, :, 4:]), (x[:, :, 1:], y[:, :, 1:]),
+        (x.transpose(0, 2), y.transpose(0, 2)), (x[0], y[0].t().contiguous().t()),
+        (x[0, 0].expand(3, 260, 516), y), (x[:1, :1, :1].expand(3, 260, 516), y),
+        (x[0, 0, :3], y[0, 0, :3]), (x[:, :0], y[:, :0]),
+    ]
+
+
+def test_law_products_equal_the_cpu(lib: Lib) -> None:
+    turn = 0
+    for of_x in (BF16, F16, F32):
+        for of_y in (BF16, F16, F32):
+            pairs = [law_pairs(of_x, of_y, device) for device in ("cpu", "cuda")]
+            grids = []
+            for _ in pairs[0]:
+                turn += 1
+                grids.append((turn % calls.GRIDS, turn // 2 % calls.GRIDS))
+            sums = [torch.ones(len(grids), calls.LAW_PRODUCT_STATS, dtype=torch.float64,
+                               device=device) for device in ("cpu", "cuda")]
+            for of, into in zip(pairs, sums):
+                calls.law_products(lib, of, grids, into)
+            cpu, gpu = sums[0], sums[1].cpu()
+            size = cpu.clone()
+            size[:, 0] = cpu[:, 1]
+            worst = ((cpu - gpu).abs() / size.clamp(min=1)).max()
+            assert worst < 1e-12, (of_x, of_y, worst)
+
+
+def test_law_products_count_what_is_not_finite(lib: Lib) -> None:
+    x, y = torch.ones(70, 64, dtype=BF16), torch.ones(70, 64)
+    x[3, 5], x[69, 63], y[1, 1] = math.nan, math.inf, -math.inf
+    into = torch.zeros(1, calls.LAW_PRODUCT_STATS, dtype=torch.float64, device="cuda")
+    calls.law_products(lib, [(x.cuda(), y.cuda())], [(3, 1)], into)
+    assert into[0, 4:].tolist() == [2, 1] and not math.isfinite(into[0, 0])
+
+
 def planted(heads: int, rows: int, columns: int, top: float) -> torch.Tensor:
     """Gaussian, with one direction `top` times as strong."""
     torch.manual_seed(rows + columns)

@@ -29,7 +29,7 @@ extern "C" {
 #endif
 
 #define BW_KERNELS_API_VERSION_MAJOR 1
-#define BW_KERNELS_API_VERSION_MINOR 5
+#define BW_KERNELS_API_VERSION_MINOR 6
 
 typedef enum bw_kernel_status {
   BW_KERNEL_OK = 0,
@@ -246,6 +246,47 @@ typedef struct bw_key_leak_params {
 } bw_key_leak_params;
 
 BW_KERNELS_EXPORT bw_kernel_status bw_key_leak(const bw_key_leak_params* params);
+
+/* ---- sums of products, for the laws of linear layers (law_products.h is the specification) ----
+   Since 1.6. */
+
+/* One double each of a product, in this order. */
+typedef enum bw_law_product_stat {
+  BW_LAW_PRODUCT_SUM = 0,    /* sum of x y */
+  BW_LAW_PRODUCT_ABS_SUM,    /* sum of |x y| */
+  BW_LAW_PRODUCT_X_VARIANCE, /* sum of (ulp(x) y)^2 / 12; not with BW_GRID_NONE */
+  BW_LAW_PRODUCT_Y_VARIANCE, /* sum of (x ulp(y))^2 / 12 */
+  BW_LAW_PRODUCT_X_NONFINITE,
+  BW_LAW_PRODUCT_Y_NONFINITE,
+  BW_LAW_PRODUCT_STAT_COUNT
+} bw_law_product_stat;
+
+/* The numbers that elements were rounded to. */
+typedef enum bw_grid { BW_GRID_NONE = 0, BW_GRID_F32 = 1, BW_GRID_TF32 = 2, BW_GRID_BF16 = 3, BW_GRID_F16 = 4 } bw_grid;
+
+typedef struct bw_law_operand {
+  const void* data;
+  uint32_t dtype;     /* bw_dtype */
+  uint32_t grid;      /* bw_grid */
+  int64_t strides[3]; /* >= 0; 0 broadcasts */
+} bw_law_operand;
+
+typedef struct bw_law_product {
+  int64_t extents[3]; /* 0..2^31-1 each, 2^48 elements together */
+  bw_law_operand x, y;
+} bw_law_product;
+
+typedef struct bw_law_products_params {
+  uint32_t struct_size;
+  uint32_t backend, threads;
+  uint32_t reserved;
+  void* stream;
+  int64_t count;                  /* 1..16 */
+  const bw_law_product* products; /* [count], in host memory */
+  double* out;                    /* [count][BW_LAW_PRODUCT_STAT_COUNT], added to */
+} bw_law_products_params;
+
+BW_KERNELS_EXPORT bw_kernel_status bw_law_products(const bw_law_products_params* params);
 
 /* ---- per-head spectral norms (spectral.h is the specification) ---- */
 
