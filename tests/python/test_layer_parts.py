@@ -18,6 +18,7 @@ from bellwether._hook.calls import sdpa_call
 from bellwether._hook.calls.call import AttentionCall
 from bellwether._hook.layer.gradients import Gradients
 from bellwether._hook.layer.kept import Kept, tensors_of
+from bellwether._hook.layer.law_calls import LawCalls
 from bellwether._hook.layer.notes import Notes
 from bellwether._hook.layer.passes import Passes
 from bellwether._hook.layer.seen_calls import SeenCalls
@@ -115,7 +116,11 @@ def seen_by(host: Host, module: Optional[nn.Module] = None) -> tuple[SeenCalls, 
     notes, told = Notes(), list[Any]()
     module = module or Projections()
     seen = SeenCalls(
-        host, notes, weakref.ref(module), lambda *layout: told.append(layout), lambda q, k: None
+        host,
+        notes,
+        weakref.ref(module),
+        lambda *layout: told.append(layout),
+        lambda q, k: None,
     )
     return seen, notes, [told, module]
 
@@ -126,7 +131,12 @@ def test_a_recomputation_is_no_forward(host: Host) -> None:
     host.backward = True
     passes.forward()
     passes.backward(False)
-    assert (passes.calls, passes.calls_in_step, passes.fired, host.told) == (2, 1, 1, [1, 1])
+    assert (passes.calls, passes.calls_in_step, passes.fired, host.told) == (
+        2,
+        1,
+        1,
+        [1, 1],
+    )
     passes.begin_step()
     assert not passes.in_step() and (passes.calls, passes.fired) == (2, 1)
 
@@ -166,15 +176,21 @@ def test_unreadable_tensors_are_noted(host: Host, tensor: Tensor, reason: str) -
 
 def test_gradients_add_the_first_call_of_a_sampled_step(host: Host) -> None:
     seen, notes, _ = seen_by(host)
-    gradients = Gradients(host, notes, Passes(host, notes), seen, lambda: None)
+    laws, passes = LawCalls(host, seen), Passes(host, notes)
+    gradients = Gradients(host, notes, passes, seen, laws, lambda: None)
     call = call_of(HEADS, KV_HEADS)
     group = seen.observe(call)
     assert group is not None and seen.sums is not None
     kept, o = Kept(gradients, call, group), call.run(call.q, call.k, call.v).detach()
-    saved = (o, *(t.detach() for t in (call.q, call.k, call.v)), *tensors_of(call).values())
+    saved = (
+        o,
+        *(t.detach() for t in (call.q, call.k, call.v)),
+        *tensors_of(call).values(),
+    )
     assert gradients.output_wanted(kept)
     gradients.output_gradient(kept, saved, torch.ones_like(o))
-    gradients.key_gradient(kept, torch.ones_like(call.k))
+    kept.leaks = True
+    gradients.input_gradient(kept, torch.ones_like(call.k), "k", True)
     assert (seen.sums.probed, seen.sums.leaked) == (1, 1)
     assert not gradients.output_wanted(kept)
     (copy,) = host.memories.collect(False).values()
@@ -207,7 +223,13 @@ def test_a_narrow_value_tells_the_rows_of_latent_attention(host: Host) -> None:
     module = Latent()
     notes = Notes()
     search = WeightSearch(
-        host, notes, "attn", weakref.ref(module), None, Weights(host, notes), lambda module: None
+        host,
+        notes,
+        "attn",
+        weakref.ref(module),
+        None,
+        Weights(host, notes),
+        lambda module: None,
     )
     assert not search.unsure_projections(HEADS, HEADS, DIM, 6)
     assert search.unsure_projections(HEADS, HEADS, DIM, 0)

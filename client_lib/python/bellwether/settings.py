@@ -41,6 +41,28 @@ STATS: dict[str, tuple[str, ...]] = {
         "wk_sigma_residual",
         "qk_increment_rank",
     ),
+    # Of the gradients in a backward pass of attention: docs/concepts/laws.md.
+    "laws": (
+        *(f"law_{law}_{projection}" for law in ("a1", "a2") for projection in range(8)),
+        "law_a3",
+        "law_a4",
+        *(
+            f"law_{law}_{part}"
+            for part in ("variance", "alike")
+            for law in ("a1", "a2", "a3", "a4")
+        ),
+        "law_rows_left_out",
+        *(
+            f"{tensor}_{part}"
+            for tensor in ("do", "dq", "dk", "dv")
+            for part in ("sumsq", "nonfinite")
+        ),
+        *(
+            f"shadow_{tensor}_{part}"
+            for tensor in ("o", "dq", "dk", "dv")
+            for part in ("dot", "got_sumsq", "ref_sumsq", "rest", "variance", "variance_sq")
+        ),
+    ),
 }
 
 

@@ -149,10 +149,12 @@ def read(given: Arguments) -> CallRead:
     block_mask, change = given.get("block_mask"), given.get("score_mod")
     mask = Scores(block_mask, change, k.shape[2]).mask()
     view = VIEWS["bhtd"]
+    with_lse = bool(given.get("return_lse")) or given.get("return_aux") is not None
 
     return AttentionCall(
         q, k, v, view, view, view, view, given.run("query", "key", "value"), scale, mask,
         cancels=change is None or _is_added(change, change, q.device),
+        laws_lack="a gradient may come through its logsumexp" if with_lse else None,
         kernel=functools.partial(str, NAME),
         unread=unread or wrong,
         output=first_of,

@@ -118,6 +118,8 @@ def _call(given: Arguments, q: Tensor, k: Tensor, v: Tensor) -> Union[AttentionC
         mask_of(_terms(given, batch, heads)),
         cancels=unread is None,
         dropout=float(given.get("dropout_p") or 0.0) if given.get("training") else 0.0,
+        laws_lack="keys are added to those that are projected" if _added(given) else None,
+        weights_go_on=True,
         kernel=functools.partial(str, NAME),
         unread=unread,
     )  # fmt: skip

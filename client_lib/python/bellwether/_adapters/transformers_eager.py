@@ -159,6 +159,7 @@ def read(given: Arguments) -> CallRead:
         softcap=float(given.get("softcap") or 0.0),
         sinks=None if sinks is None else sinks.detach(),
         dropout=float(given.get("dropout") or 0.0) if training else 0.0,
+        weights_go_on=_weights_are_wanted(given),
         kernel=functools.partial(str, "eager"),
         module=module if isinstance(module, nn.Module) else None,
         unread=unread or wrong,

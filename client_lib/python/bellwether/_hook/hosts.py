@@ -58,6 +58,9 @@ class Sampling(Protocol):
 
     def row_seed(self, layer: int) -> int: ...
 
+    def compares_keys(self, layer: int) -> bool:
+        """Whether it is the turn of this layer to have dk and dv compared to a reference."""
+
     def weights_in_backward(self) -> bool:
         """Whether the weights are whole only while gradients are computed."""
 
@@ -173,9 +176,9 @@ class PatchedLayer(Protocol):
     ) -> Optional[Met]:
         """The same in two parts."""
 
-    def tap_early(self, q: Tensor, k: Tensor) -> tuple[Tensor, list[Any]]:
-        """Perhaps the keys of a call that is not known yet, behind a tap; and AttentionCall.tapped
-        of that call."""
+    def tap_early(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, list[Any]]:
+        """Perhaps queries and keys of a call that is not known yet, behind taps; and
+        AttentionCall.tapped of that call."""
 
     def unsure_projections(
         self, heads: int, kv_heads: int, dim: int, v_dim: int

@@ -19,6 +19,7 @@ from typing import Any, Optional
 import torch
 
 from .._hook.hosts import StepHost
+from .._native import c_api
 from .._util.guard import harmless
 
 # Signals that grow with the gradients, and the power in which they do.
@@ -30,6 +31,15 @@ POWERS = {
     "key_leak_sum": 1,
     "key_gradient_sum": 1,
 }
+for _name in (*c_api.LAW_STATS, *c_api.LAW_KV_STATS):
+    if _name != "law_rows_left_out":
+        POWERS[_name] = 2 if _name.endswith(("_variance", "_sumsq")) else 1
+    if _name.endswith("_nonfinite"):
+        POWERS[_name] = 0
+# Of these only ratios mean something; squares of the smallest would leave a float's range.
+for _name in (*c_api.SHADOW_STATS, *c_api.SHADOW_KV_STATS):
+    if not _name.startswith("shadow_o_"):
+        POWERS[_name] = 0
 
 _lock = threading.Lock()
 _hosts: weakref.WeakSet[StepHost] = weakref.WeakSet()

@@ -20,7 +20,10 @@ from .grams import GramBatch
 from .replicas import ReplicaSample
 
 _DELTA = STATS["delta"]
-_PER_KEY_HEAD = ("sequences", "key_coherence_sum", "key_leak_sum", "key_gradient_sum")
+_PER_KEY_HEAD = frozenset(
+    {"sequences", "key_coherence_sum", "key_leak_sum", "key_gradient_sum", *c_api.LAW_KV_STATS,
+     *c_api.SHADOW_KV_STATS}
+)  # fmt: skip
 _ROWS = ("rows", "nonfinite_rows")
 
 
@@ -72,6 +75,7 @@ class _LayerSample:
     wk: Optional[Spectrum]
     turned: bool  # The direction of W_Q could be compared to an earlier one.
     increments: Optional[array.array[float]]
+    laws: tuple[str, ...]  # Signals of STATS["laws"] that all calls have.
     copies: dict[Memory, Copy]
 
     def sum(self, signal: str) -> array.array[float]:
@@ -80,6 +84,20 @@ class _LayerSample:
 
     def spectrum(self, of: Spectrum, output: str) -> array.array[float]:
         return of.row(self.copies[of.memory], output)
+
+
+def _laws_in(sums: Sums) -> tuple[str, ...]:
+    calls = sums.lawful["sums"]
+    if not calls:
+        return ()
+    whole = {f"law_{law}" for law, count in sums.lawful.items() if law != "sums" and count == calls}
+    whole |= {"law_rows"} if whole else set()
+    whole |= {f"shadow_{tensor}" for tensor, count in sums.shadowed.items() if count == calls}
+    return tuple(
+        signal
+        for signal in STATS["laws"]
+        if not signal.startswith(("law_", "shadow_")) or "_".join(signal.split("_")[:2]) in whole
+    )
 
 
 def _layer_sample(
@@ -101,6 +119,7 @@ def _layer_sample(
         wk=wk if measured else None,
         turned=wq is not None and wq.samples > 1,
         increments=increments.get(id(layer)),
+        laws=() if sums is None else _laws_in(sums),
         copies=copies,
     )
 
@@ -185,6 +204,8 @@ class Sample:
             if layer.leaked and "leak" in self._stats:
                 for signal in STATS["leak"]:
                     put(signal, layer, layer.sum(signal), per_key=True)
+            for signal in layer.laws if "laws" in self._stats else ():
+                put(signal, layer, layer.sum(signal), signal in _PER_KEY_HEAD)
             if layer.wq is not None and layer.wk is not None:
                 put("wq_sigma", layer, layer.spectrum(layer.wq, "sigma"))
                 put("wq_sigma_residual", layer, layer.spectrum(layer.wq, "residual"))

@@ -23,6 +23,7 @@ class LayerStatus(TypedDict):
     head_dim: int
     weights: Optional[str]  # How W_Q and W_K were found.
     notes: dict[str, int]  # Why something was not measured, and how often.
+    without_laws: dict[str, int]  # Why the laws of a call were not asked about, and how often.
     not_judged_by: list[str]  # Families of rules that have no numbers of it.
     known_faults: list[str]  # Ids of known_kernels.json that its calls fit: hints.
     lends: bool  # It is no attention: its projections are those of one beside it.
@@ -85,6 +86,7 @@ def _layer_status(layer: Layer, not_judged_by: list[str]) -> LayerStatus:
         "head_dim": layer.head_dim,
         "weights": layer.weights.in_words(),
         "notes": dict(layer.notes),
+        "without_laws": dict(layer.laws.lacks),
         "not_judged_by": not_judged_by,
         "known_faults": list(layer.seen.known.found),
         "lends": layer.search.lends,

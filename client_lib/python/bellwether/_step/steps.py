@@ -116,6 +116,11 @@ class Steps:
         step = 0 if capturing() else self._step_seed()
         return (step + layer) & _SEED_MASK
 
+    def compares_keys(self, layer: int) -> bool:
+        """One layer in each sample."""
+        count = sum(other.index >= 0 for other in self.layers)
+        return count > 0 and self.reporter.samples % count == layer
+
     def _step_seed(self) -> int:
         return (self._number * 0x9E3779B97F4A7C15) & _SEED_MASK
 
@@ -183,7 +188,7 @@ class Steps:
     def _drop_sample(self) -> None:
         """The running step begins anew."""
         for layer in self.layers:
-            layer.passes.step_again()
+            layer.step_again()
         if not self._sampling:
             return
         self.reporter.scaling.drop_sample()
@@ -316,7 +321,7 @@ class Steps:
             )  # fmt: skip
             self.reporter.hear(self.weights, self.actions)
         for layer in self.layers:
-            layer.passes.begin_step()
+            layer.begin_step()
         now = time.perf_counter()
         hook_seconds = self.hook_seconds + now - start
         self.reporter.count(self._number, hook_seconds, now - self._began, sampled)

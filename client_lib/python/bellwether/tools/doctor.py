@@ -169,6 +169,8 @@ def layer_findings(status: dict[str, Any]) -> list[Finding]:
             )
         else:
             where = f", W_Q and W_K: {layer['weights']}" if layer["weights"] else ""
+            reasons = "; ".join(layer.get("without_laws", ()))
+            where += f"; without the laws of attention: {reasons}" if reasons else ""
             found.append(
                 Finding(
                     True,

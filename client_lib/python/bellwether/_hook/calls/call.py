@@ -7,7 +7,7 @@ understand it names in `unread`; what depends on that part is then left out.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Optional, Union
 
 import torch
@@ -158,6 +158,12 @@ class AttentionCall:
     # The attention's output in what the function returned, and that with another in its place.
     output: Callable[[Any], Any] = lambda result: result
     with_output: Callable[[Any, Tensor], Any] = lambda result, output: output
+    # Why the gradients of q, k and v as they are here are not those that the kernel returns.
+    laws_lack: Optional[str] = None
+    # The probabilities are returned, too: a gradient may come through them.
+    weights_go_on: bool = False
+    # What the scores went into besides the softmax, as far as the forward that runs has shown.
+    others: Sequence[str] = ()
     # Of scaled_dot_product_attention: its arguments but q, k and v, by their names.
     options: Optional[dict[str, Any]] = None
     # Of another function; or, in words, why none of ours can be put in its place.

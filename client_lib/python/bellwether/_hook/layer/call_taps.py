@@ -14,27 +14,30 @@ from ..calls.call import AttentionCall, CallRead
 from ..hosts import Sampling
 from ..running import apart, checkpoint_inside, checkpointed, host_reads_back
 from .kept import Kept, TapListener
+from .law_calls import LawCalls, groups
 from .notes import FROZEN, NO_KEY_GRADIENT, NO_LEAK, TRANSFORMED, Notes
 from .seen_calls import SeenCalls
-from .taps import CHECKPOINTS, KeyTap, apply_tap, output_tap, same_place
+from .taps import CHECKPOINTS, InputTap, apply_tap, output_tap, same_place
 
 
 class TappedCall:
     """A call between its taps.  They are where `inputs` go in, and where the output comes out."""
 
-    __slots__ = ("_call", "_kept", "_keys", "_notes", "host")
+    __slots__ = ("_call", "_kept", "_notes", "_tapped", "host")
 
     def __init__(
-        self, host: Sampling, notes: Notes, call: AttentionCall, kept: Kept, keys: Tensor
-    ) -> None:
-        """keys  those of the call behind their tap, or as they are"""
+        self, host: Sampling, notes: Notes, call: AttentionCall, kept: Kept,
+        tapped: dict[str, Tensor],
+    ) -> None:  # fmt: skip
+        """tapped  of groups() those that are behind a tap"""
         self.host, self._notes = host, notes
-        self._call, self._kept, self._keys = call, kept, keys
+        self._call, self._kept, self._tapped = call, kept, tapped
 
     def inputs(self) -> tuple[Tensor, Tensor, Tensor]:
         """q, k and v."""
-        call, k = self._call, self._keys
-        return k if call.q is call.k else call.q, k, k if call.v is call.k else call.v
+        call = self._call
+        behind = {name: t for names, t in self._tapped.items() for name in names}
+        return behind.get("q", call.q), behind.get("k", call.k), behind.get("v", call.v)
 
     def run(self) -> Any:
         return self.output(self._call.run(*self.inputs()))
@@ -84,10 +87,11 @@ class CallTaps:
     """Those of one layer's calls."""
 
     def __init__(
-        self, host: Sampling, notes: Notes, seen: SeenCalls, listener: TapListener, watched: bool
-    ) -> None:
+        self, host: Sampling, notes: Notes, seen: SeenCalls, laws: LawCalls, listener: TapListener,
+        watched: bool,
+    ) -> None:  # fmt: skip
         """watched  False: calls are observed, and not measured"""
-        self._host, self._notes, self._seen = host, notes, seen
+        self._host, self._notes, self._seen, self._laws = host, notes, seen, laws
         self._listener, self._watched = listener, watched
 
     def inert(self, read: CallRead) -> Optional[TappedCall]:
@@ -99,7 +103,7 @@ class CallTaps:
             return None
         call = _as_cast(read)
         call.unread, call.dropout = "an error", 0.0
-        return self._tapped(call, Kept(self._listener, call, 1), call.k)
+        return TappedCall(self._host, self._notes, call, Kept(self._listener, call, 1), {})
 
     def around(self, read: CallRead, always: bool, centred: bool) -> Optional[TappedCall]:
         """The call between its taps; None if there is nothing to measure.
@@ -138,13 +142,11 @@ class CallTaps:
             return None
         notes.add_parts_of(call)
         kept = Kept(self._listener, call, group, host_reads_back())
-        return self._tapped(call, kept, self._keys(call, kept))
+        kept.leaks, kept.laws = self._leaks(call), self._laws.asked(call)
+        return TappedCall(host, notes, call, kept, self._behind_taps(call, kept))
 
-    def _tapped(self, call: AttentionCall, kept: Kept, keys: Tensor) -> TappedCall:
-        return TappedCall(self._host, self._notes, call, kept, keys)
-
-    def _keys(self, call: AttentionCall, kept: Kept) -> Tensor:
-        """Behind their tap, if there is a leak to measure."""
+    def _leaks(self, call: AttentionCall) -> bool:
+        """Whether there is a leak to measure."""
         k = call.k
         if not k.requires_grad:
             self._notes.add(NO_KEY_GRADIENT)
@@ -152,8 +154,17 @@ class CallTaps:
             self._notes.add("the keys are the queries or the values: their gradient is not apart")
         elif not call.key_gradients_cancel():
             self._notes.add(NO_LEAK)
-        elif self._host.measures("leak"):
-            if call.tapped is None:
-                return cast(Tensor, apply_tap(KeyTap, k, [kept]))
+        else:
+            return self._host.measures("leak")
+        return False
+
+    def _behind_taps(self, call: AttentionCall, kept: Kept) -> dict[str, Tensor]:
+        """Of groups() those whose gradient is measured."""
+        wanted = {n: t for n, t in groups(call).items() if kept.laws or (kept.leaks and "k" in n)}
+        if call.tapped is not None and wanted:  # q and k have their taps already.
             call.tapped.append(kept)
-        return k
+            wanted = {names: t for names, t in wanted.items() if names == "v"}
+        return {
+            names: cast(Tensor, apply_tap(InputTap, t, [kept], names))
+            for names, t in wanted.items()
+        }

@@ -27,10 +27,11 @@ class CompiledBackward:
 
     def __init__(
         self, notes: Notes, passes: Passes, seen: SeenCalls, search: WeightSearch,
-        gradients: Gradients,
+        gradients: Gradients, without_laws: Callable[[], None],
     ) -> None:  # fmt: skip
+        """without_laws  told of each call that is measured"""
         self._notes, self._passes, self._seen = notes, passes, seen
-        self._search, self._gradients = search, gradients
+        self._search, self._gradients, self._without_laws = search, gradients, without_laws
         # Of the call whose output's gradient came last: how its keys are read.
         self._keys: Optional[tuple[View, int]] = None
 
@@ -62,6 +63,7 @@ class CompiledBackward:
         else:
             self._keys = call.k_view, group
         if self._gradients.arrived(call.unread is None):
+            self._without_laws()
             kept = Kept(self._gradients, call, group, compiled=True)
             o, d_o = outputs
             saved = (o, call.q, call.k, call.v, *tensors_of(call).values())

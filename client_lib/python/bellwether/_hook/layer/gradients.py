@@ -18,6 +18,7 @@ from ..._kernels.probe import DTYPES, Unsupported, add_key_leak, add_probe
 from ..._util.guard import harmless, in_words
 from ..hosts import Sampling
 from .kept import Kept
+from .law_calls import Given, LawCalls
 from .notes import Notes
 from .passes import Passes
 from .probe_mask import Sampled, first_sequences, probe_mask
@@ -28,12 +29,12 @@ class Gradients:
     """A TapListener."""
 
     def __init__(
-        self, host: Sampling, notes: Notes, passes: Passes, seen: SeenCalls,
+        self, host: Sampling, notes: Notes, passes: Passes, seen: SeenCalls, laws: LawCalls,
         weights_are_whole: Callable[[], None],
     ) -> None:  # fmt: skip
         """weights_are_whole  called in a sampled backward, where that is the only time"""
         self.host, self._notes, self._passes, self._seen = host, notes, passes, seen
-        self._weights_are_whole = weights_are_whole
+        self.laws, self._weights_are_whole = laws, weights_are_whole
         self.index = -1  # Of the layer among those that report: its rows differ from the others'.
 
     @harmless("backward of the attention", lambda self, kept: False)
@@ -65,9 +66,15 @@ class Gradients:
         self.host.hook_seconds += time.perf_counter() - start
 
     @harmless("backward of the attention")
-    def key_gradient(self, kept: Kept, d_k: Tensor) -> None:
-        if not self._is_batched(d_k):
-            self.add_keys(lambda: kept.k_view(d_k), kept.group)
+    def input_gradient(self, kept: Kept, gradient: Tensor, of: str, alone: bool) -> None:
+        if self._is_batched(gradient):
+            return
+        if "k" in of and kept.leaks:
+            self.add_keys(lambda: kept.k_view(gradient), kept.group)
+        if kept.laws is not None and self.host.live():
+            start = time.perf_counter()
+            self.laws.add(kept, gradient, of, alone)
+            self.host.hook_seconds += time.perf_counter() - start
 
     def arrived(self, measurable: bool) -> bool:
         """Counts a backward pass; whether its statistics are to be measured."""
@@ -147,10 +154,11 @@ class Gradients:
             o, q, k, v, d_o = (t[: host.settings.sequences] for t in (o, q, k, v, d_o))
         rows, seed = host.settings.rows, host.row_seed(self.index)
         sampled = Sampled(kept.scale, rows, seed)
+        of_rows = probe_mask(mask, q, k, sampled, kept.cast, shared=not kept.compiled)
         add_probe(
             sums, q, k, v, o, d_o if kept.delta and host.measures("delta") else None,
-            scale=kept.scale, rows=rows, seed=seed, group=kept.group,
-            mask=probe_mask(mask, q, k, sampled, kept.cast, shared=not kept.compiled),
+            scale=kept.scale, rows=rows, seed=seed, group=kept.group, mask=of_rows,
             drift_only=not (host.measures("ties") or host.measures("delta")),
             softcap=kept.softcap, sinks=given.get("sinks"),
         )  # fmt: skip
+        self.laws.hold(kept, Given(q, k, v, o, d_o, of_rows, given.get("sinks"), rows, seed))

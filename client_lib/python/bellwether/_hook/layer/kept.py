@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, Optional, Protocol
 
 import torch
@@ -19,6 +20,19 @@ def tensors_of(call: AttentionCall) -> dict[str, Tensor]:
     return given
 
 
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """What the laws are told of a call besides its tensors."""
+
+    arithmetic: str  # _laws/reference.py names those that are known.
+    # The gradients that come to taps: each "q", "k" or "v", or of a packed tensor several.
+    gradients: frozenset[str]
+    # The probabilities may be used elsewhere: dq and dk are then more than the output's.
+    weights_go_on: bool = False
+    # What the scores went into besides the softmax; it may grow until the forward is over.
+    others: Sequence[str] = ()
+
+
 class TapListener(Protocol):
     """Hears of the gradients that pass a call's taps."""
 
@@ -31,8 +45,10 @@ class TapListener(Protocol):
     def output_gradient(self, kept: Kept, saved: tuple[Tensor, ...], d_o: Tensor) -> None:
         """Measures them; `saved` are o, q, k, v and what `kept` names."""
 
-    def key_gradient(self, kept: Kept, d_k: Tensor) -> None:
-        """d_k  as the function returned it"""
+    def input_gradient(self, kept: Kept, gradient: Tensor, of: str, alone: bool) -> None:
+        """gradient  as the function returned it
+        of        which of "q", "k" and "v" it is of
+        alone     it is of this call, and of no other"""
 
 
 class Kept:
@@ -40,7 +56,8 @@ class Kept:
     changed, and which hooks of the host see."""
 
     __slots__ = (
-        "_mask", "cast", "compiled", "delta", "group", "host_reads", "k_view", "listener",
+        "_mask", "cast", "compiled", "delta", "group", "host_reads", "k_view", "laws", "leaks",
+        "listener",
         "names", "o_view", "q_view", "scale", "softcap", "statistics", "v_view",
     )  # fmt: skip
 
@@ -59,6 +76,8 @@ class Kept:
         self.scale, self.softcap = call.scale, call.softcap
         self.cast: Optional[torch.dtype] = call.cast
         self.statistics, self.delta = call.unread is None, not call.dropout
+        self.leaks = False  # The keys have a tap, for the leak.
+        self.laws: Optional[Asked] = None  # What is asked of its gradients, if they come to taps.
         self.names = tuple(tensors_of(call))
         without: dict[str, Any] = dict.fromkeys(call.mask.tensors())
         self._mask = dataclasses.replace(call.mask, **without) if without else call.mask

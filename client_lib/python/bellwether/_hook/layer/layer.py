@@ -4,6 +4,7 @@ passes     how often its calls have gone forward and backward
 seen       what is known of these calls: their layout, and where their statistics are added up
 weights    W_Q and W_K, and when they are measured; they are found by `search`
 taps       are put around each call in the forward; in the backward they tell `gradients`
+laws       what the gradients of q, k and v are asked together
 compiled   the same for what torch.compile has made of the module
 """
 
@@ -28,10 +29,11 @@ from ..running import apart, checkpointed
 from .call_taps import CallTaps, TappedCall
 from .compiled_backward import CompiledBackward
 from .gradients import Gradients
+from .law_calls import LawCalls
 from .notes import Notes
 from .passes import Passes
 from .seen_calls import SeenCalls
-from .taps import KeyTap, apply_tap, same_place
+from .taps import InputTap, apply_tap, same_place
 from .weight_search import NO_WEIGHTS, WeightSearch
 from .weights import Weights
 
@@ -56,9 +58,14 @@ class Layer:
             host, notes, name, self.module, paths, self.weights, self._search_of
         )
         self.seen = SeenCalls(host, notes, self.module, self._laid_out, self.search.check)
-        self.gradients = Gradients(host, notes, self.passes, self.seen, self.weights.measure_whole)
-        self.taps = CallTaps(host, notes, self.seen, self.gradients, watched)
-        self.compiled = CompiledBackward(notes, self.passes, self.seen, self.search, self.gradients)
+        laws = LawCalls(host, self.seen)
+        self.gradients = Gradients(
+            host, notes, self.passes, self.seen, laws, self.weights.measure_whole
+        )
+        self.taps = CallTaps(host, notes, self.seen, laws, self.gradients, watched)
+        self.compiled = CompiledBackward(
+            notes, self.passes, self.seen, self.search, self.gradients, laws.unseen
+        )
         self._sites: list[Layer] = []  # Of the other calls that one forward makes.
         self._quiet = False  # The forward that runs is counted, and its calls are not seen.
         self._looks_closer = False  # They are, though the step is not sampled.
@@ -84,6 +91,10 @@ class Layer:
         return self.seen.sums
 
     @property
+    def laws(self) -> LawCalls:
+        return self.gradients.laws
+
+    @property
     def wq(self) -> Optional[Spectrum]:
         """Of W_Q, where it was found."""
         return self.weights.wq
@@ -95,9 +106,18 @@ class Layer:
     def note(self, reason: str) -> None:
         self.notes.add(reason)
 
+    def begin_step(self) -> None:
+        self.passes.begin_step()
+        self.laws.begin_step()
+
+    def step_again(self) -> None:
+        """The running step begins anew."""
+        self.passes.step_again()
+        self.laws.begin_step()
+
     def number(self, index: int) -> None:
         """Its place among the layers that report, from 0."""
-        self.index = self.gradients.index = index
+        self.index = self.gradients.index = self.laws.index = index
 
     def watch_weights(self) -> None:
         """Watches the weights alone, without ever having seen a call."""
@@ -195,19 +215,21 @@ class Layer:
         tapped = self._before(read, forward, False)
         return None if tapped is None else (tapped.inputs(), tapped.output)
 
-    @harmless("forward of the attention", lambda self, q, k: (k, []))
-    def tap_early(self, q: Tensor, k: Tensor) -> tuple[Tensor, list[Any]]:
-        """Perhaps the keys of a call that is not known yet, behind a tap; and AttentionCall.tapped
-        of that call."""
+    @harmless("forward of the attention", lambda self, q, k: (q, k, []))
+    def tap_early(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, list[Any]]:
+        """Perhaps queries and keys of a call that is not known yet, behind taps; and
+        AttentionCall.tapped of that call."""
         calls: list[Any] = []
         if not (torch.is_grad_enabled() and k.requires_grad) or type(k) is not Tensor:
-            return k, calls
+            return q, k, calls
         if same_place(q, k):
-            return k, calls
+            return q, k, calls
         if not (self.watched and (self.host.live() or checkpointed())):
-            return k, calls
+            return q, k, calls
         with apart():
-            return cast(Tensor, apply_tap(KeyTap, k, calls)), calls
+            queries = q.requires_grad and type(q) is Tensor and self.host.measures("laws")
+            tapped = cast(Tensor, apply_tap(InputTap, q, calls, "q")) if queries else q
+            return tapped, cast(Tensor, apply_tap(InputTap, k, calls, "k")), calls
 
     @harmless("forward of the attention")
     def meet(self, read: Callable[[], CallRead]) -> None:

@@ -1,14 +1,15 @@
 """Identities around a call of attention, whose backward measures it.
 
-    o = OutputTap(function(q, KeyTap(k), v))
+    o = OutputTap(function(InputTap(q), InputTap(k), InputTap(v)))
 
-The tensors are as the call has them.  All measuring is done in the backward, where q, k, v, o and
-dO are at hand and exist once also under activation checkpointing.
+The tensors are as the call has them.  q and v have their taps for the laws (law_calls.py).  All
+measuring is done in the backward, where q, k, v, o and dO are at hand and exist once also under
+activation checkpointing.
 """
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, Optional, cast
 
 import torch
 import torch.utils.checkpoint
@@ -52,20 +53,23 @@ class OutputTap(torch.autograd.Function):
         return None, d_o, *([None] * (3 + len(kept.names)))
 
 
-class KeyTap(torch.autograd.Function):
-    """Identity on the keys; its backward sees dK as the attention kernel returned it.  It may come
-    before the call is known, and measures nothing where none follows: `calls` is empty then."""
+class InputTap(torch.autograd.Function):
+    """Identity on q, k or v; its backward sees the gradient as the attention kernel returned it.
+    It may come before the call is known, and measures nothing where none follows: `calls` is empty
+    then."""
 
     @staticmethod
-    def forward(ctx: Any, k: Tensor, calls: list[Kept]) -> Tensor:
-        ctx.calls = calls
-        return k.detach()
+    def forward(ctx: Any, x: Tensor, calls: list[Kept], of: str) -> Tensor:
+        """of  which of "q", "k" and "v" the tensor is: a packed one is several"""
+        ctx.calls, ctx.of = calls, of
+        ctx.set_materialize_grads(False)
+        return x.detach()
 
     @staticmethod
-    def backward(ctx: Any, d_k: Tensor) -> Any:
-        for kept in ctx.calls:
-            kept.listener.key_gradient(kept, d_k)
-        return d_k, None
+    def backward(ctx: Any, gradient: Optional[Tensor]) -> Any:
+        for kept in ctx.calls if gradient is not None else ():
+            kept.listener.input_gradient(kept, gradient, ctx.of, len(ctx.calls) == 1)
+        return gradient, None, None
 
 
 def apply_tap(tap: Any, *inputs: Any) -> Any:

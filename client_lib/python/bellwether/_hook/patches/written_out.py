@@ -72,6 +72,8 @@ class _Scores:
     terms: tuple[Tensor, ...] = ()
     soft: bool = False
     dropout: float = 0.0
+    # What else they went into that has a gradient; all that they become share it.
+    elsewhere: list[str] = dataclasses.field(default_factory=list)
 
     def scaled(self, by: float) -> _Scores:
         terms = tuple(t if t.dtype == torch.bool else t * by for t in self.terms)
@@ -244,12 +246,12 @@ class WrittenOut(TorchFunctionMode):
         split = self._of(a).split or self._of(b).split if a.dim() == 3 else None
         args = tuple(self._as_cast(t) if isinstance(t, Tensor) else t for t in args)
         a, b = args[first : first + 2]
-        tapped, calls = self._layer.tap_early(a, b)
+        queries, keys, calls = self._layer.tap_early(a, b)
         self._products += 1
         started: Optional[_Scores] = _Scores(a, b, calls, self._products, split)
         if first:
             started = self._added(started, args[0], kwargs)  # type: ignore[arg-type]
-        return (*args[:first], a, tapped), started, None
+        return (*args[:first], queries, keys), started, None
 
     @harmless("attention that is written out", lambda self, args, kwargs: (args, None, None))
     def _einsum(
@@ -280,11 +282,12 @@ class WrittenOut(TorchFunctionMode):
             return args, None, None
         a, b = self._as_cast(a), self._as_cast(b)
         q, k = (b, a) if orders.keys_first else (a, b)
-        tapped, calls = self._layer.tap_early(q, k)
+        queries, keys, calls = self._layer.tap_early(q, k)
         self._products += 1
         order = None if orders.scores == USUAL else orders.scores
         started = _Scores(q, k, calls, self._products, None, (orders.q, orders.k), order)
-        return (equation, *((tapped, q) if orders.keys_first else (q, tapped))), started, None
+        pair = (keys, queries) if orders.keys_first else (queries, keys)
+        return (equation, *pair), started, None
 
     def _as_cast(self, t: Tensor) -> Tensor:
         """What autocast would do inside the product, done before it."""
@@ -347,7 +350,7 @@ class WrittenOut(TorchFunctionMode):
             lambda *_: None,  # The product is made by the module.
             scores.scale, mask_of(scores.terms), dropout=scores.dropout,
             cast=cast if v.dtype == torch.float32 else None, tapped=scores.tapped,
-            kernel=functools.partial(str, NAME),
+            weights_go_on=True, others=scores.elsewhere, kernel=functools.partial(str, NAME),
         )  # fmt: skip
 
     # ---- what happens to scores ----
@@ -401,6 +404,10 @@ class WrittenOut(TorchFunctionMode):
         of_scores = any(made.scores is not None for made in known)
         if of_scores and scores is None and next(_tensors((result, *args[:1])), None) is not None:
             plain = name.strip("_")
+            if any(x.requires_grad for x in _tensors((result,))):
+                for made in known:
+                    if made.scores is not None:
+                        made.scores.elsewhere.append(f"into {plain}")
             if plain != "get" and (_writes(name, kwargs) or isinstance(result, (Tensor, tuple))):
                 for number in products:
                     self._lost.setdefault(number, f"with {plain} between its products")

@@ -1,0 +1,204 @@
+"""The laws of one layer's calls: what exact arithmetic makes equal in a backward pass.
+
+A call is held from the gradient of its output on until dq, dk and dv have come out of its kernel.
+Its tensors live that long anyway, for the kernel's own backward.  At most one call of a layer is
+held.  What the laws are not asked about is counted, with the reason (`lacks`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Optional
+
+import torch
+from torch import Tensor
+
+from ..._kernels import laws
+from ..._kernels.memory import capturing
+from ..._kernels.probe import ProbeMask, Unsupported
+from ..calls.call import AttentionCall
+from ..hosts import Sampling
+from .kept import Asked, Kept
+from .notes import Notes
+from .seen_calls import SeenCalls
+from .taps import same_place
+
+DEVICES = frozenset({"cpu"})  # Those of which the library has the laws.
+# Kernels that round the scores, too, as matrix products in the type do; and those that keep dk and
+# dv in the type.  All others round as fused kernels are known to.
+_COMPOSED = frozenset(
+    {"math", "eager", "composed", "written out", "nn.MultiheadAttention", "DotProductAttention",
+     "custom"}
+)  # fmt: skip
+_COMPOSED_ON_CPU = frozenset({"flex_attention"})
+_ACCUMULATED_ON_CPU = "flash"
+KEYS = 16  # Of each head, that are compared to a reference.
+KEY_SCORES_MAX = {"cpu": 1 << 20, "cuda": 1 << 26}
+
+
+def arithmetic_of(kernel: str, device: str) -> str:
+    """How a kernel rounds, by its name."""
+    if device == "cpu" and kernel == _ACCUMULATED_ON_CPU:
+        return "accumulated"
+    composed = kernel in _COMPOSED or (device == "cpu" and kernel in _COMPOSED_ON_CPU)
+    return "composed" if composed else "fused"
+
+
+def groups(call: AttentionCall) -> dict[str, Tensor]:
+    """The tensors that q, k and v are, by the names of those that are in them."""
+    found: dict[int, tuple[str, Tensor]] = {}
+    for name, tensor in (("q", call.q), ("k", call.k), ("v", call.v)):
+        names, _ = found.get(id(tensor), ("", tensor))
+        found[id(tensor)] = names + name, tensor
+    return dict(found.values())
+
+
+def _lacking(call: AttentionCall) -> Optional[str]:
+    """Why the laws of a call are not asked about; None where they are."""
+    if call.unread is not None:
+        return call.unread
+    if call.dropout:
+        return "dropout in the attention"
+    if not call.cancels:
+        return "the scores are changed by what is not added to them"
+    if call.laws_lack is not None:
+        return call.laws_lack
+    if call.mask.padded_rows:
+        return "rows of padding that the kernel skips"
+    untrained = [n for n, t in (("q", call.q), ("k", call.k), ("v", call.v)) if not t.requires_grad]
+    if untrained:
+        return f"no gradient reaches {' and '.join(untrained)}"
+    pairs = ((call.q, call.k), (call.k, call.v), (call.q, call.v))
+    if not call.packed and any(same_place(a, b) for a, b in pairs):
+        return "two of q, k and v are one tensor"
+    return None
+
+
+@dataclasses.dataclass
+class Given:
+    """Of a call whose gradients are under way, [batch, heads, tokens, dim]; what the probe was
+    told of it."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    o: Tensor
+    d_o: Tensor
+    mask: ProbeMask
+    sinks: Optional[Tensor]
+    rows: int
+    seed: int
+
+    def scores(self) -> int:
+        return self.q.shape[0] * self.q.shape[1] * self.q.shape[2] * self.k.shape[2]
+
+
+@dataclasses.dataclass
+class _Held:
+    kept: Kept
+    given: Given
+    gradients: dict[str, Tensor] = dataclasses.field(default_factory=dict)
+
+
+class LawCalls:
+    """Of one layer."""
+
+    def __init__(self, host: Sampling, seen: SeenCalls) -> None:
+        self._host, self._seen = host, seen
+        self.lacks = Notes()  # Why the laws of a call were left out, and how often.
+        self.index = -1  # Of the layer among those that report.
+        self._held: Optional[_Held] = None
+
+    # ---- in the forward ----
+
+    def asked(self, call: AttentionCall) -> Optional[Asked]:
+        """None: the gradients of the call are not wanted."""
+        if not self._host.measures("laws"):
+            return None
+        device = call.q.device.type
+        lacking = None if device in DEVICES else f"no laws on {device} devices yet"
+        lacking = lacking or _lacking(call)
+        if lacking is None and capturing():
+            lacking = "in a CUDA graph"
+        if lacking is not None:
+            self.lacks.add(lacking)
+            return None
+        return Asked(
+            arithmetic_of(call.kernel(), device), frozenset(groups(call)), call.weights_go_on,
+            call.others,
+        )  # fmt: skip
+
+    def unseen(self) -> None:
+        """A compiled call's backward: its gradients pass no tap."""
+        if self._host.measures("laws"):
+            self.lacks.add("compiled")
+
+    # ---- in the backward ----
+
+    def hold(self, kept: Kept, given: Given) -> None:
+        """A call was probed, and its dq, dk and dv are to come."""
+        asked = kept.laws
+        if asked is None or capturing():
+            return
+        self._let_go()
+        if asked.others:
+            self.lacks.add(f"the scores go on {asked.others[0]}")
+        else:
+            self._held = _Held(kept, given)
+
+    def add(self, kept: Kept, gradient: Tensor, of: str, alone: bool) -> None:
+        """One of them has come."""
+        held = self._held
+        if held is None or held.kept is not kept or kept.laws is None:
+            return
+        if not alone:
+            self.lacks.add("several calls of one product of queries and keys")
+            self._held = None
+            return
+        held.gradients[of] = gradient
+        if held.gradients.keys() < kept.laws.gradients:
+            return
+        self._held = None
+        try:
+            with self._host.lock, torch.no_grad():
+                self._measure(held, kept.laws)
+        except Unsupported as e:
+            self.lacks.add(str(e))
+
+    def begin_step(self) -> None:
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if self._held is not None:
+            self.lacks.add("a backward pass without all of dq, dk and dv")
+            self._held = None
+
+    def _measure(self, held: _Held, asked: Asked) -> None:
+        kept, given = held.kept, held.given
+        views = {"q": kept.q_view, "k": kept.k_view, "v": kept.v_view}
+        found: dict[str, Tensor] = {}
+        for of, gradient in held.gradients.items():
+            found.update((f"d{name}", views[name](gradient)) for name in of)
+        found = {name: t[: given.q.shape[0]] for name, t in found.items()}
+        types = {t.dtype for t in (given.q, *found.values())}
+        if len(types) > 1:
+            names = ", ".join(sorted(str(dtype) for dtype in types))
+            self.lacks.add(f"tensors and gradients of several types ({names})")
+            return
+        call = laws.Graded(
+            given.q, given.k, given.v, given.o, given.d_o, found["dq"], found["dk"], found["dv"],
+            kept.scale, given.mask, kept.group, kept.softcap, given.sinks, asked.arithmetic,
+        )  # fmt: skip
+        sums = self._seen.sums
+        assert sums is not None
+        laws.add_laws(sums, call, rows=given.rows, seed=given.seed)
+        if not asked.weights_go_on:
+            keys = 0 if given.mask.by_sample else self._keys(given)
+            laws.add_shadow(sums, call, rows=given.rows, keys=keys, seed=given.seed)
+
+    def _keys(self, given: Given) -> int:
+        """How many keys of each head are compared: it costs as all rows do, so that in each sample
+        it is another layer's turn."""
+        if not self._host.compares_keys(self.index):
+            return 0
+        return KEYS if given.scores() <= KEY_SCORES_MAX[given.q.device.type] else 0
