@@ -30,6 +30,42 @@ struct ScoreSums {
   double weighted_dp;     // sum exp(s - first) dp; 0 without dp
 };
 
+// The numbers of a type, by what their distance needs of the exponent's field of a double.
+struct SimdGrid {
+  int64_t least;  // of the smallest normal number
+  int64_t drop;   // what the distance's is smaller by
+};
+
+// Sums over the keys of a row, of probabilities p and dp; e(x) is the distance of the grid's
+// numbers at x, u(x) its square by 12, r(x) = x rounded - x, ds = p (dp - delta).
+struct LawTerms {
+  double keys;         // how many p are not 0
+  double p_square;     // p^2
+  double p_error;      // r(p)
+  double p_variance;   // u(p)
+  double dp_p_error;   // dp r(p)
+  double dp_variance;  // dp^2 u(p)
+  double ds;           // ds
+  double ds_error;     // r(ds)
+  double ds_variance;  // u(ds) + u(p) (dp - delta)^2 + (2^-24 p)^2 (dp^2 + delta^2)
+};
+
+// What columns() adds up of each element x with its weight w; see LawTerms.
+enum ColumnSum : int {
+  kColumnSum = 0,      // x
+  kColumnAbs,          // |x|
+  kColumnSquare,       // x^2
+  kColumnNonfinite,    // 1 if it is not finite
+  kColumnUlpSquare,    // e(x)^2
+  kColumnUlp,          // e(x)
+  kColumnProduct,      // w x
+  kColumnWeightedSq,   // (w e(x))^2
+  kColumnWeightedUlp,  // w e(x)
+  kColumnSame,         // 1 if it is the one before and not 0
+  kColumnNotZero,      // 1 if it is not 0
+  kColumnSums
+};
+
 struct SimdKernels {
   int64_t tile_rows;  // Rows of one tile, divides kPanel.
 
@@ -59,6 +95,17 @@ struct SimdKernels {
   void (*cap)(double* scores, int64_t panels, double cap);
   // sum (s - center)^2 over the first `count` scores.
   double (*spread)(const double* scores, int64_t count, double center);
+
+  // x = factor * (x rounded to the grid)
+  void (*round)(double* x, int64_t panels, double factor, SimdGrid grid);
+  // score = exp(score - first), 0 where it is masked; returns their sum.
+  double (*weigh)(double* scores, int64_t panels, double first);
+  // weight = weight * factor; returns sum weight * dp.
+  double (*normalise)(double* weights, const double* dp, int64_t panels, double factor);
+  LawTerms (*law_terms)(const double* p, const double* dp, int64_t panels, double delta, SimdGrid grid);
+  // Adds what ColumnSum says of `panels` panels of elements, each to sums[which * stride + c].
+  void (*columns)(const double* x, const double* before, const double* weight, int64_t panels, SimdGrid grid,
+                  double* sums, int64_t stride);
 };
 
 inline constexpr int kSimdSetsMax = 3;

@@ -22,11 +22,12 @@
 //   dropout of P       ends A2: such a call must not come here
 //   a gradient that reaches q and k through the logsumexp adds to A1: such a call must not either
 //
-// A row that sees no key has w = 0 if its output is 0, and w = 1 (P = 1 / k_len) if it is neither 0
-// nor NaN.  If it is NaN the row counts in law_rows_left_out and for nothing in the laws.  Which
-// rows those are the mask says, and only rows whose output is 0 or NaN are looked up in it.  With
-// mask_by_sample it does not say so of all rows: one with output 0 then has w = 0, and |its part of
-// A2| is added to A2's alike.
+// A row that sees no key has w = 0 if its output is 0.  It has w = 1 if that is neither 0 nor NaN: P
+// is then the same for all keys that all but the mask's tensor allow it, or for all of them.  If it is
+// not finite the row counts in law_rows_left_out and for nothing in the laws.  The mask says which rows
+// those are, and only rows whose output is 0 or not finite are looked up in it.  With mask_by_sample
+// it does not say so of all rows: one with output 0 then has w = 0, and |its part of A2| is added to
+// A2's alike.
 //
 // An element that is not finite makes its tensor's sums NaN, and the differences of the laws it is
 // part of.  Nothing hides it.
@@ -40,15 +41,20 @@
 //
 // Results.  Each stored element of o, dq, dk, dv adds c^2 u(x) times `roundings`.  c is 1 in A1 and
 // A2, and its partner (d_o, q, k, v) in A3 and A4.  roundings = 2, kComposed 4.  Those of dk and dv
-// are twice as many with group > 1.  kAccumulated: those are (1 + group ceil(q_len / step)) times as
-// many, with a step of 256, 64 or 32 rows for q_len >= 768, >= 192 or less.
+// are twice as many with group > 1.
+// kAccumulated: those have group ceil(q_len / step) more, with a step of 256, 64 or 32 rows for
+// q_len >= 768, >= 192 or less.  That is 2 of each partial sum, half as large as the last on average.
+// What is added to dv at a time is alike for all keys where rows are broad:
+//   s^2 = the mean over the sampled rows of a head of (keys sum P^2 / w^2 - 1)
+//   t = 2^bits s / (sqrt(step) ceil(q_len / step)),  a = min(max((4 - t) / 2, 0), 1)
+// Each head adds a ceil(q_len / step) sum over the columns of (sum c e)^2 / 12 of dv to A2 and A4.
 // Elements of a column (one channel of one head) that are the same are rounded alike.  f = the share
 // of its elements, 0 left out, that equal the one before them; a = min(max((f - 0.4) / 0.2, 0), 1).
 // The column's part is then (1 - a) sum c^2 u + a (sum c e)^2 / 12.
 //
 // Inside.  From the sampled rows, with dS = P (dP - delta_hp) (both in double), e_T as in probe.h:
 //   V_P  = 2 u(P)                        C_P  = r(P)
-//   V_dT = 2 (sum_j dP^2 u(P) + (2^-24 sum |dO o|)^2 + sum (2^-bits dO)^2 u(o))
+//   V_dT = 2 (sum_j dP^2 u(P) + (2^-24 sum |dO o|)^2 + sum dO^2 u(o))
 //   V_S  = 2 (u(dS) + u(P) (dP - delta)^2 + (2^-24 P)^2 (dP^2 + delta^2))     C_S  = r(dS)
 //   A1  variance (scale q8)^2 (sum_j V_S + V_dT);  channels scale q8 sum_j C_S and -scale q8 w e_T
 //   A2  variance o8^2 sum_j V_P;                   channel o8 sum_j C_P
@@ -85,6 +91,12 @@ inline constexpr int kLawProjections = 8;
 // Errors of the estimate from sampled rows that are added to alike and to variances.
 inline constexpr double kLawAlikeErrors = 6;
 inline constexpr double kLawVarianceErrors = 3;
+// Shares of elements that equal the one before them: alike not at all, and all of them.
+inline constexpr double kLawSameFrom = 0.4;
+inline constexpr double kLawSameTo = 0.6;
+// Spreads of what is added to dv, in distances of numbers: alike all of them, and not at all.
+inline constexpr double kLawSpreadFrom = 2;
+inline constexpr double kLawSpreadTo = 4;
 // An exponential that is approximated may be so far off, for all P alike.
 inline constexpr double kLawExpError = 1.0 / 8192;
 
