@@ -1,4 +1,5 @@
-"""python -m bellwether attach | doctor | forward | plot | run | scan | npz2run | version."""
+"""python -m bellwether attach | doctor | forward | plot | reproduce | run | scan | npz2run |
+version."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ commands:
   doctor [script.py args]     says why there is no data; --kernels: which attention is right
   forward RUN --to LOGGER     sends a run's signals to TensorBoard, W&B, MLflow or OTLP
   plot RUN -o FILE            draws a run's worst heads, with alerts, actions and notes
+  reproduce CAPTURE           makes a script of a captured call of attention, for its vendor
   run script.py args          runs a training script, untouched, under watch
   scan DIR [--follow]         watches a run by the checkpoints that it writes
   npz2run IN.npz OUT.bwrun    turns a recorded trace into a recorded run
@@ -56,6 +58,10 @@ def main(arguments: Optional[list[str]] = None) -> int:
         from .tools import plot
 
         return plot.main(rest)
+    if command == "reproduce":
+        from .tools import reproduce
+
+        return reproduce.main(rest)
     if command == "run":
         from .tools import runner
 

@@ -312,6 +312,10 @@ def _parser() -> argparse.ArgumentParser:
         "--function", metavar="MODULE:NAME",
         help="one more kernel, with the arguments of scaled_dot_product_attention",
     )  # fmt: skip
+    parser.add_argument(
+        "--capture", metavar="DIR",
+        help="keep up to four broken calls there, for python -m bellwether reproduce",
+    )  # fmt: skip
     parser.add_argument("script", nargs="?", help="a training script")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's arguments")
     return parser
@@ -323,7 +327,7 @@ def _kernels(given: argparse.Namespace, shapes: Optional[list[Any]], calls_flex:
     try:
         return kernel_check.run(
             shapes, device=given.device, seconds=given.seconds, function=given.function,
-            json_path=given.json, calls_flex=calls_flex,
+            json_path=given.json, calls_flex=calls_flex, capture=given.capture,
         )  # fmt: skip
     except (ValueError, OSError) as e:
         print(Finding(False, str(e)))
@@ -335,8 +339,8 @@ def main(arguments: Optional[list[str]] = None) -> int:
     given = parser.parse_args(arguments)
     if not given.seconds > 0:
         parser.error(f"--seconds is {given.seconds:g}, but must be above 0")
-    if not given.kernels and (given.json or given.function or given.device):
-        parser.error("--json, --function and --device go with --kernels")
+    if not given.kernels and (given.json or given.function or given.device or given.capture):
+        parser.error("--json, --function, --device and --capture go with --kernels")
     findings = installation()
     if given.kernels and given.script is None:
         bad = [finding for finding in findings if finding.ok is False]

@@ -7,6 +7,7 @@ shadow check (_laws/judge.py), in fp64 on the kernel's own device.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import platform
 import time
@@ -19,13 +20,16 @@ import torch
 
 from .. import __version__
 from .._hook.calls import known_kernels
+from .._hook.capture import keeper
 from .._laws.call import GradedCall
 from .._laws.judge import BIASED, BROKEN, NOT_JUDGED, RIGHT, Limits, Verdict, judge, questions
 from .._laws.reference import References
 from .kernel_backends import FLEX, Kernel, NotOffered, chosen, facts, kernels, named
 from .kernel_cases import Case, Inputs, Shape, cases_of, default_cases, make
 
+Keep = Callable[[Kernel, Case, GradedCall, Verdict], None]
 VERDICTS = (RIGHT, BIASED, BROKEN, NOT_JUDGED)
+CAPTURES_MAX = 4
 _SHOWN = 12  # Lines of one verdict on the screen; the JSON has all.
 
 
@@ -56,8 +60,13 @@ def graded(kernel: Kernel, inputs: Inputs) -> GradedCall:
     )  # fmt: skip
 
 
-def try_kernel(kernel: Kernel, inputs: Inputs, limits: Limits, known_of: References) -> Verdict:
-    """What a kernel does on one input.  An exception of its own is a verdict, too."""
+def try_kernel(
+    kernel: Kernel, inputs: Inputs, limits: Limits, known_of: References,
+    keep: Optional[Callable[[GradedCall, Verdict], None]] = None,
+) -> Verdict:  # fmt: skip
+    """What a kernel does on one input.  An exception of its own is a verdict, too.
+
+    keep: gets what is broken"""
     try:
         call = graded(kernel, inputs)
     except NotOffered as e:
@@ -68,14 +77,18 @@ def try_kernel(kernel: Kernel, inputs: Inputs, limits: Limits, known_of: Referen
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # Its operations are small: more threads only wait for each other.
     try:
-        return judge(call, limits, known_of)
+        verdict = judge(call, limits, known_of)
+        if keep is not None and verdict.verdict == BROKEN:
+            keep(call, verdict)
+        return verdict
     finally:
         torch.set_num_threads(threads)
 
 
 def check(
-    cases: Sequence[Case], tried: Sequence[Kernel], device: torch.device, seconds: float
-) -> list[Result]:
+    cases: Sequence[Case], tried: Sequence[Kernel], device: torch.device, seconds: float,
+    keep: Optional[Keep] = None,
+) -> list[Result]:  # fmt: skip
     """All kernels on all cases, by kernel.  What does not fit into `seconds` is not judged."""
     asked = len(tried) * sum(
         questions(c.batch, c.shape.heads, c.shape.kv_heads, c.shape.tokens, c.k_len) for c in cases
@@ -98,12 +111,25 @@ def check(
                     if made is None:
                         made = make(case, device)
                         picks = chosen(made)
-                    verdict = try_kernel(kernel, made, limits, known_of)
+                    kept = functools.partial(keep, kernel, case) if keep is not None else None
+                    verdict = try_kernel(kernel, made, limits, known_of, kept)
                     known = known_kernels.fitting(facts(kernel, made))
                 results[kernel.name, number] = Result(
                     kernel, case, picks == kernel.name, verdict, time.monotonic() - start, known
                 )
     return [results[kernel.name, number] for kernel in tried for number in range(len(cases))]
+
+
+def _keeping(folder: str, say: Callable[[str], None]) -> Keep:
+    write = keeper(Path(folder), CAPTURES_MAX, say)
+
+    def keep(kernel: Kernel, case: Case, call: GradedCall, verdict: Verdict) -> None:
+        found = verdict.findings[0] if verdict.findings else None
+        reason = f"{found.what}: {found.text}" if found is not None else verdict.why
+        more = {"kernel": kernel.name, "reason": reason, "input": str(case)}
+        write(call, found.batch if found is not None else 0, f"{kernel.name} {case.name}", more)
+
+    return keep
 
 
 def _advice(result: Result, results: Sequence[Result]) -> str:
@@ -207,12 +233,13 @@ def device_of(name: Optional[str]) -> torch.device:
 def run(
     shapes: Optional[Sequence[Shape]], *, device: Optional[str] = None, seconds: float = 50.0,
     function: Optional[str] = None, json_path: Optional[str] = None,
-    calls_flex: bool = True, say: Callable[[str], None] = print,
+    calls_flex: bool = True, capture: Optional[str] = None, say: Callable[[str], None] = print,
 ) -> int:  # fmt: skip
     """The exit code: 0 if no kernel is broken and some were judged, else 1.
 
     shapes      of a model's layers; None = the default list
     calls_flex  whether that model calls flex_attention, which takes seconds for each input
+    capture     a folder for at most CAPTURES_MAX calls that are broken
 
     Raises ValueError.
     """
@@ -221,7 +248,7 @@ def run(
     if function is not None:
         tried.insert(0, named(function))
     cases = default_cases(on) if shapes is None else cases_of(shapes, on)
-    results = check(cases, tried, on, seconds)
+    results = check(cases, tried, on, seconds, _keeping(capture, say) if capture else None)
     say(table(results))
     if not calls_flex:
         say(f"{FLEX} is left out: the model does not call flex_attention")
