@@ -47,7 +47,7 @@ ALLOWED: dict[str, set[str]] = {
     "_adapters": {"_util", "_hook.calls", "_hook.functions", "_hook.patches"},
     "_attention": _LOW | {"_weights", "_hook", "_hook.calls", "_hook.model", "_hook.patches"},
     "_laws": {"_util", "_kernels"},
-    "_step": _LOW | {"_weights", "_hook", "_hook.model", "_hook.layer", "_hook.patches"},
+    "_step": _LOW | {"_laws", "_weights", "_hook", "_hook.model", "_hook.layer", "_hook.patches"},
     "_actions": _LOW | (_HOOK - {"_hook.compiled"}) | {"_weights", "_attention", "_step"},
     "monitor": _WATCHING - {"_attention", "monitor"},
     "_unwatched": {"_util"},

@@ -63,6 +63,7 @@ STATS: dict[str, tuple[str, ...]] = {
             for part in ("dot", "got_sumsq", "ref_sumsq", "rest", "variance", "variance_sq")
         ),
     ),
+    "linear": (),  # The laws of linear layers.
 }
 
 

@@ -67,6 +67,12 @@ class Sampling(Protocol):
     def centring_changed(self, step: Optional[int] = None) -> None: ...
 
 
+class LinearHost(Devices, Sampling, Protocol):
+    """Of the taps on linear layers."""
+
+    def in_backward(self) -> bool: ...
+
+
 class Passing(Protocol):
     """The passes of a layer, by which steps are told apart."""
 

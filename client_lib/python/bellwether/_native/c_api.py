@@ -40,7 +40,7 @@ SERVER = "bellwetherd"
 # The major versions of the headers that the structures below are of, and the least minors that
 # have all of them.  Each library has a version of its own.
 CLIENT_ABI = (1, 6)
-KERNELS_ABI = (1, 5)
+KERNELS_ABI = (1, 6)
 
 
 class LibraryError(RuntimeError):
@@ -377,6 +377,19 @@ SHADOW_STATS = tuple(f"shadow_{tensor}_{what}" for tensor in ("o", "dq") for wha
 SHADOW_KV_STATS = tuple(f"shadow_{tensor}_{what}" for tensor in ("dk", "dv") for what in _BESIDE)
 
 
+# bw_grid.
+GRID_NONE, GRID_F32, GRID_TF32, GRID_BF16, GRID_F16 = range(5)
+# bw_law_product_stat.
+LAW_PRODUCT_STATS = (
+    "sum",
+    "abs_sum",
+    "x_variance",
+    "y_variance",
+    "x_nonfinite",
+    "y_nonfinite",
+)
+
+
 class Tensor4(Checked):
     _fields_ = [
         ("data", c_void_p),
@@ -488,6 +501,36 @@ class KeyLeakParams(Checked):
         ("leak_sum", c_void_p),
         ("gradient_sum", c_void_p),
         ("gate", c_void_p),
+    ]
+
+
+class LawOperand(Checked):
+    _fields_ = [
+        ("data", c_void_p),
+        ("dtype", c_uint32),
+        ("grid", c_uint32),
+        ("strides", c_int64 * 3),
+    ]
+
+
+class LawProduct(Checked):
+    _fields_ = [
+        ("extents", c_int64 * 3),
+        ("x", LawOperand),
+        ("y", LawOperand),
+    ]
+
+
+class LawProductsParams(Checked):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("backend", c_uint32),
+        ("threads", c_uint32),
+        ("reserved", c_uint32),
+        ("stream", c_void_p),
+        ("count", c_int64),
+        ("products", POINTER(LawProduct)),
+        ("out", c_void_p),
     ]
 
 
@@ -653,6 +696,7 @@ def kernels() -> CDLL:
         _declare(library, "bw_attention_laws", c_int, POINTER(AttentionLawsParams))
         _declare(library, "bw_attention_shadow", c_int, POINTER(AttentionShadowParams))
         _declare(library, "bw_key_leak", c_int, POINTER(KeyLeakParams))
+        _declare(library, "bw_law_products", c_int, POINTER(LawProductsParams))
         _declare(library, "bw_spectral_norms", c_int, POINTER(SpectralParams))
         _declare(library, "bw_increment_rank", c_int, POINTER(IncrementRankParams))
         _declare(library, "bw_center_keys", c_int, POINTER(CenterKeysParams))

@@ -21,6 +21,7 @@ from .._util import log
 from .sample import Sample
 
 LATE_FRAMES_MAX = 64  # Frames that wait for a device; beyond it their numbers are left out.
+FAULTS_MAX = 64  # Linear layers whose faults are told.
 LEFT_OUT_MAX = 16  # Reasons that are remembered.
 _POLL_SECONDS = 0.001
 OVERFLOWS_MAX = 32  # Samples in a row that are made up for; a scaler needs 16 to find its factor.
@@ -96,6 +97,8 @@ class Frames:
         self._sample_again = False
         self.left_out: dict[str, int] = {}  # Numbers that could not be read: why, how often.
         self._waiting: collections.deque[_Frame] = collections.deque()
+        self._linear_samples = 0
+        self.faults: dict[str, str] = {}  # Of linear layers, by their names: the first of each.
 
     def readable(self, told: dict[str, Any]) -> dict[str, Any]:
         """Those of a step's numbers that are given and that this rank can read by itself."""
@@ -178,7 +181,22 @@ class Frames:
             seconds = frame.sample.device_seconds()
             if seconds is not None:
                 self.device_seconds = seconds
+            if gradients:
+                self._tell_faults(client, frame.step, frame.sample)
         if client is not None:
             if frame.sample is not None and arrived and frame.sample.grams is not None:
                 frame.sample.grams.push(client, frame.step)
             client.push(frame.step, blocks[: c_api.BLOCKS_MAX], partial_rows=self.partial_rows)
+
+    def _tell_faults(self, client: Optional[RunClient], step: int, sample: Sample) -> None:
+        """Once for each layer, to the log and the server."""
+        if sample.linears is None:
+            return
+        self._linear_samples += 1
+        for name, text in sample.linears.faults(self._linear_samples).items():
+            if name in self.faults or len(self.faults) >= FAULTS_MAX:
+                continue
+            self.faults[name] = text
+            log.warning(f"step {step}: the linear layer {name} computes wrongly: {text}")
+            if client is not None:
+                client.push_event(step, "annotation", f"linear layer {name}: {text}")

@@ -23,6 +23,7 @@ from .events import Events
 from .frames import Frames
 from .governor import Governor, RateWatch
 from .hello import run_options
+from .linears import Linears
 from .link import Link
 from .loss_scaling import LossScaling
 from .sample import Sample
@@ -35,10 +36,11 @@ Number = Union[float, int, torch.Tensor, None]
 class Reporter:
     def __init__(
         self, settings: Settings, placed: Parallel, layers: list[Layer], memories: Memories,
-        lock: AbstractContextManager[Any],
+        lock: AbstractContextManager[Any], linears: Linears,
     ) -> None:  # fmt: skip
         """layers  all candidates, filled by attach(); lock  held while memories are read"""
         self._settings, self._placed, self._layers = settings, placed, layers
+        self._linears = linears
         self._memories, self._lock = memories, lock
         self.link = Link(settings)
         self.frames = Frames()
@@ -129,7 +131,7 @@ class Reporter:
             copies = self._memories.collect(timed)
             sample = Sample(
                 self.reporting(), self._settings.stats, weights.increments, copies, self._placed,
-                weights.gram_batch, weights.replicas,
+                weights.gram_batch, weights.replicas, self._linears.sample(),
             )  # fmt: skip
             for layer in self._layers:
                 for part in (layer.sums, layer.wq, layer.wk):

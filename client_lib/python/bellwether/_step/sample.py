@@ -17,6 +17,7 @@ from .._native.run_client import Block
 from ..settings import STATS
 from .grad_scale import POWERS
 from .grams import GramBatch
+from .linears import LinearSample
 from .replicas import ReplicaSample
 
 _DELTA = STATS["delta"]
@@ -136,16 +137,17 @@ class Sample:
         placed: Optional[Parallel] = None,
         grams: Optional[GramBatch] = None,
         replicas: Optional[ReplicaSample] = None,
+        linears: Optional[LinearSample] = None,
     ) -> None:
-        self.grams, self.replicas = grams, replicas
+        self.grams, self.replicas, self.linears = grams, replicas, linears
         self._placed = placed or Parallel()
         self._layers = [_layer_sample(layer, increments, copies) for layer in layers]
         self._stats = stats
         self._copies = copies
 
     def ready(self) -> bool:
-        parts = [part for part in (self.grams, self.replicas) if part is not None]
-        return all(part.ready() for part in (*parts, *self._copies.values()))
+        parts = (self.grams, self.replicas, self.linears, *self._copies.values())
+        return all(part.ready() for part in parts if part is not None)
 
     def device_seconds(self) -> Optional[float]:
         """What the kernels took on GPUs, or None if that was not measured.  Must be ready."""
@@ -225,6 +227,8 @@ class Sample:
     def summary(self, gradients: bool = True) -> dict[str, float]:
         """One number for each layer and signal, for people and other loggers.  Must be ready."""
         found: dict[str, float] = {}
+        if self.linears is not None and gradients:
+            found.update(self.linears.summary())
         for layer in self._layers:
             prefix = f"layer{layer.index}/"
             if layer.probed:

@@ -48,6 +48,15 @@ class ActionsStatus(TypedDict):
     answers: dict[str, AnswerStatus]
 
 
+class LinearStatus(TypedDict):
+    """The laws of linear layers."""
+
+    modules: int  # That have their turn.
+    not_measured: Optional[str]  # Why none has.
+    left_out: dict[str, int]  # "module: why", how often.
+    faults: dict[str, str]  # By module: what was wrong when it first was.
+
+
 class _AlwaysThere(TypedDict):
     live: bool
     why_off: str  # "" while it watches.
@@ -70,6 +79,7 @@ class Status(_AlwaysThere, total=False):
     overhead: float  # Share of the training time.
     link: Optional[str]  # None without a server or a file.
     counters: Counters  # Of the link, where there is one.
+    linear: LinearStatus
     actions: Optional[ActionsStatus]  # None before attach() and after detach().
 
 
@@ -115,6 +125,12 @@ def status(steps: Steps, actions: Optional[ActionsStatus]) -> Status:
     ]
     found["samples"] = reporter.samples
     found["numbers_left_out"] = dict(reporter.frames.left_out)
+    found["linear"] = {
+        "modules": len(steps.linears.names),
+        "not_measured": steps.linears.not_measured,
+        "left_out": {f"{name}: {why}": n for (name, why), n in steps.linears.left_out.items()},
+        "faults": dict(reporter.frames.faults),
+    }
     found["step"] = steps.current_step()
     found["server"] = reporter.link.server
     found["record"] = reporter.link.record_path

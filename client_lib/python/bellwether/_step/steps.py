@@ -30,6 +30,7 @@ from ..settings import Settings
 from .frames import number_at_hand
 from .governor import Governor
 from .health import Health
+from .linears import Linears
 from .reporter import Number, Reporter
 from .step_actions import StepActions
 from .step_ends import StepEnds, in_backward
@@ -56,7 +57,10 @@ class Steps:
         self.hook_seconds = 0.0  # Of the running step.
         self.health = Health(settings.disabled, self.stop_sampling)
         self.ends = StepEnds(self._parameters)
-        self.reporter = Reporter(settings, self.parallel, self.layers, self.memories, self.lock)
+        self.linears = Linears(self, self.model)
+        self.reporter = Reporter(
+            settings, self.parallel, self.layers, self.memories, self.lock, self.linears
+        )
         self.discovery: Optional[Discovery] = None
         self.weights = StepWeights(
             settings.gram_bytes, self.parallel, self.model, compared=settings.ranks == "all"
@@ -295,10 +299,13 @@ class Steps:
         mask_parts.forget()
         self.reporter.scaling.begin_step(self._sampling)
         self.memories.begin_step(self._sampling, self._step_seed())
+        # In the first step it is not known yet what is compiled.
+        self.linears.begin_step(self._sampling and self.numbered() and self.measures("linear"))
 
     def stop_sampling(self) -> None:
         """The device measures nothing more in this step."""
         self.memories.begin_step(False, 0)
+        self.linears.begin_step(False)
 
     def _measure_weights(self) -> None:
         if self._sampling and self.measures("sigma"):

@@ -1,0 +1,253 @@
+"""The laws of linear layers in a running job, a few layers at each sample.
+
+Each sample looks at some of the modules, in turn, so that a sampled step stays cheap and all have
+had their turn within TURNS_MAX samples.  _hook/layer/linear_tap.py says what is measured of a call,
+_laws/linear.py what must agree.
+
+Left out, and said in Monitor.status(): models with compiled code, fully sharded and tensor parallel
+weights, quantised and parametrized weights, modules whose forward is not that of nn.Linear or of
+transformers' Conv1D.  The base layer of an adapter (LoRA) is such a module itself.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Optional
+
+import torch
+from torch import Tensor, nn
+
+from .._hook.hosts import LinearHost
+from .._hook.layer.linear_tap import Held, LinearTap, Measured, Taps
+from .._hook.model.parallel import is_dtensor, is_fully_sharded
+from .._kernels.probe import DTYPES
+from .._laws.linear import PAIRS, Difference, Side, differences, fault, limit
+from .._native import c_api
+
+TURNS_MAX = 50
+HELD_BYTES_MAX = 256 << 20  # Outputs kept from a sampled step's forward to its backward.
+LEFT_OUT_MAX = 64  # Reasons that are remembered.
+# Until the null distribution has been measured on GPUs.
+ON_GPUS = False
+
+COMPILED = "the model, or a part of it, is compiled"
+SHARDED = "the weights are whole in the passes only (FSDP, ZeRO-3)"
+SPLIT = "the weight is a DTensor"
+QUANTISED = "the weight is of another type"
+PARAMETRIZED = "the weight is made anew at each use"
+OTHER_FORWARD = "its forward is not that of nn.Linear"
+GPU = "on GPUs they are not measured yet"
+
+
+def why_not(module: nn.Module) -> Optional[str]:
+    """Why a linear layer is left out; None if it is not, "" if it is none."""
+    conv1d = type(module).__name__ == "Conv1D" and type(module).__module__.startswith(
+        "transformers."
+    )
+    if not isinstance(module, nn.Linear) and not conv1d:
+        return ""
+    if not conv1d and type(module).forward is not nn.Linear.forward:
+        return OTHER_FORWARD
+    if "forward" in vars(module):
+        return OTHER_FORWARD
+    weight = vars(module).get("_parameters", {}).get("weight")
+    if weight is None:
+        return PARAMETRIZED
+    if is_dtensor(weight):
+        return SPLIT
+    if type(weight) not in (Tensor, nn.Parameter) or weight.dtype not in DTYPES:
+        return QUANTISED
+    return None
+
+
+def compiles(model: nn.Module) -> bool:
+    """Whether torch.compile is at work in this process: hooks would be traced, or compile what is
+    there anew."""
+    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", None)
+    if counters is not None and counters["frames"]["total"] > 0:
+        return True
+    return any(
+        getattr(m, "_compiled_call_impl", None) is not None or hasattr(m, "_orig_mod")
+        for m in model.modules()
+    )
+
+
+class _Arriving:
+    """Tensors on their way to the host."""
+
+    def __init__(self, tensors: list[Tensor]) -> None:
+        self._event: Any = None
+        self._host = tensors
+        if any(t.is_cuda for t in tensors):
+            self._host = [torch.empty_like(t, device="cpu", pin_memory=t.is_cuda) for t in tensors]
+            for host, t in zip(self._host, tensors):
+                host.copy_(t, non_blocking=True)
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._event.record()
+
+    def ready(self) -> bool:
+        return self._event is None or bool(self._event.query())
+
+    def values(self) -> list[Any]:
+        return [t.tolist() for t in self._host]
+
+
+_STATS = {name: at for at, name in enumerate(c_api.LAW_PRODUCT_STATS)}
+
+
+def sides_of(measured: Measured, sums: list[list[float]], equals: list[Any]) -> dict[str, Side]:
+    """The sums of law_products.h as what the laws compare."""
+    of = {
+        side: {name: row[at] for name, at in _STATS.items()}
+        for side, row in zip(measured.sides, sums)
+    }
+    tokens, width, out = measured.shape
+    terms = {"y": width, "x": out, "w": tokens}
+    # Where the product's result stands: y dy, x dx, W dW.
+    result = {"y": "x", "x": "y", "w": "y"}
+    alike = [max((b / a if a else 1.0 for a, b in groups), default=1.0) for groups in equals]
+    bias = of.pop("b", None)
+    found = {}
+    for side, stats in of.items():
+        mine, other = (result[side], "y" if result[side] == "x" else "x")
+        total, size, variance = stats["sum"], stats["abs_sum"], stats[f"{mine}_variance"]
+        if side == "y" and bias is not None:
+            total -= bias["sum"]
+            size += bias["abs_sum"]
+            variance += bias["x_variance"]  # Where it was added behind a rounding.
+        found[side] = Side(
+            sum=total, size=size, result_variance=variance,
+            operand_variance=stats[f"{other}_variance"], terms=terms[side],
+            equals={"y": alike[0], "x": alike[1], "w": 1.0}[side],
+            partner_nonfinite=int(stats[f"{other}_nonfinite"]),
+            result_nonfinite=int(stats[f"{mine}_nonfinite"]),
+        )  # fmt: skip
+    return found
+
+
+class LinearSample:
+    """What the layers of one step gave, perhaps still on its way from a GPU."""
+
+    def __init__(self, names: list[str], measured: list[Measured]) -> None:
+        self._names, self._measured = names, measured
+        self._arriving = _Arriving([t for m in measured for t in (m.sums, m.equals)])
+
+    def ready(self) -> bool:
+        return self._arriving.ready()
+
+    def laws(self) -> dict[int, tuple[dict[str, Side], dict[tuple[str, str], Difference]]]:
+        """By the module's row: its sides, and what they differ by."""
+        values = self._arriving.values()
+        found = {}
+        for at, measured in enumerate(self._measured):
+            sides = sides_of(measured, values[2 * at], values[2 * at + 1])
+            found[measured.row] = sides, differences(sides, measured.dtype == torch.float32)
+        return found
+
+    def faults(self, sample: int) -> dict[str, str]:
+        """What is wrong, in words, by the module's name.  sample  its number in the run."""
+        z = limit(sample, len(PAIRS) * len(self._measured))
+        found = {}
+        for measured, (sides, laws) in zip(self._measured, self.laws().values()):
+            text = fault(sides, laws, z, measured.dtype == torch.float16)
+            if text:
+                found[self._names[measured.row]] = text
+        return found
+
+    def summary(self) -> dict[str, float]:
+        """The largest z of each module, for people and other loggers."""
+        return {
+            f"{self._names[row]}/linear_z": max(
+                (d.z() for d in found.values()), key=lambda z: abs(z) if z == z else float("inf")
+            )
+            for row, (_, found) in self.laws().items()
+            if found
+        }
+
+
+class Linears:
+    """
+    host   of the taps
+    model  gives the model, None once it is gone
+    """
+
+    def __init__(self, host: LinearHost, model: Callable[[], Optional[nn.Module]]) -> None:
+        self._host = host
+        self._model = model
+        self._modules: Optional[list[weakref.ref[nn.Module]]] = None
+        self.names: list[str] = []
+        self.left_out: Counter[tuple[str, str]] = Counter()  # Name of the module, why.
+        self.not_measured: Optional[str] = None  # Why none is.
+        self._watching = False
+        self._turn = 0
+        self._taps = Taps(host)
+        self._measured: list[Measured] = []
+
+    def watch(self) -> None:
+        """From the next sampled step on."""
+        self._watching = True
+
+    def _find(self, model: nn.Module) -> None:
+        self._modules = []
+        if is_fully_sharded(model):
+            self.not_measured = SHARDED
+            return
+        for name, module in model.named_modules():
+            why = why_not(module)
+            if why is None and len(self.names) < c_api.NAMED_ROWS_MAX:
+                self._modules.append(weakref.ref(module))
+                self.names.append(name or "the model")
+            elif why:
+                self._leave_out(name, why)
+
+    def _leave_out(self, name: str, why: str) -> None:
+        if (name, why) in self.left_out or len(self.left_out) < LEFT_OUT_MAX:
+            self.left_out[name, why] += 1
+
+    def begin_step(self, sampled: bool) -> None:
+        """What was measured before is forgotten; in a sampled step some modules get their taps."""
+        self.stop()
+        self._measured = []
+        model = self._model() if sampled and self._watching else None
+        if model is None or torch.compiler.is_compiling():
+            return
+        if self._modules is None:
+            self._find(model)
+        if self.not_measured not in (None, GPU) or not self._modules:
+            return
+        if compiles(model):
+            self.not_measured = COMPILED
+            return
+        held = Held(HELD_BYTES_MAX)
+        turns = min(TURNS_MAX, len(self._modules))
+        turn = self._turn % turns
+        self._turn += 1
+        for row in range(turn, len(self._modules), turns):
+            module = self._modules[row]()
+            if module is not None and self._measures_on(module):
+                tap = LinearTap(
+                    self._host, row, module, held, self._measured.append, self._left_out_row
+                )
+                self._taps.add(module, tap)
+
+    def _left_out_row(self, row: int, why: str) -> None:
+        self._leave_out(self.names[row], why)
+
+    def _measures_on(self, module: nn.Module) -> bool:
+        device = next(module.parameters()).device
+        if device.type != "cpu" and not ON_GPUS:
+            self.not_measured = GPU
+            return False
+        return self._host.cannot_measure_on(device.type) is None
+
+    def stop(self) -> None:
+        """No module is looked at any more."""
+        self._taps.close()
+
+    def sample(self) -> Optional[LinearSample]:
+        """What was measured in this step."""
+        measured, self._measured = self._measured, []
+        return LinearSample(self.names, measured) if measured else None
