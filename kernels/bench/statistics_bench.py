@@ -1,12 +1,12 @@
 """The statistics on one GPU: what a watched step costs beside its attention.
 
-Measured are the probe with and without v, o and d_o, with drift alone and with masks, the leak,
-and the spectral norms of all heads of a model.  Each stands beside what it must at least do: read
+Measured are the probe with and without v, o and d_o, with drift alone and with masks, and the leak.
+So are the laws of attention, its shadow check, and the spectral norms of all heads of a model.  Each stands beside what it must at least do: read
 its inputs once, as a copy does (which also writes them).  The share is of causal attention forward
 and backward by PyTorch's flash attention.  Launches are interleaved.  The L2 is flushed before
 every launch, and the GPU kept waiting until the launch is queued.
 
-    python3 statistics_bench.py LIBRARY [--out FILE.json] [--repetitions N]
+    python3 statistics_bench.py LIBRARY [--out FILE.json] [--repetitions N] [--laws-alone]
 """
 
 from __future__ import annotations
@@ -47,6 +47,14 @@ SHAPES = [
     Shape("8b-1x8k", 1, 32, 8, 8192, 128),
 ]
 ROWS = (16, 64)  # sampled of a sequence and head
+# The laws' bar: each of eight tensors once, at 3 TB/s.
+LAW_SHAPES = [
+    Shape("gpt2-4x1k", 4, 12, 12, 1024, 64),
+    Shape("grouped-16x1k", 16, 32, 8, 1024, 128),
+    Shape("long-1x8k", 1, 32, 32, 8192, 64),
+]
+LAW_ROWS, SHADOW_ROWS, SHADOW_KEYS = 64, 16, 4
+BYTES_A_MICROSECOND = 3e6
 # heads, rows, columns; the bar: the first in at most 3 ms.
 WEIGHTS = [(1024, 128, 4096), (144, 64, 768), (10000, 64, 1024)]
 
@@ -107,6 +115,60 @@ def bench_layer(lib: ctypes.CDLL, shape: Shape, repetitions: int) -> dict[str, o
     return {**dataclasses.asdict(shape), "microseconds": times, "share_of_attention": share}
 
 
+def bench_laws(lib: ctypes.CDLL, shape: Shape, repetitions: int) -> dict[str, object]:
+    """Laws and shadow check beside the probe that a sampled step has anyway."""
+    torch.manual_seed(0)
+
+    def randn(heads: int) -> torch.Tensor:
+        return torch.randn(shape.batch, heads, shape.tokens, shape.head_dim, device="cuda",
+                           dtype=torch.bfloat16)
+
+    q, o, g, dq = (randn(shape.heads) for _ in range(4))
+    k, v, dk, dv = (randn(shape.kv_heads) for _ in range(4))
+    into = Probed.fresh(shape.heads, shape.kv_heads, "cuda")
+    sums = (torch.zeros(len(calls.LAW_HEAD_STATS), shape.heads, device="cuda"),
+            torch.zeros(len(calls.LAW_KV_STATS), shape.kv_heads, device="cuda"))
+
+    def options(rows: int) -> ProbeOptions:
+        return ProbeOptions(causal=True, rows=rows, seed=1)
+
+    def laws(rows: int) -> None:
+        calls.laws(lib, q, k, (v, o, g), (dq, dk, dv), options(rows), sums)
+
+    def shadow(keys: int) -> None:
+        calls.shadow(lib, q, k, (v, o, g), (dq, dk, dv), options(SHADOW_ROWS), sums, keys)
+
+    copies = [torch.empty_like(t) for t in (q, o, k, v)]
+
+    def copy() -> None:
+        for to, of in zip(copies, (q, o, k, v)):
+            to.copy_(of)
+
+    leaves = [t.detach().requires_grad_() for t in (q, k, v)]
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            return F.scaled_dot_product_attention(
+                q, k, v, is_causal=True, enable_gqa=shape.heads != shape.kv_heads)
+
+    result = attend(*leaves)
+    timed: dict[str, Callable[[], object]] = {
+        "attention_fwd": lambda: attend(q, k, v),
+        "attention_bwd": lambda: torch.autograd.grad(result, leaves, g, retain_graph=True),
+        "copy_of_half": copy,  # as many bytes as the laws read
+        f"probe_{LAW_ROWS}": lambda: calls.probe(lib, q, k, (v, o, g), options(LAW_ROWS), into),
+        f"laws_{LAW_ROWS}": lambda: laws(LAW_ROWS), "laws_16": lambda: laws(16),
+        f"shadow_{SHADOW_ROWS}": lambda: shadow(0),
+        f"shadow_{SHADOW_ROWS}_keys_{SHADOW_KEYS}": lambda: shadow(SHADOW_KEYS)}
+    times = {name: summary(t) for name, t in time_interleaved(timed, repetitions).items()}
+    size = sum(t.numel() * t.element_size() for t in (q, o, g, dq, k, v, dk, dv))
+    floor = size / BYTES_A_MICROSECOND
+    share = {name: round(floor / t["median"], 3) for name, t in times.items() if name.startswith("laws")}
+    print(f"{shape.name:14} {size / 1e6:.0f} MB, {floor:.0f} us at 3 TB/s; medians "
+          f"{ {name: t['median'] for name, t in times.items()} }; share of 3 TB/s {share}", flush=True)
+    return {**dataclasses.asdict(shape), "bytes": size, "microseconds": times, "share_of_3_tb_a_second": share}
+
+
 def bench_weights(lib: ctypes.CDLL, of: tuple[int, int, int], dtype: torch.dtype,
                   repetitions: int) -> dict[str, object]:
     torch.manual_seed(0)
@@ -131,14 +193,16 @@ def main() -> int:
     parser.add_argument("library")
     parser.add_argument("--out")
     parser.add_argument("--repetitions", type=int, default=30)
+    parser.add_argument("--laws-alone", action="store_true")
     args = parser.parse_args()
     lib = attention_calls.load(args.library)
-    layers = [bench_layer(lib, shape, args.repetitions) for shape in SHAPES]
-    weights = [bench_weights(lib, of, dtype, args.repetitions)
+    laws = [bench_laws(lib, shape, args.repetitions) for shape in LAW_SHAPES]
+    layers = [bench_layer(lib, shape, args.repetitions) for shape in SHAPES if not args.laws_alone]
+    weights = [] if args.laws_alone else [bench_weights(lib, of, dtype, args.repetitions)
                for of in WEIGHTS for dtype in (torch.bfloat16, torch.float32)]
     if args.out:
         with open(args.out, "w") as file:
-            json.dump({**describe(), "statistics": layers, "spectral_norms": weights}, file,
+            json.dump({**describe(), "laws": laws, "statistics": layers, "spectral_norms": weights}, file,
                       indent=1)
             file.write("\n")
     return 0

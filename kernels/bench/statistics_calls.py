@@ -21,6 +21,15 @@ PROBE_STATS = ("rows", "common_mode", "spread", "tied_bf16", "tied_eps", "tied_p
                "logit_max", "entropy", "sink", "nonfinite", "bias", "bias_sq", "delta_abs",
                "error_abs")
 KV_STATS = ("sequences", "coherence")
+# Rows of the laws' outputs, as in attention_laws.h.
+LAW_HEAD_STATS = (*(f"{t}_{of}" for t in ("do", "dq") for of in ("sum", "abs", "sumsq", "nonfinite")),
+                  "left_out")
+LAW_KV_STATS = (
+    *(f"{law}_{i}" for law in ("a1", "a2") for i in range(8)), "a3", "a4",
+    *(f"a{i}_{of}" for of in ("variance", "alike") for i in range(1, 5)),
+    *(f"{t}_{of}" for t in ("dk", "dv") for of in ("sum", "abs", "sumsq", "nonfinite")))
+SHADOW_STATS = ("dot", "got", "ref", "rest", "variance", "variance_sq")  # of each of two tensors
+Outputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 _CALL: list[tuple[str, Any]] = [("struct_size", ctypes.c_uint32), ("backend", ctypes.c_uint32),
          ("dtype", ctypes.c_uint32), ("threads", ctypes.c_uint32), ("stream", ctypes.c_void_p)]
 
@@ -46,6 +55,18 @@ class ProbeParams(ctypes.Structure):
         ("visible", ctypes.c_void_p), *_fields("visible_batch visible_head visible_key", ctypes.c_int64),
         ("sinks", ctypes.c_void_p),
     ]
+
+
+class LawsParams(ctypes.Structure):
+    _fields_ = [
+        *_fields("struct_size arithmetic", ctypes.c_uint32), ("call", ctypes.POINTER(ProbeParams)),
+        *_fields("d_q d_k d_v", Tensor4), ("stat_stride", ctypes.c_int64),
+        ("out", ctypes.c_void_p), ("kv_stat_stride", ctypes.c_int64), ("kv_out", ctypes.c_void_p),
+    ]
+
+
+class ShadowParams(ctypes.Structure):
+    _fields_ = [*LawsParams._fields_, *_fields("keys_per_head reserved", ctypes.c_uint32)]
 
 
 class KeyLeakParams(ctypes.Structure):
@@ -126,10 +147,9 @@ class Probed:
         return rows.double().cpu()
 
 
-def probe(lib: ctypes.CDLL, q: torch.Tensor, k: torch.Tensor,
-          outputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None, options: ProbeOptions,
-          into: Probed) -> None:
-    """Adds the statistics of one call; outputs: v, o, d_o."""
+def probe_params(q: torch.Tensor, k: torch.Tensor, outputs: Outputs | None, options: ProbeOptions,
+                 into: Probed | None = None) -> ProbeParams:
+    """outputs: v, o, d_o."""
     v, o, d_o = outputs if outputs is not None else (None, None, None)
     batch, heads, q_len, head_dim = q.shape
     rows = options.rows if 0 < options.rows < q_len and options.mask_by_sample else q_len
@@ -145,7 +165,7 @@ def probe(lib: ctypes.CDLL, q: torch.Tensor, k: torch.Tensor,
         places |= {f"{name}_{axis}": t.stride(i) for i, axis in enumerate(axes.split())}
         if name == "mask":
             places["mask_dtype"] = DTYPES[t.dtype]
-    params = ProbeParams(
+    return ProbeParams(
         **call_fields(ProbeParams, q), **places, top_left=int(options.top_left),
         window_right=options.window_right, mask_by_sample=int(options.mask_by_sample),
         sinks=pointer(options.sinks), batch=batch, heads=heads, kv_heads=k.shape[1], q_len=q_len,
@@ -154,9 +174,40 @@ def probe(lib: ctypes.CDLL, q: torch.Tensor, k: torch.Tensor,
         softcap=options.softcap, causal=int(options.causal),
         drift_only=int(options.drift_only), gate=pointer(options.gate), window=options.window,
         rows_per_head=options.rows, seed=options.seed, head_offset=options.head_offset,
-        stat_stride=heads, out=into.out.data_ptr(), kv_stat_stride=k.shape[1],
-        kv_out=into.kv_out.data_ptr())
-    check(lib, lib.bw_probe(ctypes.byref(params)))
+        stat_stride=heads, out=into and into.out.data_ptr(), kv_stat_stride=k.shape[1],
+        kv_out=into and into.kv_out.data_ptr())
+
+
+def probe(lib: ctypes.CDLL, q: torch.Tensor, k: torch.Tensor, outputs: Outputs | None,
+          options: ProbeOptions, into: Probed) -> None:
+    """Adds the statistics of one call; outputs: v, o, d_o."""
+    check(lib, lib.bw_probe(ctypes.byref(probe_params(q, k, outputs, options, into))))
+
+
+Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def laws(lib: ctypes.CDLL, q: torch.Tensor, k: torch.Tensor, outputs: Outputs, gradients: Gradients,
+         options: ProbeOptions, into: tuple[torch.Tensor, torch.Tensor], arithmetic: int = 0) -> None:
+    """Adds to into: [LAW_HEAD_STATS][heads], [LAW_KV_STATS][kv_heads]; gradients: dq, dk, dv."""
+    call = probe_params(q, k, outputs, options)
+    params = LawsParams(ctypes.sizeof(LawsParams), arithmetic, ctypes.pointer(call),
+                        *(view(t) for t in gradients), q.shape[1], into[0].data_ptr(), k.shape[1],
+                        into[1].data_ptr())
+    check(lib, lib.bw_attention_laws(ctypes.byref(params)))
+
+
+def shadow(lib: ctypes.CDLL, q: torch.Tensor, k: torch.Tensor, outputs: Outputs,
+           gradients: Gradients, options: ProbeOptions, into: tuple[torch.Tensor, torch.Tensor],
+           keys: int, arithmetic: int = 0) -> None:
+    """Adds to into: [SHADOW_STATS][heads] of o and dq, [SHADOW_STATS][kv_heads] of dk and dv."""
+    call = probe_params(q, k, outputs, options)
+    params = ShadowParams(ctypes.sizeof(ShadowParams), arithmetic, ctypes.pointer(call),
+                          *(view(t) for t in gradients), q.shape[1], into[0].data_ptr(), k.shape[1],
+                          into[1].data_ptr(), keys, 0)
+    check(lib, lib.bw_attention_shadow(ctypes.byref(params)))
+
+
 
 
 def key_leak(lib: ctypes.CDLL, d_k: torch.Tensor, into: torch.Tensor,

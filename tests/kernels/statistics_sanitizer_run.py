@@ -1,6 +1,6 @@
 """Small launches of every kind of statistics kernel, for compute-sanitizer.
 
-    compute-sanitizer --tool racecheck python3 statistics_sanitizer_run.py LIBRARY [probe|spectral ...]
+    compute-sanitizer --tool racecheck python3 statistics_sanitizer_run.py LIBRARY [probe|spectral|laws ...]
 """
 
 from __future__ import annotations
@@ -50,6 +50,26 @@ def probes(lib: ctypes.CDLL) -> None:
                 calls.key_leak(lib, k, torch.zeros(2, 2, device="cuda"))
 
 
+def laws(lib: ctypes.CDLL) -> None:
+    """Laws and shadow check: vectors and single elements, wide heads, masks, rows that see nothing."""
+    for dtype in DTYPES:
+        for d, e, n, m, batch in ((64, 64, 100, 777, 1), (33, 5, 70, 70, 2), (256, 256, 65, 130, 2),
+                                  (128, 64, 300, 90, 3), (576, 512, 33, 100, 1)):
+            if dtype == torch.float32 and d > 256:
+                continue
+            q, dq = (torch.randn(batch, 4, n, d, device="cuda").to(dtype) for _ in range(2))
+            o, g = (torch.randn(batch, 4, n, e, device="cuda").to(dtype) for _ in range(2))
+            k, dk = (torch.randn(batch, 2, m, d, device="cuda").to(dtype) for _ in range(2))
+            v, dv = (torch.randn(batch, 2, m, e, device="cuda").to(dtype) for _ in range(2))
+            o[:, 0, :5], o[:, 1, 3:9] = 0, torch.nan
+            for options in (*OPTIONS, *masked(n, m, batch)):
+                into = (torch.zeros(len(calls.LAW_HEAD_STATS), 4, device="cuda"),
+                        torch.zeros(len(calls.LAW_KV_STATS), 2, device="cuda"))
+                calls.laws(lib, q, k, (v, o, g), (dq, dk, dv), options, into)
+                keys = 0 if options.mask_by_sample else 9
+                calls.shadow(lib, q, k, (v, o, g), (dq, dk, dv), options, into, keys)
+
+
 def spectral_norms(lib: ctypes.CDLL) -> None:
     for dtype in DTYPES:
         for rows, columns in ((64, 300), (128, 129), (200, 70), (3, 5)):
@@ -60,7 +80,7 @@ def spectral_norms(lib: ctypes.CDLL) -> None:
 
 def main() -> int:
     lib = attention_calls.load(sys.argv[1])
-    parts = {"probe": probes, "spectral": spectral_norms}
+    parts = {"probe": probes, "spectral": spectral_norms, "laws": laws}
     for name in sys.argv[2:] or parts:
         parts[name](lib)
     torch.cuda.synchronize()

@@ -172,8 +172,13 @@ struct AttentionLawsParams {
 // Adds the laws of one call to its outputs.  It reads each element of q, k, v, o, d_o, d_q, d_k and
 // d_v once, and the sampled rows as the probe does.  kCpu is done on return.
 //
-// kInvalidArgument, kUnsupported, kDeviceError as Probe(); kUnsupported: kCuda.  Then nothing was
-// written.  Any thread; calls that add to the same memory must not overlap.
+// kCuda enqueues its kernels on the stream, with memory that the stream gives and takes back, and adds
+// in one order: a call gives the same bits each time.  There rows of which a mask by sample does not
+// say what they see may make A2's alike larger.
+//
+// kInvalidArgument, kUnsupported, kDeviceError as Probe(); kUnsupported also: kCuda with kAccumulated,
+// which no kernel of a GPU does.  Then nothing was written.  Any thread; calls that add to the same
+// memory must not overlap.
 [[nodiscard]] Status AttentionLaws(const AttentionLawsParams& params, const Device& device);
 
 // ---- the shadow check ----

@@ -48,7 +48,7 @@ BW_KERNELS_EXPORT uint32_t bw_kernels_abi_version(void);
 BW_KERNELS_EXPORT const char* bw_kernels_last_error(void);
 /* 1 if the kernels that are built for the backend can run in this process, BW_CUDA: on
    the current device; else 0.  BW_CUDA has all but bw_increment_rank(), which has no
-   backend to choose, and the laws, which answer BW_KERNEL_UNSUPPORTED there. */
+   backend to choose. */
 BW_KERNELS_EXPORT int bw_kernels_available(uint32_t backend);
 
 /* A [batch][head][token][head_dim] view; the last stride must be 1. */
