@@ -26,10 +26,10 @@ from bellwether._native import c_api
 from bellwether._step.grad_scale import POWERS
 from bellwether.settings import STATS
 
-BATCH, HEADS, KV_HEADS, TOKENS, DIM = 2, 4, 2, 24, 16
+BATCH, HEADS, KV_HEADS, TOKENS, DIM = 2, 4, 2, 40, 16
 WIDTH = HEADS * DIM
 CAUSAL = torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril()
-PADDED = CAUSAL & (torch.arange(TOKENS) < torch.tensor([TOKENS, 15])[:, None, None])[:, None]
+PADDED = CAUSAL & (torch.arange(TOKENS) < torch.tensor([TOKENS, 27])[:, None, None])[:, None]
 TENSORS = ("q", "k", "v", "o", "d_o", "dq", "dk", "dv")
 Attend = Callable[[Any, Tensor, Tensor, Tensor], Tensor]
 

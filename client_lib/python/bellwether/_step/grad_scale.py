@@ -19,8 +19,8 @@ from typing import Any, Optional
 import torch
 
 from .._hook.hosts import StepHost
-from .._native import c_api
 from .._util.guard import harmless
+from ..settings import STATS
 
 # Signals that grow with the gradients, and the power in which they do.
 POWERS = {
@@ -31,15 +31,15 @@ POWERS = {
     "key_leak_sum": 1,
     "key_gradient_sum": 1,
 }
-for _name in (*c_api.LAW_STATS, *c_api.LAW_KV_STATS):
-    if _name != "law_rows_left_out":
-        POWERS[_name] = 2 if _name.endswith(("_variance", "_sumsq")) else 1
-    if _name.endswith("_nonfinite"):
+for _name in STATS["laws"]:
+    if _name.endswith("_nonfinite") or _name.startswith("shadow_d"):
+        # Of the shadow check only ratios mean something; squares of the smallest would leave a
+        # float's range.
         POWERS[_name] = 0
-# Of these only ratios mean something; squares of the smallest would leave a float's range.
-for _name in (*c_api.SHADOW_STATS, *c_api.SHADOW_KV_STATS):
-    if not _name.startswith("shadow_o_"):
-        POWERS[_name] = 0
+    elif _name.endswith(("_variance", "_sumsq")):
+        POWERS[_name] = 2
+    elif not _name.startswith("shadow_") and _name != "law_rows_left_out":
+        POWERS[_name] = 1
 
 _lock = threading.Lock()
 _hosts: weakref.WeakSet[StepHost] = weakref.WeakSet()

@@ -23,7 +23,8 @@ from .notes import Notes
 from .seen_calls import SeenCalls
 from .taps import same_place
 
-DEVICES = frozenset({"cpu"})  # Those of which the library has the laws.
+DEVICES = frozenset({"cpu"})  # Those of which the library has the laws, ...
+COMPARED = frozenset[str]()  # ... and the shadow check.
 # Kernels that round the scores, too, as matrix products in the type do; and those that keep dk and
 # dv in the type.  All others round as fused kernels are known to.
 _COMPOSED = frozenset(
@@ -192,7 +193,7 @@ class LawCalls:
         sums = self._seen.sums
         assert sums is not None
         laws.add_laws(sums, call, rows=given.rows, seed=given.seed)
-        if not asked.weights_go_on:
+        if given.q.device.type in COMPARED and not asked.weights_go_on:
             keys = 0 if given.mask.by_sample else self._keys(given)
             laws.add_shadow(sums, call, rows=given.rows, keys=keys, seed=given.seed)
 
