@@ -75,6 +75,7 @@ def run_board() -> Board:
     _conclusions(board)
     _causes(board)
     _matrix(board)
+    _kernel(board)
     _training(board)
     return board
 
@@ -178,6 +179,28 @@ def _matrix(board: Board) -> None:
     panel.cell_options(common.TableColoredBackgroundCellOptions())
     for name, options in MATRIX:
         panel.with_transformation(dashboard.DataTransformerConfig(id_val=name, options=options))
+
+
+def _kernel(board: Board) -> None:
+    layer = "layer {{layer}}"
+    board.lines(
+        "Laws of the kernel",
+        "Differences of sums that exact arithmetic makes equal, in units of rounding, the key head furthest from zero, "
+        "sign kept. Far from zero, and not explained by roundings that are alike, the kernel is wrong.",
+        Look("none"),
+        query(f"bellwether_layer_law_a3_z{{{LAYER}}}", f"{layer} A3"),
+        query(f"bellwether_layer_law_a4_z{{{LAYER}}}", f"{layer} A4"),
+    )
+    board.lines(
+        "Beside the reference",
+        "Squared distance of what the kernel returned from its reference, over what rounding gives, worst head of the "
+        "layer. Far above one the tensor is wrong.",
+        Look("none", log=True),
+        query(f"bellwether_layer_shadow_o_excess_max{{{LAYER}}}", f"{layer} O"),
+        query(f"bellwether_layer_shadow_dq_excess_max{{{LAYER}}}", f"{layer} dQ"),
+        query(f"bellwether_layer_shadow_dk_excess_max{{{LAYER}}}", f"{layer} dK"),
+        query(f"bellwether_layer_shadow_dv_excess_max{{{LAYER}}}", f"{layer} dV"),
+    )
 
 
 def _training(board: Board) -> None:

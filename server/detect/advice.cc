@@ -33,6 +33,7 @@ enum class Case : uint8_t {
   kSomeSilent,
   kAllSilent,
   kOverhead,
+  kKernel,
 };
 
 constexpr char kGoBack[] = "Stop, or go back to a checkpoint";
@@ -98,8 +99,15 @@ constexpr Row kRows[] = {
      "All ranks are silent: nothing is judged until one reports again."},
     {Family::kOverhead, "always", "Sample less often",
      "Or choose fewer signals. Training loses that share of its time."},
+    {Family::kKernel, "always", "Switch to another kernel of attention",
+     "No rounding explains these numbers, whatever the model: what the kernel returned is wrong. "
+     "`python -m bellwether doctor --kernels` says which kernels are right on this machine. Another backend of "
+     "PyTorch, "
+     "another version of the library, or attention.mode = hp replace it. If the same kernel is right on another "
+     "machine, test this GPU. Steps since {begin} were trained on wrong numbers: resume from a checkpoint from before "
+     "it, if there is one."},
 };
-static_assert(std::size(kRows) == static_cast<size_t>(Case::kOverhead) + 1);
+static_assert(std::size(kRows) == static_cast<size_t>(Case::kKernel) + 1);
 
 const Row& RowOf(Case which) { return kRows[static_cast<size_t>(which)]; }
 
@@ -131,9 +139,11 @@ Case CaseOf(Family family, const RunDescription& run, const AdviceState& state) 
     case Family::kSilent:
       return critical ? Case::kAllSilent : Case::kSomeSilent;
     case Family::kOverhead:
+      return Case::kOverhead;
+    case Family::kKernel:
       break;
   }
-  return Case::kOverhead;
+  return Case::kKernel;
 }
 
 constexpr char kCentre[] = "entre the keys (attention.center_k)";

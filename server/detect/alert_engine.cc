@@ -32,6 +32,8 @@ const char* NameOf(Rule rule) {
       return "silent";
     case Rule::kOverhead:
       return "overhead";
+    case Rule::kKernel:
+      return "kernel";
     case Rule::kUser:
       return "user";
   }
@@ -44,7 +46,8 @@ std::string AlertEngine::NextKey(const Subject& subject) {
   static_assert(kFamilies <= 'u' - 'a');
   const auto family = static_cast<size_t>(subject.family);
   const char letter = subject.rule != nullptr ? 'u' : static_cast<char>('a' + family);
-  return absl::StrCat(std::string(1, letter), ++numbered_[subject.rule != nullptr ? kFamilies : family]);
+  const size_t at = subject.rule != nullptr ? kFamiliesBefore : family < kFamiliesBefore ? family : family + 1;
+  return absl::StrCat(std::string(1, letter), ++numbered_[at]);
 }
 
 void AlertEngine::SetNumbered(std::vector<uint32_t> numbered) {

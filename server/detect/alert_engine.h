@@ -94,7 +94,12 @@ class AlertEngine {
 
   template <class A>
   void Visit(A& a) {
-    for (Open& open : open_) a(open);
+    for (size_t i = 0; i < kFamiliesBefore; ++i) a(open_[i]);
+  }
+  // The families that older states do not have.
+  template <class A>
+  void VisitLater(A& a) {
+    for (size_t i = kFamiliesBefore; i < open_.size(); ++i) a(open_[i]), a(open_[i].told);
   }
   // The alerts of the rules that people wrote.
   template <class A>
@@ -104,17 +109,19 @@ class AlertEngine {
   // What saved states from before there were such keys do not have.
   template <class A>
   void VisitTold(A& a) {
-    for (Open& open : open_) a(open.told);
+    for (size_t i = 0; i < kFamiliesBefore; ++i) a(open_[i].told);
   }
   template <class A>
   void VisitToldOfRules(A& a) {
     for (Open& open : of_rules_) a(open.told);
   }
-  // How many keys were given: by Family, then of people's rules.
+  // How many keys were given: by Family up to kOverhead, then of people's rules, then of the later families.
   const std::vector<uint32_t>& numbered() const { return numbered_; }
   void SetNumbered(std::vector<uint32_t> numbered);
 
  private:
+  // As many as there were when states began to be saved.
+  static constexpr size_t kFamiliesBefore = static_cast<size_t>(Family::kOverhead) + 1;
   static constexpr uint32_t kToldMax = 4096;  // Of heads and evidence; options have lower limits.
   // What was last reported of an alert, for as long as its rules can find no
   // more.

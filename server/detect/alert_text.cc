@@ -1,5 +1,6 @@
 #include "server/detect/alert_text.h"
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 
@@ -10,6 +11,20 @@ namespace {
 std::string NameIn(const AlertTransition& change) {
   const bool spike = change.severity <= Severity::kInfo && (change.rule == "loss" || change.rule == "gradient");
   return spike ? absl::StrCat("one spike of the ", change.rule) : change.rule;
+}
+
+// "; law A1 differs by 63 standard deviations of rounding (chance: 6.2): rounding is biased there"
+std::string BiasText(const AlertTransition& change) {
+  const Evidence* largest = nullptr;
+  for (const Evidence& evidence : change.evidence) {
+    const bool of_laws = evidence.detector == "law" && evidence.where == change.strongest;
+    if (of_laws && (largest == nullptr || evidence.value > largest->value)) largest = &evidence;
+  }
+  if (largest == nullptr) return {};
+  const std::string law = absl::AsciiStrToUpper(largest->signal.substr(4, 2));  // law_a1_z
+  return absl::StrFormat(
+      "; law %s differs by %.3g standard deviations of rounding (chance: %.3g): rounding is biased there", law,
+      largest->value, largest->threshold);
 }
 
 }  // namespace
@@ -25,6 +40,8 @@ std::string CauseOf(Family family, const std::vector<Finding>& findings) {
       return "logit growth";
     case Family::kDisagreement:
       return "corruption";
+    case Family::kKernel:
+      return "faulty kernel";
     default:
       return "unknown";
   }
@@ -39,12 +56,13 @@ std::string SummaryOf(const RunDescription& run, const AlertTransition& change) 
   }
   int pieces = 0;
   for (const Evidence& evidence : change.evidence) {
-    if (!(evidence.where == change.strongest) || pieces == 4) continue;
+    if (!(evidence.where == change.strongest) || pieces == 4 || evidence.detector == "law") continue;
     absl::StrAppendFormat(&text, "%s %s %.4g (threshold %.4g)", pieces == 0 ? ":" : ",", evidence.signal,
                           evidence.value, evidence.threshold);
     ++pieces;
   }
   absl::StrAppend(&text, ", since step ", change.first_step);
+  text += BiasText(change);
   if (change.eta.known) {
     absl::StrAppendFormat(&text, "; expected to be lost in %.0f steps (80 %%: %.0f to %.0f)", change.eta.steps,
                           change.eta.lower_steps, change.eta.upper_steps);

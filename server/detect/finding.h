@@ -24,6 +24,7 @@ enum class Rule : uint8_t {
   kDisagreement,
   kSilent,
   kOverhead,
+  kKernel,
   kUser,  // A rule that people wrote; its name is in user_rule.h.
 };
 
@@ -38,8 +39,9 @@ enum class Family : uint8_t {
   kDisagreement,
   kSilent,
   kOverhead,
+  kKernel,
 };
-inline constexpr int kFamilies = 8;
+inline constexpr int kFamilies = 9;
 
 const char* NameOf(Rule rule);
 

@@ -170,6 +170,12 @@ struct LossOptions {
   double change_lost_of_level = 2;
 };
 
+// The laws of attention and its shadow check.  No number of another run is in it.
+struct KernelOptions {
+  // That any question of a run of whatever length calls a kernel broken by chance.
+  double chance = 1e-3;
+};
+
 struct ContextOptions {
   // The first steps of a run are not judged: the learning rate warms up, heads
   // take shape and all of them grow.
@@ -210,8 +216,9 @@ enum class Builtin : uint8_t {
   kDisagreement,
   kSilent,
   kOverhead,
+  kKernel,
 };
-inline constexpr int kBuiltins = 14;
+inline constexpr int kBuiltins = 15;
 
 struct BuiltinSet {
   uint32_t bits = 0;  // 1 << Builtin
@@ -235,6 +242,7 @@ struct JudgeOptions {
   NormOptions norm;
   LogitsOptions logits;
   LossOptions loss;
+  KernelOptions kernel;
   ContextOptions context;
   AlertOptions alert;
   BuiltinSet off;

@@ -187,6 +187,15 @@ bool AllUsual(std::span<const float> values, bool must_be_zero) {
   return unusual == 0;
 }
 
+bool CountsGradient(SignalId id) {
+  return id == SignalId::kDqNonfinite || id == SignalId::kDkNonfinite || id == SignalId::kDvNonfinite;
+}
+
+// What is made of elements that are counted one by one where this is measured.
+bool FollowsFromCounts(SignalId id) {
+  return id >= SignalId::kLawA10 && id <= SignalId::kShadowDvVarianceSq && !MustBeZero(id);
+}
+
 // Values of the run and of heads; an origin among other things is not looked for.
 bool IsLookedAt(SignalId id) {
   const Granularity granularity = FindSignal(id)->granularity;
@@ -209,9 +218,12 @@ class Search {
       if (IsLookedAt(id)) any |= !AllUsual(sample_.matrix(id), MustBeZero(id));
     }
     if (!any) return std::move(found_);
+    ReadCounts();
     Read();
     Trace();
     for (const Origin& origin : origins_) NameHeads(origin);
+    found_.kernel = !origins_.empty() && origins_[0].side == kBackward && IsCulprit(origins_[0].layer) &&
+                    !found_.forward && !found_.loss;
     if (origins_.empty() && bad_ > 0) NameNobody();
     if (!found_.findings.empty() && bad_ > 0) {
       Finding& first = found_.findings.front();
@@ -226,6 +238,11 @@ class Search {
   struct Layer {
     bool measured = false, bad = false;
   };
+  // Of a layer's counts: whether any is there; of its dO, whether all are and are 0.
+  struct Counts {
+    bool measured = false;
+    bool given_finite = false;
+  };
   using Layers = std::vector<Layer>;
   struct Origin {
     Side side;
@@ -234,6 +251,30 @@ class Search {
     std::vector<const char*> signals;
     bool key_heads = false;  // Known by the key head only: all heads of its group.
   };
+
+  void ReadCounts() {
+    counts_.resize(layers_);
+    for (const SignalId id : sample_.signals()) {
+      if (!CountsGradient(id) && id != SignalId::kDoNonfinite) continue;
+      const auto values = sample_.matrix(id);
+      const size_t columns = values.size() / layers_;
+      for (size_t at = 0; at < layers_; ++at) {
+        const auto row = values.subspan(at * columns, columns);
+        Counts& counts = counts_[at];
+        counts.measured |= std::any_of(row.begin(), row.end(), [](float value) { return !IsNotMeasured(value); });
+        if (id == SignalId::kDoNonfinite) {
+          counts.given_finite = std::all_of(row.begin(), row.end(), [](float value) { return value == 0; });
+        }
+      }
+    }
+  }
+
+  bool IsBadHere(SignalId id, size_t layer, float value) const {
+    return IsBad(id, value) && !(counts_[layer].measured && FollowsFromCounts(id));
+  }
+
+  // Whether a kernel made it.
+  bool IsCulprit(size_t layer) const { return side_[kBackward][layer].bad && counts_[layer].given_finite; }
 
   void Read() {
     for (const SignalId id : sample_.signals()) {
@@ -251,7 +292,7 @@ class Search {
       for (size_t i = 0; i < values.size(); ++i) {
         Layer& layer = layers[i / columns];
         layer.measured |= !IsNotMeasured(values[i]);
-        if (!IsBad(id, values[i])) continue;
+        if (!IsBadHere(id, i / columns, values[i])) continue;
         ++bad_;
         layer.bad = true;
       }
@@ -273,7 +314,7 @@ class Search {
       const size_t at = side == kBackward ? layers_ - 1 - i : i;
       const Layer& layer = side_[side][at];
       if (!layer.measured) continue;
-      if (layer.bad && !before) first.push_back(at);
+      if (layer.bad && (!before || (side == kBackward && IsCulprit(at)))) first.push_back(at);
       before = layer.bad;
     }
     return first;
@@ -386,7 +427,7 @@ class Search {
       bool bad = false;
       for (int32_t head = 0; head < heads_; ++head) {
         const auto column = static_cast<size_t>(head / (heads_ / columns));
-        if (!IsBad(id, row[column])) continue;
+        if (!IsBadHere(id, layer, row[column])) continue;
         bad = true;
         (columns == heads_ ? of_queries : of_keys)[static_cast<size_t>(head)] = 1;
       }
@@ -394,7 +435,16 @@ class Search {
     }
     const auto is_bad = [](uint8_t bad) { return bad != 0; };
     origin.key_heads = std::none_of(of_queries.begin(), of_queries.end(), is_bad);
-    const std::vector<uint8_t>& heads = origin.key_heads ? of_keys : of_queries;
+    std::vector<uint8_t>& heads = origin.key_heads ? of_keys : of_queries;
+    // Of a kernel that returned dK or dV, too: also the groups of which no query head is known.
+    if (side == kBackward && counts_[layer].measured && !origin.key_heads) {
+      const auto group = static_cast<size_t>(heads_ / sample_.layout().kv_heads);
+      for (size_t first = 0; first < heads.size(); first += group) {
+        const auto begin = heads.begin() + static_cast<ptrdiff_t>(first);
+        if (std::any_of(begin, begin + static_cast<ptrdiff_t>(group), is_bad)) continue;
+        std::copy_n(of_keys.begin() + static_cast<ptrdiff_t>(first), group, begin);
+      }
+    }
     for (int32_t head = 0; head < heads_; ++head) {
       if (heads[static_cast<size_t>(head)] != 0) origin.heads.push_back(head);
     }
@@ -422,7 +472,8 @@ class Search {
         const auto columns = static_cast<size_t>(ShapeOf(signal, sample_.layout()).heads);
         const size_t group = static_cast<size_t>(heads_) / columns;
         const float& value = sample_.matrix(id)[origin.layer * columns + static_cast<size_t>(head) / group];
-        if (!IsBad(id, value) || finding.fact_count == static_cast<int32_t>(finding.facts.size())) continue;
+        if (!IsBadHere(id, origin.layer, value) || finding.fact_count == static_cast<int32_t>(finding.facts.size()))
+          continue;
         told_.insert(&value);
         finding.Add({.signal = signal.name,
                      .where = finding.where,
@@ -488,6 +539,17 @@ class Search {
     });
   }
 
+  // "dQ and dV, as the kernel returned them from a finite dO"
+  static std::string ReturnedBy(const Origin& origin) {
+    std::vector<const char*> tensors;
+    if (HasSignal(origin, {"dq_nonfinite"})) tensors.push_back("dQ");
+    if (HasSignal(origin, {"dk_nonfinite"})) tensors.push_back("dK");
+    if (HasSignal(origin, {"dv_nonfinite"})) tensors.push_back("dV");
+    if (tensors.empty()) return "the backward pass of its kernel, which was given a finite dO";
+    return absl::StrCat(absl::StrJoin(tensors, " and "), ", as the kernel returned ",
+                        tensors.size() == 1 ? "it" : "them", " from a finite dO");
+  }
+
   // What is not finite there, as a tensor of the attention.
   std::string TensorOf(const Origin& origin) const {
     switch (origin.side) {
@@ -498,6 +560,8 @@ class Search {
         return HasSignal(origin, {"key_coherence"}) ? "the keys of the forward pass"
                                                     : "the probabilities of the forward pass";
       case kBackward: {
+        if (IsCulprit(origin.layer)) return ReturnedBy(origin);
+        if (HasSignal(origin, {"do_nonfinite"})) return "the gradient dO that its attention is given";
         // delta = dO . O; with O finite it is dO, which comes from above.
         const bool keys = HasSignal(origin, {"key_gradient", "key_leak"});
         const bool delta = HasSignal(origin, {"delta"});
@@ -543,7 +607,7 @@ class Search {
       }
       return ", or what lies before it";
     }
-    if (origin.side != kBackward || !HasSignal(origin, {"delta"})) return {};
+    if (origin.side != kBackward || IsCulprit(origin.layer) || !HasSignal(origin, {"delta", "do_nonfinite"})) return {};
     for (size_t at = origin.layer + 1; at < layers_; ++at) {
       if (side[at].measured) return absl::StrCat(", or what lies between it and layer ", at);
     }
@@ -585,6 +649,7 @@ class Search {
   const bool weights_were_finite_;
   Nonfinite found_;
   std::array<Layers, kSides> side_;
+  std::vector<Counts> counts_;  // By layer.
   std::vector<Origin> origins_;
   size_t origins_left_out_ = 0;
   size_t bad_ = 0;

@@ -18,6 +18,12 @@
 // step before may have spoiled all weights.  No layer is named unless these are
 // known to have been finite.
 //
+// Where the elements of dO, dQ, dK and dV that are not finite are counted, more
+// is known.  A layer whose dO is finite and whose dQ, dK or dV is not has a
+// kernel that is at fault, whatever the layers above it are; the layers below
+// are innocent.  One whose dO is not finite got it from between it and the layer
+// above.  Sums of the laws of such a layer say nothing more.
+//
 // A layer that does not follow from another one is an origin of its own.  A
 // loss that is not finite while all scores are arose behind them.
 //
@@ -39,6 +45,8 @@ struct Nonfinite {
   std::vector<Finding> findings;
   bool forward = false, backward = false, weights = false;  // Anything of a head.
   bool loss = false, grad_norm = false;
+  // The first origin is what a kernel returned from a finite dO, after a forward pass that is finite.
+  bool kernel = false;
 };
 
 // `weights_were_finite`: known of the weights with which the step began.

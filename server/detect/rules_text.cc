@@ -84,6 +84,11 @@ constexpr const char* kBuiltinSentences[] = {
     "Ranks have been silent past the deadline: a warning; critical if it is all of them.",
     "The hook takes more than {alert.hook_overhead_max} of the step's time for {alert.hook_overhead_steps} steps: a "
     "warning.",
+    "What a kernel of attention returned breaks a law that exact arithmetic keeps, or is further from its reference "
+    "than rounding and chance explain: critical, from one sample on, at any step. All questions of a run, however "
+    "long, "
+    "share one probability of a false alarm, {kernel.chance}. A difference that roundings explain which are all alike "
+    "is no alarm, and neither is A1 alone. Such a bias is evidence in the alert of a drift.",
 };
 static_assert(std::size(kBuiltinSentences) == kBuiltins);
 

@@ -10,13 +10,16 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "server/detect/advice.h"
 #include "server/detect/alert_engine.h"
+#include "server/detect/alert_text.h"
 #include "server/detect/announced_change.h"
 #include "server/detect/archive.h"
 #include "server/detect/change_watch.h"
 #include "server/detect/detector_bank.h"
 #include "server/detect/head_rules.h"
 #include "server/detect/judge_options.h"
+#include "server/detect/law_watch.h"
 #include "server/detect/loss_watch.h"
 #include "server/detect/nonfinite_origin.h"
 #include "server/detect/rule_fields.h"
@@ -28,7 +31,8 @@ namespace {
 constexpr uint32_t kStateMagic = 0x314a5742;     // "BWJ1": no alert was numbered.
 constexpr uint32_t kNumberedMagic = 0x324a5742;  // "BWJ2": nothing was kept across changes.
 constexpr uint32_t kKeptMagic = 0x334a5742;      // "BWJ3": how much was excused was not counted.
-constexpr uint32_t kExcusesMagic = 0x344a5742;   // "BWJ4"
+constexpr uint32_t kExcusesMagic = 0x344a5742;   // "BWJ4": no kernel was judged.
+constexpr uint32_t kLawsMagic = 0x354a5742;      // "BWJ5"
 
 // A loss scaler needs 16 steps in a row to find its factor, from its first one of 2^16 on.
 constexpr int32_t kOverflowsMax = 32;
@@ -66,6 +70,7 @@ struct RunJudge::State {
   HeadRules heads;
   LossWatch loss;
   ChangeWatch changes;
+  LawWatch laws;
   UserRules user;
   AlertEngine alerts;
   int64_t first_step = -1;
@@ -88,6 +93,7 @@ struct RunJudge::State {
         heads(from, description.layout, on),
         loss(from.loss),
         changes(from.loss),
+        laws(from.kernel),
         user(from, description.layout),
         alerts(from.alert),
         attempt(description.attempt) {
@@ -110,6 +116,11 @@ struct RunJudge::State {
   template <class A>
   void VisitExcuses(A& a) {
     a(excused_halves), a(ahead), a(finite_step);
+  }
+  template <class A>
+  void VisitLaws(A& a) {
+    a(laws);
+    alerts.VisitLater(a);
   }
   // The part that belongs to the rules that people wrote.
   template <class A>
@@ -147,6 +158,7 @@ struct RunJudge::State {
   bool ReadChange(const RunEvent& event, AnnouncedChange* change);
   void Announce(const AnnouncedChange& change);
 
+  void JudgeKernel(const StepSample& sample, std::vector<AlertTransition>* out);
   void JudgeNonfinite(const StepSample& sample, std::vector<AlertTransition>* out);
   void JudgeReplicas(const StepSample& sample, std::vector<Finding>* findings) const;
   void JudgeDisagreements(const StepSample& sample, std::vector<AlertTransition>* out);
@@ -248,7 +260,9 @@ void RunJudge::State::JudgeNonfinite(const StepSample& sample, std::vector<Alert
     }
   };
   const bool gradients = found.backward || found.grad_norm;
-  count(gradients, sample.has(SignalId::kKeyGradientSum) || sample.has(SignalId::kGradNorm), &bad_gradients);
+  const bool told =
+      sample.has(SignalId::kKeyGradientSum) || sample.has(SignalId::kDqNonfinite) || sample.has(SignalId::kGradNorm);
+  count(gradients, told, &bad_gradients);
   count(found.forward || found.loss, sample.has(SignalId::kLoss), &bad_losses);
   // In fp16 a loss scaler skips a step that overflowed, and the weights stay as
   // they were.  Where nothing skips it the next losses are lost, too.
@@ -264,7 +278,20 @@ void RunJudge::State::JudgeNonfinite(const StepSample& sample, std::vector<Alert
       finding.severity = Severity::kWarning;
     }
   }
+  // What fp16 cannot hold overflows in a kernel that is right.
+  if (found.kernel && run.attention.score_dtype != "fp16" && found.findings[0].severity == Severity::kCritical) {
+    Finding& first = found.findings[0];
+    if (!run.attention.kernel.empty()) absl::StrAppend(&first.summary, "; the kernel: ", run.attention.kernel);
+    first.cause = CauseOf(Family::kKernel, found.findings);
+    first.advice = absl::StrCat("Stop. ", AdviceText(Family::kKernel, run, {}, sample.step));
+  }
   alerts.Update(Family::kNonfinite, sample.step, run, &found.findings, out);
+}
+
+void RunJudge::State::JudgeKernel(const StepSample& sample, std::vector<AlertTransition>* out) {
+  // A sample without its sums shows nothing: no end of an alert either.
+  if (!laws.Observe(sample, run.attention) || !on(Builtin::kKernel)) return;
+  alerts.Update(Family::kKernel, sample.step, run, laws.findings(), out);
 }
 
 // Copies of a tensor that differ.  A tensor has two sums, of which both or one may differ.
@@ -381,6 +408,7 @@ void RunJudge::Observe(const StepSample& sample, std::vector<AlertTransition>* o
   if (s.first_step < 0) s.first_step = sample.step;
 
   if (s.on(Builtin::kNonfinite)) s.JudgeNonfinite(sample, out);
+  s.JudgeKernel(sample, out);
   if (s.on(Builtin::kDisagreement)) s.JudgeDisagreements(sample, out);
   if (s.on(Builtin::kOverhead)) s.JudgeOverhead(sample, out);
   const float loss = sample.scalar(SignalId::kLoss);
@@ -404,6 +432,7 @@ void RunJudge::Observe(const StepSample& sample, std::vector<AlertTransition>* o
   update(Family::kGradient, &of_run);
   if (s.heads.Add(sample)) {
     s.heads.Tick(s.run.attention, excused, !warming, s.alerts.under_repair(Family::kRounding));
+    if (s.on(Builtin::kKernel)) s.laws.AddEvidence(s.heads.rounding());
     if (!excused) {
       s.UpdateHeads(Family::kRounding, sample.step, s.heads.rounding(), out);
       s.UpdateHeads(Family::kLogits, sample.step, s.heads.logits(), out);
@@ -513,6 +542,7 @@ void RunJudge::SetOptions(const JudgeOptions& options, std::vector<AlertTransiti
   s.heads.SetOptions(options);
   s.loss.SetOptions(options.loss);
   s.changes.SetOptions(options.loss);
+  s.laws.SetOptions(options.kernel);
   // What a family's alert can come from; without any of it, it ends.
   const std::pair<Family, std::vector<Builtin>> sources[] = {
       {Family::kRounding, {Builtin::kDrift, Builtin::kTies, Builtin::kNorm}},
@@ -523,6 +553,7 @@ void RunJudge::SetOptions(const JudgeOptions& options, std::vector<AlertTransiti
       {Family::kDisagreement, {Builtin::kDisagreement}},
       {Family::kSilent, {Builtin::kSilent}},
       {Family::kOverhead, {Builtin::kOverhead}},
+      {Family::kKernel, {Builtin::kKernel}},
   };
   for (const auto& [family, rules] : sources) {
     if (std::none_of(rules.begin(), rules.end(), [&](Builtin rule) { return s.on(rule); }))
@@ -547,16 +578,18 @@ std::string RunJudge::Save() const {
   std::string out;
   StateWriter writer(&out);
   // With neither servers of before read it: those of a cluster are replaced one after the other.
-  const bool excuses = state_->excuses();
+  const bool laws = state_->laws.samples() > 0;
+  const bool excuses = state_->excuses() || laws;
   const bool kept = state_->kept() || excuses;
   const bool numbered = state_->numbered() || kept;
-  writer(excuses ? kExcusesMagic : kept ? kKeptMagic : numbered ? kNumberedMagic : kStateMagic);
+  writer(laws ? kLawsMagic : excuses ? kExcusesMagic : kept ? kKeptMagic : numbered ? kNumberedMagic : kStateMagic);
   writer(state_->run.layout.layers);
   writer(state_->run.layout.heads);
   writer(state_->run.layout.kv_heads);
   if (numbered) {
     // First: a key must not be given twice, also where the rest cannot be read.
     std::vector<uint32_t> numbers = state_->alerts.numbered();
+    if (!laws) numbers.pop_back();  // As it was written before there was a family more.
     writer(numbers);
   }
   writer(*state_);
@@ -570,6 +603,7 @@ std::string RunJudge::Save() const {
   writer(of_rules);
   if (kept) state_->VisitKept(writer);
   if (excuses) state_->VisitExcuses(writer);
+  if (laws) state_->VisitLaws(writer);
   // Left out where it says nothing: servers of before read the rest.
   if (const uint32_t families = state_->alerts.went_back(); families != 0) writer(families);
   return out;
@@ -587,7 +621,8 @@ bool RunJudge::Restore(std::string_view saved) {
   reader(layout.layers);
   reader(layout.heads);
   reader(layout.kv_heads);
-  const bool excuses = magic == kExcusesMagic;
+  const bool laws = magic == kLawsMagic;
+  const bool excuses = magic == kExcusesMagic || laws;
   const bool kept = magic == kKeptMagic || excuses;
   const bool numbered = magic == kNumberedMagic || kept;
   const bool fits = (magic == kStateMagic || numbered) && layout.layers == description.layout.layers &&
@@ -614,10 +649,11 @@ bool RunJudge::Restore(std::string_view saved) {
   }
   if (fits && kept) fresh->VisitKept(reader);
   if (fits && excuses) fresh->VisitExcuses(reader);
+  if (fits && laws) fresh->VisitLaws(reader);
   uint32_t went_back = 0;
   if (fits && reader.ok() && !reader.at_end()) reader(went_back);
   if (!fits || !reader.at_end() || !fresh->heads.Consistent() || !fresh->changes.Consistent() ||
-      fresh->ahead.size() > kChangesAheadMax)
+      !fresh->laws.Consistent() || fresh->ahead.size() > kChangesAheadMax)
     return begin_afresh();
   if (fingerprint == fresh->user_rules_fingerprint()) {
     StateReader rules_reader(of_rules);

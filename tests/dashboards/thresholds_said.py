@@ -70,6 +70,7 @@ RUNBOOKS = {
     ),
     "nonfinite": (),
     "weightsdisagree": (),
+    "kernelwrong": (),
     "ranksmissing": (),
     "hookoverbudget": ("more than {alert.hook_overhead_max:%} of the step, for {alert.hook_overhead_steps} steps",),
 }

@@ -25,8 +25,8 @@ constexpr int64_t kOnset = 1500;
 constexpr int64_t kAction = 4500;
 constexpr int64_t kLast = 9500;
 
-const char* const kRules[] = {"drift",    "ties",      "norm",         "logits", "loss",
-                              "gradient", "nonfinite", "disagreement", "silent", "overhead"};
+const char* const kRules[] = {"drift",     "ties",         "norm",   "logits",   "loss",  "gradient",
+                              "nonfinite", "disagreement", "silent", "overhead", "kernel"};
 
 RunDescription Description() {
   RunDescription run;
@@ -73,6 +73,12 @@ StepSample SampleAt(const RunDescription& run, int64_t step, const std::string& 
     sample.Add(SignalId::kEntropySum)[at] = 2048 * 0.5;
   }
   if (is("nonfinite")) sample.Add(SignalId::kWqSigma)[9] = std::numeric_limits<float>::infinity();
+  // A kernel that is switched is another one: that its alert ends then is evidence.
+  for (const auto& [signal, value] :
+       {std::pair(SignalId::kLawA3, is("kernel") ? 500.0f : 0.5f), std::pair(SignalId::kLawA3Variance, 1.0f),
+        std::pair(SignalId::kLawA3Alike, 0.0f)}) {
+    sample.Add(signal)[9] = value;
+  }
   if (is("disagreement")) sample.disagreements.push_back({SignalId::kWqSigma, kIll.layer, kIll.head, 1, 2});
   return sample;
 }

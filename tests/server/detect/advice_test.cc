@@ -36,6 +36,7 @@ const std::map<Family, std::vector<std::string>> kRunbooks = {
     {Family::kDisagreement, {"weightsdisagree"}},
     {Family::kSilent, {"ranksmissing"}},
     {Family::kOverhead, {"hookoverbudget"}},
+    {Family::kKernel, {"kernelwrong"}},
 };
 
 std::string Runbook(const std::string& name) {
@@ -107,7 +108,7 @@ TEST(AdviceTest, FirstActionIsAlwaysOneOfTheRunbooks) {
       }
     }
   }
-  EXPECT_EQ(told.size(), 15u);
+  EXPECT_EQ(told.size(), 16u);
 }
 
 class AdviceOfAlertsTest : public testing::Test {

@@ -16,6 +16,7 @@
 #include <set>
 
 #include "tests/support/judged_run.h"
+#include "tests/support/law_samples.h"
 #include "tests/support/transition_text.h"
 
 namespace bellwether::server {
@@ -200,6 +201,12 @@ class Chaos {
       if (Below(10) == 0) continue;
       const bool divides = id == SignalId::kRows || id == SignalId::kSpreadSum || id == SignalId::kKeyGradientSum;
       for (float& value : sample.Add(id)) value = divides && Below(50) != 0 ? 1.0f : Number();
+    }
+    if (Below(4) == 0) {
+      AddHealthyLaws(&sample);
+      if (Below(20) == 0) sample.Add(SignalId::kLawA3)[0] = Number();
+      if (Below(20) == 0) sample.Add(SignalId::kLawA10)[0] = 100;
+      if (Below(50) == 0) sample.Add(SignalId::kDqNonfinite)[0] = Number();
     }
     if (Below(200) == 0) sample.disagreements.push_back({SignalId::kWqSigma, 0, 0, 1.0f, Number()});
     return sample;

@@ -122,6 +122,101 @@ TEST(NonfiniteOriginTest, TheQueriesGradientShowsInTheWeightsAlone) {
   EXPECT_THAT(clipped.summary, testing::HasSubstr("or what lies between it and layer 2"));
 }
 
+// How many elements of the gradients are not finite: none, yet.
+void AddCounts(StepSample* sample) {
+  for (const SignalId id :
+       {SignalId::kDoNonfinite, SignalId::kDqNonfinite, SignalId::kDkNonfinite, SignalId::kDvNonfinite}) {
+    for (float& value : sample->Add(id)) value = 0;
+  }
+}
+void Count(StepSample* sample, std::initializer_list<SignalId> counts, int32_t layer, int32_t head, float elements) {
+  for (const SignalId id : counts) {
+    const auto values = sample->Add(id);
+    const auto columns = static_cast<int32_t>(values.size()) / sample->layout().layers;
+    values[static_cast<size_t>(layer * columns + head * columns / sample->layout().heads)] = elements;
+  }
+}
+// What a layer below a NaN has: all of it.
+void Drown(StepSample* sample, int32_t layer) {
+  for (int32_t head = 0; head < 4; ++head) {
+    Count(sample, {SignalId::kDoNonfinite, SignalId::kDqNonfinite, SignalId::kDkNonfinite, SignalId::kDvNonfinite},
+          layer, head, 1000);
+  }
+  Nan(sample, kGradients, layer);
+}
+
+TEST(NonfiniteOriginTest, AKernelsNanIsNamedAndLayersBelowAreNot) {
+  // As PyTorch's attention on Hopper did: dQ of one head, forward and loss finite.
+  const AlertTransition t = NanAlert([](StepSample* s) {
+    AddCounts(s);
+    Count(s, {SignalId::kDqNonfinite}, 2, 1, 640);
+    Nan(s, {SignalId::kLawA3, SignalId::kDqSumsq}, 2, 1);
+    for (const int32_t layer : {0, 1}) Drown(s, layer);
+    s->Add(SignalId::kGradNorm)[0] = kNan;
+  });
+  EXPECT_EQ(t.heads, HeadsOf(2, {1}));
+  EXPECT_EQ(t.cause, "faulty kernel");
+  EXPECT_THAT(t.summary, testing::HasSubstr("first in layer 2 head 1: dQ, as the kernel returned it from a finite dO "
+                                            "(dq_nonfinite); layers 0 to 1 below follow from it"));
+  EXPECT_THAT(t.advice, testing::StartsWith("Stop. Switch to another kernel of attention."));
+  ASSERT_GE(t.evidence.size(), 1u);
+  EXPECT_EQ(t.evidence[0].signal, "dq_nonfinite");
+  EXPECT_EQ(t.evidence[0].value, 640);
+}
+
+TEST(NonfiniteOriginTest, ASecondFaultyKernelBelowIsNamedToo) {
+  // Layer 4's NaN does not reach layer 1, whose dO is finite.
+  const AlertTransition t = NanAlert([](StepSample* s) {
+    AddCounts(s);
+    Count(s, {SignalId::kDqNonfinite}, 4, 0, 1);
+    Count(s, {SignalId::kDkNonfinite, SignalId::kDvNonfinite}, 3, 3, 2);
+  });
+  EXPECT_EQ(t.heads_total, 1u + 2u);
+  EXPECT_THAT(t.summary, testing::HasSubstr("by itself also in layer 3 heads 2, 3"));
+}
+
+TEST(NonfiniteOriginTest, ADoThatIsNotFiniteCameFromAbove) {
+  const AlertTransition t = NanAlert([](StepSample* s) {
+    AddCounts(s);
+    for (const int32_t layer : {0, 1, 2}) Drown(s, layer);
+  });
+  EXPECT_EQ(t.cause, "unknown");
+  EXPECT_EQ(t.strongest.layer, 2);
+  EXPECT_THAT(t.summary, testing::HasSubstr("the gradient dO that its attention is given"));
+  EXPECT_THAT(t.summary, testing::HasSubstr("or what lies between it and layer 3"));
+  EXPECT_THAT(t.advice, testing::StartsWith("Stop, or go back to a checkpoint."));
+}
+
+TEST(NonfiniteOriginTest, AnOverflowInFp16IsNoFaultOfTheKernel) {
+  for (const bool lost : {false, true}) {
+    RunJudge judge(JudgeOptions{}, SixLayers("fp16"));
+    std::vector<AlertTransition> out;
+    judge.Observe(Spoiled(SixLayers("fp16"), 40,
+                          [&](StepSample* s) {
+                            AddCounts(s);
+                            Count(s, {SignalId::kDqNonfinite}, 2, 1, 640);
+                            if (lost) Nan(s, kWeightsOf, 2, 1);
+                          }),
+                  &out);
+    ASSERT_EQ(out.size(), 1u);
+    EXPECT_EQ(out[0].severity, lost ? Severity::kCritical : Severity::kInfo);
+    EXPECT_EQ(out[0].cause, "unknown");
+  }
+}
+
+TEST(NonfiniteOriginTest, SumsOfLawsThatOverflowAreNoFault) {
+  std::vector<AlertTransition> out;
+  RunJudge judge(JudgeOptions{}, SixLayers());
+  judge.Observe(Spoiled(SixLayers(), 40,
+                        [](StepSample* s) {
+                          AddCounts(s);
+                          for (float& value : s->Add(SignalId::kDkSumsq))
+                            value = std::numeric_limits<float>::infinity();
+                        }),
+                &out);
+  EXPECT_TRUE(out.empty());
+}
+
 TEST(NonfiniteOriginTest, ForwardPassNamesTheLowestLayer) {
   const AlertTransition t = NanAlert([](StepSample* s) {
     Nan(s, kScores, 3, 2);

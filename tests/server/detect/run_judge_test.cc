@@ -16,6 +16,7 @@
 #include "server/detect/judge_options.h"
 #include "server/detect/thresholds.h"
 #include "tests/support/judged_samples.h"
+#include "tests/support/law_samples.h"
 #include "tests/support/transition_text.h"
 
 namespace bellwether::server {
@@ -694,6 +695,112 @@ TEST(RunJudgeTest, LayoutsFromOneHeadToTheLargestAreJudged) {
     // 4 windows of 64 means and little else a head.
     EXPECT_LT(judge.memory_bytes(), static_cast<size_t>(layers) * static_cast<size_t>(heads) * 1400 + 16384);
   }
+}
+
+// A healthy step whose kernel is right, but for what `spoil` does.
+template <class Spoil>
+StepSample LawSampleAt(const RunDescription& run, int64_t step, const Spoil& spoil) {
+  StepSample sample = SampleAt(run, {.drift_from = -1}, step);
+  AddHealthyLaws(&sample);
+  spoil(&sample);
+  return sample;
+}
+void WrongDq(StepSample* sample) { sample->Add(SignalId::kLawA3)[2 * 4 + 1] = -200; }
+
+TEST(RunJudgeTest, AWrongKernelIsToldInItsFirstSample) {
+  RunDescription run = SyntheticRun();
+  run.attention.kernel = "flash";
+  RunJudge judge(JudgeOptions{}, run);
+  std::vector<AlertTransition> out;
+  judge.Observe(LawSampleAt(run, 0, WrongDq), &out);
+  ASSERT_EQ(out.size(), 1u);
+  EXPECT_EQ(out[0].rule, "kernel");
+  EXPECT_EQ(out[0].key, "i1");
+  EXPECT_EQ(out[0].severity, Severity::kCritical);
+  EXPECT_EQ(out[0].cause, "faulty kernel");
+  EXPECT_EQ(out[0].strongest, kIll);
+  EXPECT_EQ(out[0].heads_total, 1u);
+  EXPECT_THAT(out[0].summary,
+              testing::HasSubstr("kernel (flash) is wrong in layer 2 head 1: law A3 is broken by 100 standard"));
+  EXPECT_THAT(out[0].advice, testing::StartsWith("Switch to another kernel of attention."));
+  EXPECT_EQ(judge.stage(), 0);
+  // Once, however long it goes on; and it ends behind the last evidence.
+  int64_t step = 10;
+  for (; step <= 500; step += 10) judge.Observe(LawSampleAt(run, step, WrongDq), &out);
+  EXPECT_EQ(out.size(), 1u);
+  // Samples without its sums are no sign that it is right.
+  for (; step <= 2000; step += 10) judge.Observe(SampleAt(run, {.drift_from = -1}, step), &out);
+  EXPECT_EQ(out.size(), 1u);
+  judge.Observe(LawSampleAt(run, step, [](StepSample*) {}), &out);
+  ASSERT_EQ(out.size(), 2u);
+  EXPECT_EQ(out[1].state, AlertState::kResolved);
+}
+
+TEST(RunJudgeTest, AWrongKernelIsSilentWhereTheRuleIsOff) {
+  JudgeOptions options;
+  options.off = {Builtin::kKernel};
+  const RunDescription run = SyntheticRun();
+  RunJudge judge(options, run);
+  std::vector<AlertTransition> out;
+  judge.Observe(LawSampleAt(run, 10, WrongDq), &out);
+  EXPECT_TRUE(out.empty());
+  judge.SetOptions(JudgeOptions{}, &out);
+  judge.Observe(LawSampleAt(run, 20, WrongDq), &out);
+  ASSERT_EQ(out.size(), 1u);
+  judge.SetOptions(options, &out);
+  ASSERT_EQ(out.size(), 2u);
+  EXPECT_THAT(out[1].summary, testing::HasSubstr("the rule was switched off"));
+}
+
+TEST(RunJudgeTest, AKernelsAlertAndItsBudgetSurviveARestart) {
+  const RunDescription run = SyntheticRun();
+  RunJudge judge(JudgeOptions{}, run);
+  std::vector<AlertTransition> out;
+  judge.Observe(SampleAt(run, {}, 0), &out);
+  EXPECT_EQ(judge.Save().substr(0, 4), "BWJ4") << "without laws servers of before read it";
+  for (int64_t step = 10; step <= 3000; step += 10) judge.Observe(LawSampleAt(run, step, [](StepSample*) {}), &out);
+  judge.Observe(LawSampleAt(run, 3010, WrongDq), &out);
+  ASSERT_EQ(out.size(), 1u);
+  const std::string saved = judge.Save();
+  EXPECT_EQ(saved.substr(0, 4), "BWJ5");
+  RunJudge restored(JudgeOptions{}, run);
+  ASSERT_TRUE(restored.Restore(saved));
+  EXPECT_EQ(restored.Save(), saved);
+  EXPECT_EQ(restored.alerts_firing(), 1u);
+  // Beyond the first sample's limit, within that of the 303rd: a fresh judge would tell it.
+  const auto near = [](StepSample* sample) { sample->Add(SignalId::kLawA3)[0] = 2 * 6; };
+  std::vector<AlertTransition> of_fresh, of_restored;
+  RunJudge fresh(JudgeOptions{}, run);
+  fresh.Observe(LawSampleAt(run, 3020, near), &of_fresh);
+  EXPECT_EQ(of_fresh.size(), 1u);
+  JudgeOptions quick;
+  quick.alert.resolve_steps = 10;
+  quick.alert.cooldown_steps = 0;
+  restored.SetOptions(quick, &of_restored);
+  restored.Observe(LawSampleAt(run, 3030, near), &of_restored);
+  ASSERT_EQ(of_restored.size(), 1u);
+  EXPECT_EQ(of_restored[0].state, AlertState::kResolved);
+  restored.Observe(LawSampleAt(run, 3040, WrongDq), &of_restored);
+  ASSERT_EQ(of_restored.size(), 2u);
+  EXPECT_EQ(of_restored[1].key, "i2");
+}
+
+TEST(RunJudgeTest, ADriftSaysThatTheKernelsRoundingIsBiased) {
+  const RunDescription run = SyntheticRun();
+  RunJudge judge(JudgeOptions{}, run);
+  std::vector<AlertTransition> out;
+  for (int64_t step = 0; step <= 4000; ++step) {
+    StepSample sample = SampleAt(run, {}, step);
+    if (sample.has(SignalId::kRows)) {
+      AddHealthyLaws(&sample);
+      sample.Add(SignalId::kLawA10)[2 * 4 + 1] = 2 * 63;
+    }
+    judge.Observe(sample, &out);
+  }
+  ASSERT_FALSE(out.empty());
+  for (const AlertTransition& t : out) EXPECT_EQ(t.rule, "drift");
+  EXPECT_THAT(out[0].summary, testing::HasSubstr("; law A1 differs by 63 standard deviations of rounding (chance: "));
+  EXPECT_THAT(out[0].summary, testing::HasSubstr("): rounding is biased there"));
 }
 
 }  // namespace

@@ -1,0 +1,329 @@
+#include "server/detect/law_watch.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numbers>
+#include <span>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+
+namespace bellwether::server {
+namespace {
+
+// Sums of a few thousand parts, each of which a float may have lost below its smallest normal
+// number, are off by no more.
+constexpr double kSmallest = 4096.0 * std::numeric_limits<float>::min();
+
+// Layers that are named; of further ones their number is told.
+constexpr size_t kLayersMax = 8;
+constexpr size_t kHeadsInText = 8;
+
+struct LawInfo {
+  const char* name;
+  const char* z;  // In evidence.
+  SignalId first;
+  uint16_t projections;
+  SignalId variance, alike;
+};
+constexpr LawInfo kLawInfo[] = {
+    {"A1", "law_a1_z", SignalId::kLawA10, 8, SignalId::kLawA1Variance, SignalId::kLawA1Alike},
+    {"A2", "law_a2_z", SignalId::kLawA20, 8, SignalId::kLawA2Variance, SignalId::kLawA2Alike},
+    {"A3", "law_a3_z", SignalId::kLawA3, 1, SignalId::kLawA3Variance, SignalId::kLawA3Alike},
+    {"A4", "law_a4_z", SignalId::kLawA4, 1, SignalId::kLawA4Variance, SignalId::kLawA4Alike},
+};
+static_assert(static_cast<int>(SignalId::kLawA17) == static_cast<int>(SignalId::kLawA10) + 7);
+static_assert(static_cast<int>(SignalId::kLawA27) == static_cast<int>(SignalId::kLawA20) + 7);
+
+struct TensorInfo {
+  const char* name;
+  const char* excess;
+  bool of_keys;
+  SignalId rest, variance, variance_sq;
+};
+constexpr TensorInfo kTensorInfo[] = {
+    {"O", "shadow_o_excess", false, SignalId::kShadowORest, SignalId::kShadowOVariance, SignalId::kShadowOVarianceSq},
+    {"dQ", "shadow_dq_excess", false, SignalId::kShadowDqRest, SignalId::kShadowDqVariance,
+     SignalId::kShadowDqVarianceSq},
+    {"dK", "shadow_dk_excess", true, SignalId::kShadowDkRest, SignalId::kShadowDkVariance,
+     SignalId::kShadowDkVarianceSq},
+    {"dV", "shadow_dv_excess", true, SignalId::kShadowDvRest, SignalId::kShadowDvVariance,
+     SignalId::kShadowDvVarianceSq},
+};
+
+constexpr uint32_t kA1 = 1, kA2 = 2, kA3 = 4, kA4 = 8;
+
+SignalId Next(SignalId first, uint16_t i) { return static_cast<SignalId>(static_cast<uint16_t>(first) + i); }
+
+bool Usable(float value) { return !IsNotMeasured(value) && std::isfinite(value); }
+
+// "all 8 heads", "head 1", "heads 1, 2 and 9 others"
+std::string HeadsText(const std::vector<int32_t>& heads, int32_t of) {
+  if (of > 1 && heads.size() == static_cast<size_t>(of)) return absl::StrCat("(all ", of, " heads)");
+  if (heads.size() == 1) return absl::StrCat("head ", heads[0]);
+  const size_t said = std::min(heads.size(), kHeadsInText);
+  std::string text =
+      absl::StrCat("heads ", absl::StrJoin(heads.begin(), heads.begin() + static_cast<ptrdiff_t>(said), ", "));
+  if (said < heads.size()) absl::StrAppend(&text, " and ", heads.size() - said, " others");
+  return text;
+}
+
+}  // namespace
+
+LawLimits::LawLimits(double of_run, int64_t sample, int64_t questions) {
+  const auto k = static_cast<double>(std::max<int64_t>(sample, 1));
+  const auto n = static_cast<double>(std::max<int64_t>(questions, 1));
+  chance = of_run * 6 / (std::numbers::pi * std::numbers::pi * k * k * n);
+}
+
+double LawLimits::z() const { return std::sqrt(2 * std::log(2 / chance)); }
+
+double LawLimits::excess(double degrees) const {
+  const double x = std::log(1 / chance);
+  return 1 + 2 * std::sqrt(x / degrees) + 2 * x / std::sqrt(degrees);
+}
+
+const char* SuspectsOf(uint32_t broken) {
+  if (broken == kA1) return "delta";
+  if (broken == (kA1 | kA4)) return "O";
+  if ((broken & kA1) != 0 && (broken & kA3) != 0) return "dK, or keys whose dK was not written";
+  if (broken == kA3) return "dQ or dK, by a factor or of exchanged heads";
+  if ((broken & kA2) != 0) return "dV, or P of the backward pass (its logsumexp)";
+  return "O or dV";
+}
+
+struct LawWatch::Place {
+  size_t layer = 0, key_head = 0;
+  uint32_t laws = 0;     // Broken: bit law - 1.
+  uint32_t tensors = 0;  // Beyond their limit: bit of kTensorInfo.
+  std::vector<int32_t> heads;
+  double score = 0;
+};
+
+void LawWatch::Read(const StepSample& sample) {
+  const size_t cells = static_cast<size_t>(layout_.layers) * static_cast<size_t>(layout_.kv_heads);
+  laws_.assign(cells, {});
+  questions_ = 0;
+  for (size_t law = 0; law < kLaws; ++law) {
+    const LawInfo& info = kLawInfo[law];
+    const auto variance = sample.matrix(info.variance), alike = sample.matrix(info.alike);
+    if (variance.empty() || alike.empty()) continue;
+    std::array<std::span<const float>, 8> differences;
+    bool whole = true;
+    for (uint16_t i = 0; i < info.projections; ++i) {
+      differences[i] = sample.matrix(Next(info.first, i));
+      whole &= !differences[i].empty();
+    }
+    if (!whole) continue;
+    for (size_t cell = 0; cell < cells; ++cell) {
+      if (!Usable(variance[cell]) || !Usable(alike[cell]) || variance[cell] < 0) continue;
+      double largest = 0;
+      bool usable = true;
+      for (uint16_t i = 0; i < info.projections; ++i) {
+        const float difference = differences[i][cell];
+        usable &= Usable(difference);
+        largest = std::max(largest, std::abs(static_cast<double>(difference)));
+      }
+      if (!usable) continue;
+      const double sigma = std::sqrt(std::max<double>(variance[cell], kSmallest));
+      const double explained = std::max<double>(alike[cell], 0);
+      laws_[cell][law] = {.asked = true, .z = largest / sigma, .beyond = std::max(0.0, largest - explained) / sigma};
+      questions_ += info.projections;
+    }
+  }
+  for (size_t tensor = 0; tensor < kTensors; ++tensor) {
+    const TensorInfo& info = kTensorInfo[tensor];
+    const auto rest = sample.matrix(info.rest), variance = sample.matrix(info.variance);
+    const auto squares = sample.matrix(info.variance_sq);
+    shadow_[tensor].assign(std::min(rest.size(), variance.size()), {0, 0});
+    for (size_t i = 0; i < shadow_[tensor].size(); ++i) {
+      if (!Usable(rest[i]) || !Usable(variance[i]) || variance[i] <= kSmallest || rest[i] < 0) continue;
+      const double of_rows = variance[i];
+      // Where it is not known how many rows that is, it counts as one.
+      double degrees = 1;
+      if (i < squares.size() && Usable(squares[i])) {
+        degrees = std::max(1.0, of_rows * of_rows / std::max<double>(squares[i], kSmallest));
+      }
+      shadow_[tensor][i] = {rest[i] / of_rows, degrees};
+      ++questions_;
+    }
+  }
+}
+
+void LawWatch::Judge(std::vector<Place>* places) {
+  const double z = limits_.z();
+  const auto heads = static_cast<size_t>(layout_.heads), key_heads = static_cast<size_t>(layout_.kv_heads);
+  const size_t group = heads / key_heads;
+  biased_.assign(laws_.size(), 0);
+  const auto over = [&](size_t tensor, size_t at) {
+    if (at >= shadow_[tensor].size() || shadow_[tensor][at][1] == 0) return 0.0;
+    return shadow_[tensor][at][0] / limits_.excess(shadow_[tensor][at][1]);
+  };
+  for (size_t cell = 0; cell < laws_.size(); ++cell) {
+    Place place{.layer = cell / key_heads, .key_head = cell % key_heads};
+    for (size_t law = 0; law < kLaws; ++law) {
+      const Reading& reading = laws_[cell][law];
+      if (reading.beyond > z) {
+        place.laws |= 1u << law;
+        place.score = std::max(place.score, reading.beyond / z);
+      } else if (reading.z > z) {
+        biased_[cell] |= 1u << law;
+      }
+    }
+    for (size_t tensor = 0; tensor < kTensors; ++tensor) {
+      if (kTensorInfo[tensor].of_keys) {
+        const double far = over(tensor, cell);
+        if (far > 1) place.tensors |= 1u << tensor;
+        if (far > 1) place.score = std::max(place.score, std::sqrt(far));
+        continue;
+      }
+      for (size_t i = 0; i < group; ++i) {
+        const size_t head = place.key_head * group + i;
+        const double far = over(tensor, place.layer * heads + head);
+        if (far <= 1) continue;
+        place.tensors |= 1u << tensor;
+        place.score = std::max(place.score, std::sqrt(far));
+        const auto number = static_cast<int32_t>(head);
+        if (std::find(place.heads.begin(), place.heads.end(), number) == place.heads.end())
+          place.heads.push_back(number);
+      }
+    }
+    // A bias of delta, which healthy kernels have, shows in A1 alone.
+    if (place.laws == kA1 && place.tensors == 0) {
+      biased_[cell] |= kA1;
+      continue;
+    }
+    if (place.laws == 0 && place.tensors == 0) continue;
+    if (place.heads.empty()) {
+      for (size_t i = 0; i < group; ++i) place.heads.push_back(static_cast<int32_t>(place.key_head * group + i));
+    }
+    std::sort(place.heads.begin(), place.heads.end());
+    places->push_back(std::move(place));
+  }
+  std::stable_sort(places->begin(), places->end(), [](const Place& a, const Place& b) { return a.score > b.score; });
+}
+
+void LawWatch::Name(const AttentionTraits& traits, const std::vector<Place>& places) {
+  const auto heads = static_cast<size_t>(layout_.heads), key_heads = static_cast<size_t>(layout_.kv_heads);
+  // Layers in the order of their worst head.
+  std::vector<std::pair<size_t, std::vector<int32_t>>> layers;
+  for (const Place& place : places) {
+    auto layer = std::find_if(layers.begin(), layers.end(), [&](const auto& l) { return l.first == place.layer; });
+    if (layer == layers.end()) layer = layers.insert(layers.end(), {place.layer, {}});
+    layer->second.insert(layer->second.end(), place.heads.begin(), place.heads.end());
+  }
+  for (auto& [layer, named] : layers) std::sort(named.begin(), named.end());
+
+  const double z = limits_.z();
+  std::vector<std::string> why;
+  for (const Place& place : places) {
+    const auto layer =
+        std::find_if(layers.begin(), layers.end(), [&](const auto& l) { return l.first == place.layer; });
+    if (static_cast<size_t>(layer - layers.begin()) >= kLayersMax) continue;
+    const bool worst = &place == &places.front();
+    for (const int32_t head : place.heads) {
+      Finding& finding = findings_.emplace_back();
+      finding.rule = Rule::kKernel;
+      finding.severity = Severity::kCritical;
+      finding.first_step = step_;
+      finding.where = {static_cast<int32_t>(place.layer), head};
+      finding.score = place.score;
+      for (size_t tensor = 0; tensor < kTensors; ++tensor) {
+        const TensorInfo& info = kTensorInfo[tensor];
+        const size_t at =
+            info.of_keys ? place.layer * key_heads + place.key_head : place.layer * heads + static_cast<size_t>(head);
+        if (at >= shadow_[tensor].size() || shadow_[tensor][at][1] == 0) continue;
+        const auto [excess, degrees] = shadow_[tensor][at];
+        const double limit = limits_.excess(degrees);
+        if (excess <= limit) continue;
+        finding.Add({.signal = info.excess,
+                     .where = finding.where,
+                     .value = excess,
+                     .threshold = limit,
+                     .first_step = step_,
+                     .detector = "law"});
+        if (!worst || head != place.heads.front()) continue;
+        why.push_back(
+            absl::StrFormat("%s is wrong: %.3g times as far from its reference as rounding gives (limit %.3g)",
+                            info.name, excess, limit));
+      }
+      for (size_t law = 0; law < kLaws; ++law) {
+        if ((place.laws >> law & 1u) == 0) continue;
+        finding.Add({.signal = kLawInfo[law].z,
+                     .where = finding.where,
+                     .value = laws_[place.layer * key_heads + place.key_head][law].beyond,
+                     .threshold = z,
+                     .first_step = step_,
+                     .detector = "law"});
+      }
+    }
+    if (!worst || place.laws == 0) continue;
+    std::vector<std::string> names, sigmas;
+    for (size_t law = 0; law < kLaws; ++law) {
+      if ((place.laws >> law & 1u) == 0) continue;
+      names.push_back(kLawInfo[law].name);
+      sigmas.push_back(absl::StrFormat("%.3g", laws_[place.layer * key_heads + place.key_head][law].beyond));
+    }
+    why.push_back(
+        absl::StrFormat("law%s %s %s broken by %s standard deviations of rounding (limit %.3g), which leaves %s",
+                        names.size() == 1 ? "" : "s", absl::StrJoin(names, " and "), names.size() == 1 ? "is" : "are",
+                        absl::StrJoin(sigmas, " and "), z, SuspectsOf(place.laws)));
+  }
+  std::string& text = findings_.front().summary;
+  text = absl::StrCat("kernel", traits.kernel.empty() ? "" : absl::StrCat(" (", traits.kernel, ")"),
+                      " is wrong in layer ", layers.front().first, " ", HeadsText(layers.front().second, layout_.heads),
+                      ": ", absl::StrJoin(why, "; "));
+  const size_t said = std::min(layers.size(), kLayersMax);
+  for (size_t i = 1; i < said; ++i) {
+    absl::StrAppend(&text, i == 1 ? "; also in layer " : ", layer ", layers[i].first, " ",
+                    HeadsText(layers[i].second, layout_.heads));
+  }
+  if (said < layers.size()) absl::StrAppend(&text, " and in ", layers.size() - said, " further layers");
+  absl::StrAppend(&text, ", since step ", step_);
+}
+
+bool LawWatch::Observe(const StepSample& sample, const AttentionTraits& traits) {
+  findings_.clear();
+  biased_.clear();
+  questions_ = 0;
+  const bool any = std::any_of(std::begin(kLawInfo), std::end(kLawInfo),
+                               [&](const LawInfo& law) { return sample.has(law.variance); }) ||
+                   std::any_of(std::begin(kTensorInfo), std::end(kTensorInfo),
+                               [&](const TensorInfo& tensor) { return sample.has(tensor.rest); });
+  if (!any) return false;
+  step_ = sample.step;
+  layout_ = sample.layout();
+  Read(sample);
+  if (questions_ == 0) return false;
+  ++samples_;
+  limits_ = LawLimits(options_.chance, samples_, questions_);
+  std::vector<Place> places;
+  Judge(&places);
+  if (!places.empty()) Name(traits, places);
+  return true;
+}
+
+void LawWatch::AddEvidence(std::vector<Finding>* findings) const {
+  if (biased_.empty()) return;
+  const auto group = static_cast<size_t>(layout_.heads / layout_.kv_heads);
+  for (Finding& finding : *findings) {
+    if (finding.where.layer < 0 || finding.where.head < 0) continue;
+    const size_t cell = static_cast<size_t>(finding.where.layer) * static_cast<size_t>(layout_.kv_heads) +
+                        static_cast<size_t>(finding.where.head) / group;
+    if (cell >= biased_.size()) continue;
+    for (size_t law = 0; law < kLaws; ++law) {
+      if ((biased_[cell] >> law & 1u) == 0) continue;
+      finding.Add({.signal = kLawInfo[law].z,
+                   .where = finding.where,
+                   .value = laws_[cell][law].z,
+                   .threshold = limits_.z(),
+                   .first_step = step_,
+                   .detector = "law"});
+    }
+  }
+}
+
+}  // namespace bellwether::server

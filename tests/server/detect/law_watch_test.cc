@@ -1,0 +1,244 @@
+// Goal: a kernel that breaks a law of attention is called broken in one sample, with the place and
+// what is left as wrong; healthy rounding never is, however many questions are asked.
+// Method: sums as a healthy kernel has them, 10^7 questions; the same with one thing planted; and
+// what is not measured, not finite, or too small for a float.
+
+#include "server/detect/law_watch.h"
+
+#include <gmock/gmock.h>
+
+#include <cmath>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "tests/support/judged_samples.h"
+#include "tests/support/law_samples.h"
+
+namespace bellwether::server {
+namespace {
+
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::Not;
+using testing::SizeIs;
+
+// 3 layers of 8 query heads and 4 key heads.
+StepSample Lawful(int64_t step = 20) {
+  StepSample sample;
+  sample.Reset({.layers = 3, .heads = 8, .kv_heads = 4});
+  sample.step = step;
+  AddHealthyLaws(&sample);
+  return sample;
+}
+// In layer 1, key head 2, if not said otherwise.
+constexpr size_t kCell = 1 * 4 + 2;
+void Break(StepSample* sample, SignalId law, float z) { sample->Add(law)[kCell] = 2 * z; }
+void Explain(StepSample* sample, int law, float z) {
+  sample->Add(LawSignal(SignalId::kLawA1Alike, law - 1))[kCell] = 2 * z;
+}
+void PutFar(StepSample* sample, SignalId first, size_t cell, float excess) {
+  sample->Add(LawSignal(first, 3))[cell] = 3 * kShadowRows * excess;
+}
+
+std::vector<Finding> Judged(const StepSample& sample, const std::string& kernel = "flash") {
+  LawWatch watch{KernelOptions{}};
+  EXPECT_TRUE(watch.Observe(sample, {.kernel = kernel}));
+  return *watch.findings();
+}
+
+TEST(LawWatchTest, AllQuestionsOfARunShareOneChance) {
+  double spent = 0;
+  constexpr int64_t kSamples = 1000000;
+  for (int64_t k = 1; k <= kSamples; ++k) spent += 7 * LawLimits(1e-3, k, 7).chance;
+  // What is left is less than the chance over the number of samples.
+  EXPECT_LE(spent, 1e-3);
+  EXPECT_GE(spent, 1e-3 * (1 - 1.0 / kSamples));
+}
+
+TEST(LawWatchTest, LimitsAreBoundsOfSubGaussianNumbers) {
+  const LawLimits limits(1e-3, 50, 20000);
+  EXPECT_NEAR(2 * std::exp(-limits.z() * limits.z() / 2), limits.chance, 1e-6 * limits.chance);
+  const double x = std::log(1 / limits.chance);
+  EXPECT_NEAR(limits.excess(1), 1 + 2 * std::sqrt(x) + 2 * x, 1e-9);
+  // Many rows average out.
+  EXPECT_NEAR(limits.excess(1e12), 1, 1e-3);
+  EXPECT_GT(limits.excess(4), limits.excess(16));
+  EXPECT_GT(LawLimits(1e-3, 51, 20000).z(), limits.z());
+  EXPECT_GT(LawLimits(1e-3, 50, 20001).z(), limits.z());
+}
+
+TEST(LawWatchTest, TenMillionHealthyQuestionsGiveNoAlarm) {
+  LawWatch watch{KernelOptions{}};
+  std::mt19937_64 random(42);
+  std::normal_distribution<float> normal;
+  std::gamma_distribution<float> squares(kShadowRows / 2, 2);
+  int64_t asked = 0;
+  StepSample sample;
+  while (asked < 10'000'000) {
+    sample.Reset({.layers = 32, .heads = 32, .kv_heads = 32});
+    sample.step = asked;
+    AddHealthyLaws(
+        &sample, [&] { return normal(random); }, [&] { return squares(random); });
+    ASSERT_TRUE(watch.Observe(sample, {}));
+    ASSERT_THAT(*watch.findings(), IsEmpty()) << watch.findings()->front().summary;
+    asked += watch.questions();
+  }
+}
+
+TEST(LawWatchTest, BrokenLawsNameTheirSet) {
+  const struct {
+    std::vector<int> laws;
+    const char* set;
+  } cases[] = {{{3}, "leaves dQ or dK, by a factor or of exchanged heads"},
+               {{1, 4}, "leaves O"},
+               {{1, 3}, "leaves dK, or keys whose dK was not written"},
+               {{2}, "leaves dV, or P of the backward pass"},
+               {{2, 4}, "leaves dV, or P of the backward pass"},
+               {{4}, "leaves O or dV"}};
+  for (const auto& c : cases) {
+    SCOPED_TRACE(c.set);
+    StepSample sample = Lawful();
+    for (const int law : c.laws) {
+      Break(&sample, law <= 2 ? LawSignal(SignalId::kLawA10, 8 * (law - 1) + 5) : LawSignal(SignalId::kLawA3, law - 3),
+            -40);
+    }
+    const std::vector<Finding> found = Judged(sample);
+    // Both query heads of the key head.
+    ASSERT_THAT(found, SizeIs(2));
+    EXPECT_EQ(found[0].where, (Head{1, 4}));
+    EXPECT_EQ(found[1].where, (Head{1, 5}));
+    EXPECT_EQ(found[0].severity, Severity::kCritical);
+    EXPECT_EQ(found[0].rule, Rule::kKernel);
+    EXPECT_THAT(found[0].summary, HasSubstr("kernel (flash) is wrong in layer 1 heads 4, 5: "));
+    EXPECT_THAT(found[0].summary, HasSubstr(c.set));
+    EXPECT_THAT(found[0].summary, HasSubstr("by 40"));
+    EXPECT_EQ(found[0].fact_count, static_cast<int32_t>(c.laws.size()));
+    EXPECT_NEAR(found[0].facts[0].value, 40, 1e-3);
+  }
+  EXPECT_STREQ(SuspectsOf(1), "delta");
+}
+
+TEST(LawWatchTest, TheShadowCheckNamesTheTensorAndTheHead) {
+  StepSample sample = Lawful();
+  Break(&sample, SignalId::kLawA3, 30);
+  PutFar(&sample, SignalId::kShadowDqDot, 1 * 8 + 5, 400);
+  std::vector<Finding> found = Judged(sample, "");
+  ASSERT_THAT(found, SizeIs(1));
+  EXPECT_EQ(found[0].where, (Head{1, 5}));
+  EXPECT_THAT(found[0].summary, HasSubstr("kernel is wrong in layer 1 head 5: dQ is wrong: 400 times as far"));
+  EXPECT_STREQ(found[0].facts[0].signal, "shadow_dq_excess");
+  // What sums cancel out.
+  sample = Lawful();
+  PutFar(&sample, SignalId::kShadowDvDot, kCell, 40);
+  found = Judged(sample);
+  ASSERT_THAT(found, SizeIs(2));
+  EXPECT_THAT(found[0].summary, HasSubstr("heads 4, 5: dV is wrong: 40 times"));
+  EXPECT_THAT(found[0].summary, Not(HasSubstr("broken")));
+}
+
+TEST(LawWatchTest, TheWorstLayersAreNamedAndTheOthersCounted) {
+  StepSample sample;
+  sample.Reset({.layers = 12, .heads = 2, .kv_heads = 2});
+  sample.step = 5;
+  AddHealthyLaws(&sample);
+  for (size_t layer = 0; layer < 12; ++layer) {
+    for (size_t head = 0; head < 2; ++head) {
+      sample.Add(SignalId::kLawA3)[layer * 2 + head] = layer == 7 ? 4000.0f : 400.0f;
+    }
+  }
+  const std::vector<Finding> found = Judged(sample);
+  EXPECT_THAT(found, SizeIs(2 * 8));
+  EXPECT_THAT(found[0].summary, HasSubstr("wrong in layer 7 (all 2 heads)"));
+  EXPECT_THAT(found[0].summary, HasSubstr("also in layer 0 (all 2 heads), layer 1"));
+  EXPECT_THAT(found[0].summary, HasSubstr("and in 4 further layers, since step 5"));
+}
+
+TEST(LawWatchTest, RoundingsThatAreAlikeAreEvidenceAndNoAlarm) {
+  StepSample sample = Lawful();
+  // As flash attention in broad rows: A1 in every projection, beyond what is known of it, too.
+  for (int i = 0; i < 8; ++i) Break(&sample, LawSignal(SignalId::kLawA10, i), 70);
+  Explain(&sample, 1, 30);
+  Break(&sample, SignalId::kLawA4, 20);
+  Explain(&sample, 4, 19);
+  LawWatch watch{KernelOptions{}};
+  ASSERT_TRUE(watch.Observe(sample, {}));
+  EXPECT_THAT(*watch.findings(), IsEmpty());
+  std::vector<Finding> drift(3);
+  drift[0].where = {1, 5};
+  drift[1].where = {1, 0};
+  watch.AddEvidence(&drift);  // The third is of the run.
+  ASSERT_EQ(drift[0].fact_count, 2);
+  EXPECT_STREQ(drift[0].facts[0].signal, "law_a1_z");
+  EXPECT_NEAR(drift[0].facts[0].value, 70, 1e-3);
+  EXPECT_STREQ(drift[0].facts[1].signal, "law_a4_z");
+  EXPECT_EQ(drift[1].fact_count, 0);
+  EXPECT_EQ(drift[2].fact_count, 0);
+  // Of that sample alone.
+  StepSample next = Lawful(21);
+  watch.Observe(next, {});
+  std::vector<Finding> later(1);
+  later[0].where = {1, 5};
+  watch.AddEvidence(&later);
+  EXPECT_EQ(later[0].fact_count, 0);
+}
+
+TEST(LawWatchTest, NoQuestionIsAskedOfUnmeasuredOrNonfiniteValues) {
+  LawWatch watch{KernelOptions{}};
+  StepSample nothing;
+  nothing.Reset({.layers = 3, .heads = 8, .kv_heads = 4});
+  EXPECT_FALSE(watch.Observe(nothing, {}));
+  nothing.Add(SignalId::kLawA3Variance);
+  nothing.Add(SignalId::kLawA3);
+  nothing.Add(SignalId::kLawA3Alike);
+  EXPECT_FALSE(watch.Observe(nothing, {})) << "all cells are not measured";
+  EXPECT_EQ(watch.samples(), 0) << "no part of the chance is spent";
+  ASSERT_TRUE(watch.Observe(Lawful(), {}));
+  const int64_t all = watch.questions();
+  EXPECT_EQ(all, 12 * 18 + 2 * 24 + 2 * 12);
+  StepSample partly = Lawful();
+  partly.Add(LawSignal(SignalId::kLawA10, 3))[0] = kNan;
+  partly.Add(LawSignal(SignalId::kLawA20, 3))[0] = NotMeasured();
+  partly.Add(SignalId::kLawA3Variance)[0] = std::numeric_limits<float>::infinity();
+  partly.Add(SignalId::kLawA4Alike)[0] = kNan;
+  partly.Add(SignalId::kShadowDkRest)[0] = kNan;
+  partly.Add(SignalId::kShadowDvVariance)[0] = 0;
+  ASSERT_TRUE(watch.Observe(partly, {}));
+  EXPECT_EQ(watch.questions(), all - 18 - 2);
+  EXPECT_THAT(*watch.findings(), IsEmpty());
+}
+
+TEST(LawWatchTest, NumbersTooSmallForAFloatWidenLimits) {
+  StepSample sample = Lawful();
+  // Variances that were lost as zeros.
+  sample.Add(SignalId::kLawA3)[kCell] = 1e-20f;
+  sample.Add(SignalId::kLawA3Variance)[kCell] = 0;
+  PutFar(&sample, SignalId::kShadowDqDot, 3, 30);
+  sample.Add(SignalId::kShadowDqVarianceSq)[3] = 0;
+  const auto scale = [&](SignalId id, float by) { sample.Add(id)[3] *= by; };
+  scale(SignalId::kShadowDqRest, 1e-24f);
+  scale(SignalId::kShadowDqVariance, 1e-24f);
+  EXPECT_THAT(Judged(sample), IsEmpty());
+  // One row is what it counts as.
+  scale(SignalId::kShadowDqRest, 4);
+  EXPECT_THAT(Judged(sample), SizeIs(1));
+}
+
+TEST(LawWatchTest, LaterSamplesHaveLessOfTheChance) {
+  LawWatch watch{KernelOptions{}};
+  StepSample sample = Lawful();
+  Break(&sample, SignalId::kLawA3, 5.8f);
+  ASSERT_TRUE(watch.Observe(sample, {}));
+  const auto near = watch.findings()->size();
+  for (int k = 0; k < 1000; ++k) watch.Observe(Lawful(k), {});
+  ASSERT_TRUE(watch.Observe(sample, {}));
+  EXPECT_EQ(near, 2u);
+  EXPECT_THAT(*watch.findings(), IsEmpty());
+  Break(&sample, SignalId::kLawA3, 8);
+  ASSERT_TRUE(watch.Observe(sample, {}));
+  EXPECT_THAT(*watch.findings(), SizeIs(2));
+}
+
+}  // namespace
+}  // namespace bellwether::server
