@@ -1,7 +1,9 @@
 """Goal: a broken call of attention becomes a file, and the file a script that needs torch alone and
 shows the fault against fp64.
+A training keeps broken calls only where it was told to, few of them, and stays the same.
 Method: doctor on a planted kernel; the script's reference beside that of the laws, for each kind of
-mask; the script run by a Python that does not find the package.
+mask; the script run by a Python that does not find the package.  Calls that are offered one by one,
+and two trainings with a planted kernel, of which one is watched.
 """
 
 from __future__ import annotations
@@ -16,12 +18,16 @@ import pytest
 import torch
 from test_laws import CPU, SOUND, a_planted, mask_for
 
+import bellwether
 from bellwether._hook.capture import keeper
+from bellwether._hook.capturing import ASKED_FOR, NOT_FINITE, Capture
 from bellwether._laws.call import GradedCall
 from bellwether._laws.reference import reference
 from bellwether.tools import doctor, reproduce, reproduced
 from bellwether.tools.kernel_cases import Case, Shape, make
 from bellwether.tools.kernel_check import graded
+
+from planted_kernels import planted
 
 MATH = SOUND[0]
 
@@ -132,3 +138,165 @@ def test_other_files_are_refused(
         torch.save(content, path)
     assert reproduce.main([str(path)]) == 2
     assert words in capsys.readouterr().out and not path.with_suffix(".py").exists()
+
+
+# ---- of a running job ----
+
+HEALTHY = graded(MATH, make(Case("a", Shape(tokens=20), batch=2), CPU))
+
+
+def with_nan(name: str, of: GradedCall = HEALTHY) -> GradedCall:
+    """In the second sequence."""
+    tensor = getattr(of, name).clone()
+    tensor[1, 2, 3, 4] = torch.nan
+    return dataclasses.replace(of, **{name: tensor})
+
+
+def keep(folder: Path, steps: list[list[GradedCall]], **limits: int) -> Capture:
+    """Of calls of layers 0, 1, ... in these steps."""
+    capture = Capture(
+        str(folder), limits.get("files", 4), limits.get("bytes", 1 << 30), "a/run", first_layer=10
+    )
+    capture.ask([12])
+    for number, calls in enumerate(steps):
+        for layer, call in enumerate(calls):
+            capture.offer(lambda layer=layer: layer, call, "a kernel")  # type: ignore[misc]
+        capture.step_ends(number)
+    capture.close()
+    return capture
+
+
+def test_the_first_broken_call_of_a_step_is_kept(tmp_path: Path) -> None:
+    capture = keep(tmp_path, [[HEALTHY, HEALTHY], [HEALTHY, with_nan("dk")]])
+    (path,) = capture.written
+    assert Path(path).name == "a-run-step1-layer11.pt"
+    data, about = reproduced.loaded(Path(path))
+    assert (about["layer"], about["step"], about["sequence"]) == (11, 1, 1)
+    assert (about["reason"], about["kernel"]) == (NOT_FINITE, "a kernel")
+    assert torch.equal(data["q"], HEALTHY.q[1]) and bool(data["dk"].isnan().any())
+    assert not capture.refused and not capture.last_error
+
+
+@pytest.mark.parametrize("name", ["d_o", "q"])
+def test_what_comes_in_broken_is_no_kernels_fault(tmp_path: Path, name: str) -> None:
+    call = with_nan(name, with_nan("dq"))
+    assert keep(tmp_path, [[call]]).written == [] and not list(tmp_path.iterdir())
+
+
+def test_a_layer_that_was_asked_for_is_kept_once(tmp_path: Path) -> None:
+    capture = keep(tmp_path, [[HEALTHY] * 3] * 3)
+    (path,) = capture.written
+    assert Path(path).name == "a-run-step0-layer12.pt"
+    assert reproduced.loaded(Path(path))[1]["reason"] == ASKED_FOR
+
+
+def test_fp16_that_overflows_is_kept_where_asked_alone(tmp_path: Path) -> None:
+    shape = Shape(tokens=20, dtype=torch.float16)
+    call = with_nan("dq", graded(MATH, make(Case("a", shape, batch=2), CPU)))
+    capture = keep(tmp_path, [[call] * 3])
+    assert [Path(path).name for path in capture.written] == ["a-run-step0-layer12.pt"]
+
+
+def test_files_and_bytes_are_bounded_and_refusals_counted(tmp_path: Path) -> None:
+    broken = with_nan("dv")
+    assert len(keep(tmp_path / "a", [[broken]] * 9, files=2).written) == 2
+    assert len(list((tmp_path / "a").iterdir())) == 2
+    small = keep(tmp_path / "b", [[broken]], bytes=1000)
+    assert small.written == [] and small.refused == {
+        "one sequence is larger than what is left of capture_bytes": 1
+    }
+    shapes = [graded(MATH, make(Case("a", Shape(tokens=n)), CPU)) for n in range(20, 26)]
+    assert keep(tmp_path / "c", [shapes[:2] + shapes[3:]]).refused == {
+        "more than 4 shapes of calls in a step": 1
+    }
+
+
+def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    capture = keep(tmp_path / "file" / "below", [[with_nan("dq")]])
+    assert capture.written == [] and capture.last_error.startswith("NotADirectoryError")
+
+
+class Attend(torch.nn.Module):
+    def __init__(self, fault: str) -> None:
+        super().__init__()
+        self.attend = planted(fault)
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        o: torch.Tensor = self.attend(q, k, v, is_causal=True)
+        return o
+
+
+class Block(torch.nn.Module):
+    def __init__(self, fault: str) -> None:
+        super().__init__()
+        self.qkv = torch.nn.Linear(32, 96, bias=False)
+        self.kernel = bellwether.wrap_attention(
+            Attend(fault), layout="bhtd", causal=True, kernel="planted"
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (t.unflatten(-1, (4, 8)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        o: torch.Tensor = self.kernel(q, k, v)
+        return x + o.transpose(1, 2).flatten(2)
+
+
+def trained(fault: str, record: Path, **settings: Any) -> tuple[list[Any], dict[str, Any]]:
+    """Gradients of each step, and the status; nothing is watched without settings."""
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(Block(""), Block(fault), Block("")).bfloat16()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    monitor = None
+    if settings:
+        given = bellwether.Settings(**settings)
+        monitor = bellwether.attach(
+            model, record=str(record), run="broken", every=1, overhead_budget=1e9, settings=given
+        )
+    x = torch.randn(2, 12, 32).bfloat16()
+    gradients, status = [], dict[str, Any]()
+    for number in range(4):
+        optimizer.zero_grad()
+        model(x).float().square().mean().backward()
+        gradients.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+        optimizer.step()
+        if monitor is not None:
+            monitor.step(loss=1.0)
+            if number == 1:
+                monitor.capture_calls([0])
+    if monitor is not None:
+        monitor.detach()
+        status = dict(monitor.status())
+        assert status["errors"] == 0, status
+    for module in model.modules():
+        bellwether.unwrap_attention(module)
+    return gradients, status
+
+
+def test_a_training_keeps_its_broken_call_and_stays_the_same(tmp_path: Path) -> None:
+    folder, fault = tmp_path / "kept", "nan_in_a_head_of_dq"
+    bare, _ = trained(fault, tmp_path / "a.bwrun")
+    watched, status = trained(fault, tmp_path / "b.bwrun", capture_dir=str(folder), capture_files=3)
+    for some, others in zip(bare, watched, strict=True):
+        assert all(torch.equal(a.isnan(), b.isnan()) for a, b in zip(some, others, strict=True))
+        assert all(
+            torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(some, others, strict=True)
+        )
+    names = [Path(path).name for path in status["capture"]["written"]]
+    # From then on the weights are NaN, and what comes in is.
+    assert names == ["broken-rank0-step0-layer1.pt", "broken-rank0-step2-layer0.pt"]
+    data, about = reproduced.loaded(folder / names[0])
+    found = reproduced.against(data, reproduced.exact(data, about))
+    assert [bad for bad, _, _ in found.values()] == [0, 1, 0, 0] and about["kernel"] == "planted"
+    assert all(cosine > 0.999 for name, (_, cosine, _) in found.items() if name != "dq"), found
+
+
+def test_a_sound_training_keeps_what_it_is_asked_for(tmp_path: Path) -> None:
+    _, status = trained("", tmp_path / "a.bwrun", capture_dir=str(tmp_path / "kept"))
+    names = [Path(path).name for path in status["capture"]["written"]]
+    assert names == ["broken-rank0-step2-layer0.pt"]
+
+
+def test_nothing_is_kept_without_a_folder(tmp_path: Path) -> None:
+    _, status = trained("nan_in_a_head_of_dq", tmp_path / "a.bwrun", every=1)
+    assert status["capture"] is None
+    assert [path.name for path in tmp_path.iterdir()] == ["a.bwrun"]

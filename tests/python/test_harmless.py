@@ -44,7 +44,8 @@ REGISTERED = {
     "ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)", "_library.impl",
 }  # fmt: skip
 USED = {"step", "detach", "flush", "metrics", "status", "event", "on_action", "offer_action",
-        "follow_alerts", "overhead", "count_from", "known_page_url"}  # fmt: skip
+        "follow_alerts", "overhead", "count_from", "known_page_url",
+        "capture_calls"}  # fmt: skip
 # What only attach() and the handles of a process ask of a monitor.
 INSIDE = {"forked", "install", "model", "trouble"}
 

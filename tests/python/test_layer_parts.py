@@ -40,6 +40,7 @@ class Host:
         self.memories.begin_step(True, 0)
         self.lock = contextlib.nullcontext()
         self.hook_seconds = 0.0
+        self.capture = None
         self.sampled, self.backward, self.first_step = True, False, True
         self.told: list[int] = []
 

@@ -63,6 +63,7 @@ class Unwatched:
         """Nothing comes of it."""
 
     step = detach = event = count_from = follow_alerts = on_action = offer_action = _nothing
+    capture_calls = _nothing
 
 
 def attach_that_fails(error: Exception) -> Any:

@@ -209,6 +209,13 @@ class Monitor:
         check_kind(kind)
         self.actions.callbacks.register(kind, callback)
 
+    @harmless("capture_calls()")
+    def capture_calls(self, layers: Optional[Sequence[int]] = None) -> None:
+        """Keeps the next sampled call of these layers' attention on disk, of all without `layers`:
+        for an alert's callback.  Needs capture_dir; at most capture_files and capture_bytes."""
+        if self.steps.capture is not None:
+            self.steps.capture.ask(layers)
+
     @harmless("offer_action()")
     def offer_action(self, kind: str, callback: Callback) -> None:
         """For frameworks: what is done where the user has registered nothing."""

@@ -101,6 +101,9 @@ class Settings:
     log_path: Optional[str] = None  # The sender's log; None = stderr
     spool_dir: Optional[str] = None  # Frames wait here too while the server is away.
     spool_bytes: int = 1 << 30  # Most bytes there, for each rank.
+    capture_dir: Optional[str] = None  # Broken calls of attention are kept here; None = not.
+    capture_files: int = 4  # At most, for each rank.
+    capture_bytes: int = 256 << 20  # Of all of them, for each rank.
 
     given = frozenset[str]()  # Names of the fields that the caller gave; not a field itself.
 
@@ -141,6 +144,9 @@ _ENVIRONMENT = {
     "log_path": "BELLWETHER_LOG_PATH",
     "spool_dir": "BELLWETHER_SPOOL_DIR",
     "spool_bytes": "BELLWETHER_SPOOL_BYTES",
+    "capture_dir": "BELLWETHER_CAPTURE_DIR",
+    "capture_files": "BELLWETHER_CAPTURE_FILES",
+    "capture_bytes": "BELLWETHER_CAPTURE_BYTES",
 }
 
 
@@ -203,6 +209,9 @@ _CONVERT: dict[str, Callable[[Any], Any]] = {
     "gram_bytes": _at_least(0, 1 << 40),
     "spool_bytes": _at_least(*SPOOL_BYTES),
     "spool_dir": lambda value: os.path.expanduser(str(value)),
+    "capture_dir": lambda value: os.path.expanduser(str(value)),
+    "capture_files": _at_least(1, 1000),
+    "capture_bytes": _at_least(1 << 20, 1 << 44),
     "mode": _one_of("online", "offline"),
     "microbatches": _one_of("first", "all"),
     "ranks": _one_of("dp0", "all"),

@@ -98,7 +98,7 @@ def write(path: Path, tensors: dict[str, Tensor], told: dict[str, Any]) -> None:
         torch.save({"about": json.dumps(told), **tensors}, file)
 
 
-def _sequence(tensors: dict[str, Tensor], at: Tensor) -> dict[str, Tensor]:
+def sequence_at(tensors: dict[str, Tensor], at: Tensor) -> dict[str, Tensor]:
     """[1, ...] of each; at [1]: which sequence, on their device."""
     return {n: t if t.shape[0] == 1 else t.index_select(0, at) for n, t in tensors.items()}
 
@@ -119,7 +119,7 @@ def keeper(
         at = torch.tensor([sequence], dtype=torch.int64, device=call.q.device)
         path = folder / f"{re.sub(r'[^a-z0-9.-]+', '-', name.lower())}.pt"
         try:
-            parts = _sequence(tensors_of(call), at)
+            parts = sequence_at(tensors_of(call), at)
             told = about(call, sequence=sequence, **more)
             write(path, {name: t[0].cpu().contiguous() for name, t in parts.items()}, told)
         except (Refused, OSError) as e:

@@ -18,6 +18,7 @@ from .._kernels.memory import Memories
 from ..settings import Settings
 from .calls.call import CallRead, Met
 from .calls.call_sites import Forward
+from .capturing import Capture
 
 
 class Devices(Protocol):
@@ -39,6 +40,7 @@ class Sampling(Protocol):
 
     settings: Settings
     hook_seconds: float  # Of the running step; who takes time adds it.
+    capture: Optional[Capture]  # What keeps broken calls, where that was asked for.
 
     @property
     def lock(self) -> AbstractContextManager[Any]:

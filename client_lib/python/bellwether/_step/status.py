@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Optional, TypedDict
 
+from .._hook.capturing import CaptureStatus
 from .._hook.layer.layer import Layer
 from .._native.run_client import Counters
 from .steps import Steps
@@ -80,6 +81,7 @@ class Status(_AlwaysThere, total=False):
     link: Optional[str]  # None without a server or a file.
     counters: Counters  # Of the link, where there is one.
     linear: LinearStatus
+    capture: Optional[CaptureStatus]  # None without capture_dir.
     actions: Optional[ActionsStatus]  # None before attach() and after detach().
 
 
@@ -137,6 +139,7 @@ def status(steps: Steps, actions: Optional[ActionsStatus]) -> Status:
     found["page_url"] = reporter.link.page_url
     found["sampling_period"] = reporter.governor.period
     found["overhead"] = reporter.overhead()
+    found["capture"] = steps.capture.status() if steps.capture is not None else None
     found["actions"] = actions
     found["link"] = None
     if reporter.link.client is not None:

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
+from .._hook.capturing import Capture
 from .._hook.layer import mask_parts
 from .._hook.layer.layer import Layer
 from .._hook.model.parallel import Parallel
@@ -26,6 +27,7 @@ from .._kernels.memory import Memories, capturing
 from .._native.run_client import RunClient
 from .._util.guard import harmless, watched_by
 from .._util.integers import step as step_number
+from .._util.ranks import rank_and_world
 from ..settings import Settings
 from .frames import number_at_hand
 from .governor import Governor
@@ -65,6 +67,12 @@ class Steps:
         self.weights = StepWeights(
             settings.gram_bytes, self.parallel, self.model, compared=settings.ranks == "all"
         )
+        self.capture: Optional[Capture] = None
+        if settings.capture_dir and not silent:
+            self.capture = Capture(
+                settings.capture_dir, settings.capture_files, settings.capture_bytes,
+                f"{settings.run}-rank{rank_and_world()[0]}", self.parallel.first_layer,
+            )  # fmt: skip
         self._model = weakref.ref(model) if model is not None else None
         self._cannot: dict[str, Optional[str]] = {}
         self._number = 0  # Of the running step.
@@ -327,6 +335,8 @@ class Steps:
                 self.weights if sampled else None, self.actions, self._counts_from_attach,
             )  # fmt: skip
             self.reporter.hear(self.weights, self.actions)
+        if self.capture is not None:
+            self.capture.step_ends(self._number)
         for layer in self.layers:
             layer.begin_step()
         now = time.perf_counter()
@@ -350,6 +360,8 @@ class Steps:
         self.close_pending()
         self.reporter.tell_judged(ended=True)
         self.reporter.link.say_goodbye(self.reporter.frames, max(0, self._number - 1))
+        if self.capture is not None:
+            self.capture.close()
 
     # ---- what actions ask and do ----
 

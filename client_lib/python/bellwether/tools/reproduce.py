@@ -50,8 +50,9 @@ def main(arguments: Optional[list[str]] = None) -> int:
         prog="python -m bellwether reproduce",
         description="Makes a stand-alone script of a captured call of attention, for the kernel's "
         "vendor. It needs torch alone, and prints cosines and largest differences against fp64.",
-        epilog="The file is one that doctor --kernels --capture has written. It holds q, k, v, "
-        "mask and gradients of one sequence.",
+        epilog="The file is one that doctor --kernels --capture has written, or a training with "
+        "capture_dir. It holds q, k, v, mask and gradients of one sequence of a batch: look at "
+        "what you pass on.",
     )
     parser.add_argument("capture", metavar="CAPTURE", help="a .pt file that was captured")
     parser.add_argument(

@@ -190,6 +190,8 @@ class LawCalls:
             given.q, given.k, given.v, given.o, given.d_o, found["dq"], found["dk"], found["dv"],
             kept.scale, given.mask, kept.group, kept.softcap, given.sinks, asked.arithmetic,
         )  # fmt: skip
+        if self._host.capture is not None and not asked.weights_go_on:
+            self._host.capture.offer(lambda: self.index, call, self._seen.kernel)
         sums = self._seen.sums
         assert sums is not None
         laws.add_laws(sums, call, rows=given.rows, seed=given.seed)
