@@ -58,6 +58,7 @@ class Host:
     def __init__(self) -> None:
         self.lock, self.hook_seconds, self.memories = threading.RLock(), 0.0, Memories()
         self.left_out: list[str] = []
+        self.errors: list[Exception] = []
 
     def live(self) -> bool:
         return True
@@ -66,7 +67,7 @@ class Host:
         return torch._C._current_graph_task_id() != -1
 
     def trouble(self, error: Exception, where: str) -> None:
-        raise error
+        self.errors.append(error)
 
 
 def measured(
@@ -83,6 +84,7 @@ def measured(
     )
     run()
     taps.close()
+    assert not host.errors
     return LinearSample(["it"], found).laws()[0] if found else ({}, {})
 
 
@@ -326,6 +328,50 @@ def test_an_output_changed_in_place_is_left_out() -> None:
     _, laws = measured(layer, run, host)
     assert set(laws) == {("x", "w")} and host.left_out == [linear_tap.CHANGED]
     assert largest(laws) < 5
+
+
+def test_lent_weights_are_those_of_the_call() -> None:
+    torch.manual_seed(0)
+    layer = nn.Linear(64, 96).bfloat16()
+    lent = {n: torch.randn_like(p).requires_grad_() for n, p in layer.named_parameters()}
+    x = torch.randn(128, 64).bfloat16().requires_grad_()
+    called = lambda x: torch.func.functional_call(layer, lent, x)  # noqa: E731
+    _, laws = measured(layer, lambda: called(x).float().square().sum().backward())
+    assert set(laws) == set(PAIRS) and largest(laws) < 5
+
+
+def test_freed_and_offloaded_tensors_are_not_read() -> None:
+    torch.manual_seed(0)
+    layer, host = nn.Linear(64, 96).bfloat16(), Host()
+    x = torch.randn(128, 64).bfloat16().requires_grad_()
+
+    def run() -> None:
+        y = layer(x)
+        loss = y.float().square().sum()
+        y.untyped_storage().resize_(0)
+        loss.backward()
+
+    _, laws = measured(layer, run, host)
+    assert set(laws) == {("x", "w")} and largest(laws) < 5 and not host.left_out
+
+    def offloaded() -> None:
+        with torch.autograd.graph.save_on_cpu():
+            y = layer(x)
+        y.float().square().sum().backward()
+
+    assert measured(layer, offloaded, host) == ({}, {})
+    assert host.left_out == [linear_tap.NOT_AT_HAND]
+
+
+def test_gradients_of_several_losses_at_once_are_left_out() -> None:
+    layer, host = nn.Linear(64, 96).bfloat16(), Host()
+    x = torch.randn(8, 64).bfloat16().requires_grad_()
+
+    def run() -> None:
+        many = torch.randn(3, 8, 96).bfloat16()
+        torch.autograd.grad(layer(x), layer.weight, many, is_grads_batched=True)
+
+    assert measured(layer, run, host) == ({}, {}) and host.left_out == [linear_tap.OTHER_TYPE]
 
 
 def test_an_output_without_room_is_not_kept() -> None:

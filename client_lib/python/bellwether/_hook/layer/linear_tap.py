@@ -39,6 +39,7 @@ OTHER_TYPE = "its tensors are of other types or devices"
 NO_ROOM = "its output is larger than what may be held"
 SEVERAL = "it is called several times in a checkpointed region"
 IN_GRAPH = "it is captured into a CUDA graph, or traced"
+NOT_AT_HAND = "its tensors are not at hand in the backward"
 NO_GRADIENT = "neither its input nor its weight has a gradient"
 
 
@@ -84,25 +85,34 @@ def equal_rows(rows: Tensor) -> Tensor:
     keys = (bits.view(n, GROUPS, COLUMNS) * (factors * 0x2545F4914F6CDD1D)).sum(2)
     there = (some.view(n, GROUPS, COLUMNS) != 0).any(2).double()
     ordered, order = keys.sort(0)
-    runs = torch.zeros_like(order)
-    runs[1:] = (ordered[1:] != ordered[:-1]).cumsum(0)
-    counts = torch.zeros_like(there).scatter_add_(0, runs, there.gather(0, order))
-    return torch.stack([counts.sum(0), counts.square().sum(0)], 1)
+    # A row of a run of m equal ones adds 2 j + 1 at place j of it: m^2 together.
+    places = torch.arange(n, dtype=torch.int64, device=rows.device)[:, None].expand_as(ordered)
+    begins = torch.ones_like(ordered, dtype=torch.bool)
+    begins[1:] = ordered[1:] != ordered[:-1]
+    first = torch.where(begins, places, 0).cummax(0).values
+    alike = (2 * (places - first) + 1) * there.gather(0, order)
+    return torch.stack([there.sum(0), alike.sum(0)], 1)
 
 
 class Call:
     """A call whose backward is yet to come."""
 
-    def __init__(self, deferred: bool) -> None:
+    def __init__(self, deferred: bool, weight: Optional[Tensor], bias: Optional[Tensor]) -> None:
         self.deferred = deferred  # Its tensors come from a recomputation.
         self.x: Optional[Tensor] = None
         self.y: Optional[Tensor] = None
-        self._versions: tuple[int, ...] = ()
+        # What the module had then: functional_call() lends others.
+        self.weight, self.bias = weight, bias
+        self._own = [] if weight is None else [weight._version]
+        self._versions: tuple[int, ...] = (0, 0)
         self.done = False
 
     def keep(self, x: Optional[Tensor], y: Optional[Tensor]) -> None:
         self.x, self.y = x, y
         self._versions = tuple(0 if t is None else t._version for t in (x, y))
+
+    def weight_is_same(self) -> bool:
+        return self.weight is not None and self._own == [self.weight._version]
 
     def take(self) -> tuple[Optional[Tensor], Optional[Tensor], bool]:
         """x, y and whether one of them has changed since; they are let go."""
@@ -201,7 +211,9 @@ class LinearTap:
         if node is None:
             self._left_out(self.row, OTHER_PRODUCT)
             return
-        call = self._call = Call(deferred=checkpointed())
+        module = self._module()
+        weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
+        call = self._call = Call(checkpointed(), weight, bias)
         if not call.deferred:
             self._keep(call, x, output, node)
         node.register_hook(lambda inputs, outputs: self._gradients(call, inputs, outputs))
@@ -210,7 +222,7 @@ class LinearTap:
         """The graph keeps what the product saw of x, if W has a gradient; y it may not keep."""
         saved = x.dtype == output.dtype
         if not saved:
-            seen = getattr(node, "_saved_mat1", None)
+            seen = getattr(node, "_saved_mat1", getattr(node, "_saved_self", None))
             if isinstance(seen, Tensor) and seen.dtype == output.dtype:
                 x, saved = seen, True
         y: Optional[Tensor] = output
@@ -250,13 +262,16 @@ class LinearTap:
             self._left_out(self.row, NO_GRADIENT)
             return
         there = [t for t in (d_y, d_x, d_w) if t is not None]
-        if any(not _plain(t) or t.dtype != d_y.dtype or t.device != d_y.device for t in there):
+        if any(
+            _wrapped(t) or not _readable(t) or t.dtype != d_y.dtype or t.device != d_y.device
+            for t in there
+        ):
             self._left_out(self.row, OTHER_TYPE)
             return
-        products = self._products(module, x, y, d_y, d_x, d_w)
-        if not {"x", "w"} <= products.keys() and not {"y", "x"} <= products.keys() and not {
-            "y", "w"
-        } <= products.keys():  # fmt: skip
+        products = self._products(call, isinstance(module, nn.Linear), x, y, d_y, d_x, d_w)
+        if len({"y", "x", "w"} & products.keys()) < 2:
+            if not changed:
+                self._left_out(self.row, NOT_AT_HAND)
             return
         memory = self.host.memories.of(d_y.device)
         with self.host.lock:
@@ -266,31 +281,37 @@ class LinearTap:
             equal_rows(t) if t is not None else sums.new_zeros(GROUPS, 2)
             for t in (products["y"].x if "y" in products else None, d_x)
         ])  # fmt: skip
-        shape = d_y.shape[0], module.weight.numel() // d_y.shape[1], d_y.shape[1]
+        inner = d_w.shape[0] if d_w is not None else d_x.shape[1]
+        shape = d_y.shape[0], inner, d_y.shape[1]
         self._finished(Measured(self.row, tuple(products), sums, equals, d_y.dtype, shape))
 
     def _products(
-        self, module: Any, x: Optional[Tensor], y: Optional[Tensor], d_y: Tensor,
+        self, call: Call, transposed: bool, x: Optional[Tensor], y: Optional[Tensor], d_y: Tensor,
         d_x: Optional[Tensor], d_w: Optional[Tensor],
     ) -> dict[str, Product]:  # fmt: skip
-        dtype, tokens = d_y.dtype, d_y.shape[0]
+        dtype, device, tokens = d_y.dtype, d_y.device, d_y.shape[0]
         rounded, other = grids(dtype)
         found: dict[str, Product] = {}
-        if y is not None and y.dtype == dtype:
+
+        def usable(tensor: Optional[Tensor]) -> bool:
+            return tensor is not None and tensor.device == device and _readable(tensor)
+
+        if y is not None and y.dtype == dtype and usable(y):
             rows = _two_dimensional(y, tokens)
-            if rows is not None and rows.shape == d_y.shape:
+            bias = call.bias
+            if rows is not None and rows.shape == d_y.shape and (bias is None or usable(bias)):
                 found["y"] = Product(rows, d_y, rounded, other)
-                bias = getattr(module, "bias", None)
                 if bias is not None:
                     given = bias.detach().to(dtype).expand_as(d_y)
                     found["b"] = Product(given, d_y, rounded, NO_GRID)
-        if x is not None and d_x is not None:
+        if x is not None and d_x is not None and usable(x):
             rows = _two_dimensional(x.to(dtype), tokens)
             if rows is not None and rows.shape == d_x.shape:
                 found["x"] = Product(rows, d_x, other, rounded)
-        if d_w is not None:
-            weight = module.weight.detach().to(dtype)
-            weight = weight.t() if isinstance(module, nn.Linear) else weight
+        weight = call.weight
+        if weight is not None and d_w is not None and usable(weight) and call.weight_is_same():
+            weight = weight.detach().to(dtype)
+            weight = weight.t() if transposed else weight
             if weight.shape == d_w.shape:
                 found["w"] = Product(weight, d_w, other, rounded)
         return found
@@ -333,8 +354,16 @@ class Taps:
             self._taps[id(module)].output(args, output)
 
 
-def _plain(tensor: Tensor) -> bool:
-    return type(tensor) in (Tensor, nn.Parameter) and tensor.layout == torch.strided
+def _readable(tensor: Tensor) -> bool:
+    """Whether its elements lie in memory: others free what they offload, or let others lie."""
+    if _wrapped(tensor) or tensor.layout != torch.strided:
+        return False
+    reach = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride()))
+    end = (tensor.storage_offset() + reach + 1) * tensor.element_size()
+    try:
+        return tensor.numel() == 0 or tensor.untyped_storage().nbytes() >= end
+    except (NotImplementedError, RuntimeError):  # It has none: batched gradients.
+        return False
 
 
 def _wrapped(tensor: Tensor) -> bool:
