@@ -159,7 +159,8 @@ __global__ void __launch_bounds__(kLawThreads) LawTotalsKernel(const __grid_cons
   if (kernel.with_a2) {
     double alike = 0, widest = 0;
     for (int i = 0; i < kLawProjections; ++i) {
-      const double difference = OrNan(values[kLawProjection + i] - (weighted[i] - sinks[kLawProjections + i]));
+      const double of_group = p.sinks != nullptr ? sinks[kLawProjections + i] : weighted[i];
+      const double difference = OrNan(values[kLawProjection + i] - of_group);
       const double of_p = inside[kRowsA2P + i], exponential = kLawExpError * fabs(values[kLawProjection + i]);
       add(kLawA2 + i, difference);
       alike = fmax(alike, fabs(of_p) + exponential + not_known + kLawAlikeErrors * sqrt(inside_error2[kRowsA2P + i]));

@@ -40,7 +40,7 @@ __host__ __device__ constexpr LawSize Squared(LawSize size) {
 }
 
 // What a block of rows leaves.  Of each number y of size x: its sum, sum y^2, sum x y.  Then the sizes'
-// sums, what sinks take from A1 and A2 by projection, and how many rows count.
+// sums, with sinks the sums of rows in A1 and A2 by projection, and how many rows count.
 inline constexpr int kRowSums = 0, kRowSquares = kLawOfRowsCount, kRowProducts = 2 * kLawOfRowsCount,
                      kRowSizes = 3 * kLawOfRowsCount, kRowSinkA1 = kRowSizes + kLawSizeCount,
                      kRowSinkA2 = kRowSinkA1 + kLawProjections, kRowCount = kRowSinkA2 + kLawProjections,
@@ -173,7 +173,7 @@ __global__ void __launch_bounds__(kLawThreads) LawOfRowsKernel(const __grid_cons
     a4_p.Add(p_error_of_dp, size[kSizeDo]);
     if (p.sinks != nullptr) {
       sink_a1 += q8 * exact * (1 - weight);  // sum_j dS_Tj
-      sink_a2 += o8 * (1 - weight);
+      sink_a2 += o8 * weight;  // By itself: where a sink takes all there is exactly nothing.
     }
   }
   double* const to = of_warps[warp];
