@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import bellwether
+from bellwether._attach import WRONG_KERNEL
 from bellwether._server import page as page_address
 
-from models import Model, Shape
+from models import Model, Shape, batch
 
 # As the server writes it (tests/server/query/json_api_test.cc).
 WHOLE = {
@@ -83,6 +85,31 @@ def test_each_alert_of_the_run_once(page: str, tmp_path: Path) -> None:
     assert got.empty() and monitor.status()["errors"] == 0
     assert Events.seen.get(timeout=20) == ("/api/v1/events", "Bearer secret", "")
     assert Events.seen.get(timeout=20) == ("/api/v1/events", "Bearer secret", "2")
+
+
+def test_an_alert_of_a_wrong_kernel_has_its_layer_captured(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = {**WHOLE, "rule": WRONG_KERNEL, "heads": [[1, 3], [1, 0]], "step": 3, "first_step": 3}
+    other = {**WHOLE, "heads": [[0, 1]]}  # Of another rule.
+    monkeypatch.setitem(globals(), "SCRIPT", [[("alert", "1", other), ("alert", "2", wrong)]])
+    told: queue.Queue[bellwether.Alert] = queue.Queue()
+    shape, settings = Shape(), bellwether.Settings(capture_dir=str(tmp_path / "kept"))
+    model = Model(shape)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    monitor = bellwether.attach(
+        model, record=str(tmp_path / "a.bwrun"), run="mine", every=1, overhead_budget=1e9,
+        settings=settings, on_alert=told.put,
+    )  # fmt: skip
+    monitor.steps.reporter.link.page_url = page
+    assert [told.get(timeout=20).rule for _ in range(2)] == ["drift", WRONG_KERNEL]
+    for step in range(2):
+        model(batch(shape, step)).square().mean().backward()
+        optimizer.step()
+        monitor.step(loss=1.0)
+    monitor.detach()
+    (path,) = monitor.status()["capture"]["written"]
+    assert Path(path).name == "mine-rank0-step1-layer1.pt"
 
 
 def test_no_thread_without_a_callback(tmp_path: Path) -> None:

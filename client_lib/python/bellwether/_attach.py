@@ -11,6 +11,7 @@ from torch import nn
 
 from ._actions.agreement import usable
 from ._adapters import functions
+from ._hook.capturing import Capture
 from ._hook.functions import function_calls
 from ._hook.model.candidates import unwrapped
 from ._hook.model.parallel import Parallel, detect
@@ -24,6 +25,8 @@ from ._util.guard import harmless
 from ._util.ranks import COPY_REPORTS, RANK_REPORTS, own_path, rank_and_world
 from .monitor import Monitor, live_monitors, watching
 from .settings import Settings, resolve
+
+WRONG_KERNEL = "kernel"  # The rule of the server that judges the laws of attention.
 
 
 def _choose_sink(monitor: Monitor) -> None:
@@ -173,6 +176,22 @@ def attach(
     return _attached(model, chosen, parallel, weights, on_alert, weights_only, agree)
 
 
+def _capturing(
+    capture: Optional[Capture], on_alert: Optional[Callable[[Alert], None]]
+) -> Optional[Callable[[Alert], None]]:
+    """The same callback; before it, layers whose kernel an alert calls wrong are to be captured."""
+    if capture is None:
+        return on_alert
+
+    def hears(alert: Alert) -> None:
+        if alert.rule == WRONG_KERNEL and alert.state == "firing":
+            capture.ask(layer for layer, _ in alert.heads if layer is not None)
+        if on_alert is not None:
+            on_alert(alert)
+
+    return hears
+
+
 def _failed(error: Exception) -> Any:
     """There is not even a monitor to hold the reason."""
     return Unwatched(f"attach(): {type(error).__name__}: {error}")
@@ -212,8 +231,9 @@ def _attached(
     if settings.disabled:
         return monitor
     _begin(monitor, model, placed, weights, weights_only, agree, aside)
-    if on_alert is not None and monitor.live():
-        monitor.follow_alerts(on_alert)
+    hears = _capturing(monitor.steps.capture, on_alert)
+    if hears is not None and monitor.live():
+        monitor.follow_alerts(hears)
     return monitor
 
 
