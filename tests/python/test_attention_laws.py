@@ -1,5 +1,5 @@
-"""Goal: the kernels library finds in a call of attention the differences that its laws have in fp64,
-     calls sound kernels sound from some rows, and finds the faults that are planted.
+"""Goal: the kernels library finds in a call of attention the differences that its laws have in
+     fp64, calls sound kernels sound from some rows, and finds the faults that are planted.
 Method: doctor's laws in fp64 torch beside them; PyTorch's kernels, ours and one with faults.
 """
 
@@ -148,7 +148,7 @@ def test_planted_faults_break_their_law(fault: str, law: str, head: int) -> None
         assert int(z.argmax()) == head
 
 
-def test_an_element_that_is_not_finite_shows_in_its_head_alone() -> None:
+def test_an_element_not_finite_shows_in_its_head_alone() -> None:
     case = Case("normal", Shape(4, 4, 64, torch.bfloat16, 70, True))
     call = graded(planted_kernel("nan_in_a_head_of_dq"), make(case, CPU))
     got = laws_rows(given(call), 4, rows=16)
@@ -158,7 +158,7 @@ def test_an_element_that_is_not_finite_shows_in_its_head_alone() -> None:
     assert bool(torch.isfinite(got["law_a1_0"]).all() and torch.isfinite(got["law_a4"]).all())
 
 
-def test_rows_that_see_nothing_and_are_nan_are_counted_and_left_out() -> None:
+def test_unseeing_rows_of_nan_are_counted_and_left_out() -> None:
     call = sound(Case("masked", Shape(4, 4, 32, torch.bfloat16, 70), batch=2, mask="rows"))
     blank = (call.o == 0).all(-1)
     assert bool(blank.any())
@@ -190,7 +190,7 @@ def test_repeated_key_heads_are_added_first() -> None:
     apart = torch.zeros_like(call.dk)
     of = dataclasses.replace(
         given(call), k=call.k.repeat_interleave(2, 1), v=call.v.repeat_interleave(2, 1), group=2,
-        **{name: torch.stack((getattr(call, name), apart), 2).flatten(1, 2) for name in ("dk", "dv")},
+        **{n: torch.stack((getattr(call, n), apart), 2).flatten(1, 2) for n in ("dk", "dv")},
     )  # fmt: skip
     once, repeated = laws_rows(given(call), 2, rows=8), laws_rows(of, 2, rows=8)
     for name, row in once.items():
@@ -204,9 +204,9 @@ def test_a_row_alone_says_nothing_of_the_others() -> None:
     assert beyond(got, "a2") == beyond(got, "a4") == 0 < beyond(got, "a3")
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_calls_that_do_not_fit_are_refused() -> None:
     call = sound(Case("normal", Shape(4, 4, 32, torch.bfloat16, 20)))
-    with pytest.raises(ValueError, match="dk is torch.float32, must be torch.bfloat16 as q is"):
+    with pytest.raises(ValueError, match=r"dk is torch\.float32, must be torch\.bfloat16 as q is"):
         laws_rows(dataclasses.replace(given(call), dk=call.dk.float()), 4, rows=4)
     with pytest.raises(KernelError, match="bw_attention_laws: scale is 0, but must be"):
         laws_rows(dataclasses.replace(given(call), scale=0.0), 4, rows=4)

@@ -178,7 +178,7 @@ def test_the_first_broken_call_of_a_step_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["d_o", "q"])
-def test_what_comes_in_broken_is_no_kernels_fault(tmp_path: Path, name: str) -> None:
+def test_a_call_that_comes_in_broken_is_not_kept(tmp_path: Path, name: str) -> None:
     call = with_nan(name, with_nan("dq"))
     assert keep(tmp_path, [[call]]).written == [] and not list(tmp_path.iterdir())
 
