@@ -30,6 +30,10 @@ from bellwether._adapters import flash_attention
 from bellwether._attention.dispatch import attention
 from bellwether._hook.functions import function_calls
 from bellwether._hook.patches import class_patches
+from bellwether._kernels import laws
+from bellwether._laws.call import GradedCall
+from bellwether._laws.reference import reference
+from bellwether._laws.shadow import shadow
 from bellwether.tools.doctor import layer_findings
 
 import transformers_training
@@ -203,6 +207,46 @@ class Packed(nn.Module):
             t.retain_grad()
         self.saved = [qkv, o]
         return self.out(o.flatten(2))
+
+
+class WithWeights(nn.Module):
+    """Writes its attention out, since its probabilities are asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(48, 4, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.attention(x, x, x, need_weights=True)[0]
+        return y
+
+
+GRADED: dict[str, Any] = {
+    **{name: lambda case=case: Model(**case) for name, case in CASES.items() if "auto" not in name},
+    "packed": Packed, "weights": WithWeights,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GRADED)
+def test_the_laws_are_asked_about_the_calls_own_gradients(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[laws.Graded] = []
+    monkeypatch.setattr(laws, "add_laws", lambda sums, of, **_: heard.append(of))
+    torch.manual_seed(7)
+    model = GRADED[name]()
+    monitor = bellwether.attach(model, record=str(tmp_path / "a.bwrun"), run="graded", every=1)
+    model(batch(Shape(), 0)).square().mean().backward()
+    status = monitor.status()
+    monitor.detach()
+    assert status["errors"] == 0 and heard
+    assert not any(layer["without_laws"] for layer in status["layers"])
+    for of in heard:
+        dk, dv = (laws._added(t, of.group) for t in (of.dk, of.dv))
+        k, v = (t[:, :: of.group] for t in (of.k, of.v))
+        call = GradedCall(of.q, k, v, of.o, of.d_o, of.dq, dk, dv, of.scale, of.mask)
+        for got in shadow(call, reference(call)).values():
+            assert float(got.cosine.min()) > 0.999 and abs(float(got.norms.max()) - 1) < 0.03
 
 
 def test_a_packed_tensor_is_measured_whole(tmp_path: Path) -> None:

@@ -28,11 +28,13 @@ COMPARED = frozenset[str]()  # ... and the shadow check.
 # Kernels that round the scores, too, as matrix products in the type do; and those that keep dk and
 # dv in the type.  All others round as fused kernels are known to.
 _COMPOSED = frozenset(
-    {"math", "eager", "composed", "written out", "nn.MultiheadAttention", "DotProductAttention",
-     "custom"}
+    {"sdpa", "math", "eager", "composed", "written out", "custom", "DotProductAttention",
+     "nn.MultiheadAttention"}
 )  # fmt: skip
 _COMPOSED_ON_CPU = frozenset({"flex_attention"})
 _ACCUMULATED_ON_CPU = "flash"
+# Rows of a head that tell what rounds inside a kernel: with fewer the limits are wider.
+ROWS_MAX = 32
 KEYS = 16  # Of each head, that are compared to a reference.
 KEY_SCORES_MAX = {"cpu": 1 << 20, "cuda": 1 << 26}
 
@@ -89,6 +91,10 @@ class Given:
     sinks: Optional[Tensor]
     rows: int
     seed: int
+
+    def law_rows(self) -> int:
+        """How many the laws take.  A mask of the sampled rows alone is one of all of those."""
+        return self.rows if self.mask.by_sample else min(self.rows, ROWS_MAX)
 
     def scores(self) -> int:
         return self.q.shape[0] * self.q.shape[1] * self.q.shape[2] * self.k.shape[2]
@@ -194,7 +200,7 @@ class LawCalls:
             self._host.capture.offer(lambda: self.index, call, self._seen.kernel)
         sums = self._seen.sums
         assert sums is not None
-        laws.add_laws(sums, call, rows=given.rows, seed=given.seed)
+        laws.add_laws(sums, call, rows=given.law_rows(), seed=given.seed)
         if given.q.device.type in COMPARED and not asked.weights_go_on:
             keys = 0 if given.mask.by_sample else self._keys(given)
             laws.add_shadow(sums, call, rows=given.rows, keys=keys, seed=given.seed)
