@@ -526,6 +526,50 @@ def test_all_samples_share_one_budget_of_false_alarms() -> None:
     assert late == pytest.approx(ALARMS * 6 / (math.pi * 5000) ** 2, rel=1e-3)
 
 
+class Words(nn.Module):
+    def __init__(self, tied: bool) -> None:
+        super().__init__()
+        self.words = nn.Embedding(300, 32)
+        self.inner, self.head = nn.Linear(32, 32), nn.Linear(32, 300, bias=False)
+        if tied:
+            self.head.weight = self.words.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.relu(self.inner(self.words(x))))
+
+
+@pytest.mark.parametrize("tied", (True, False))
+def test_the_gradients_of_logits_add_up_to_nothing(tied: bool) -> None:
+    """Unless a loss is none of a softmax; only the layer of the words is asked."""
+    model = Words(tied)
+    host: Any = Host()
+    host.cannot_measure_on = lambda device: None
+    found = linears.Linears(host, lambda: model)
+    found.watch()
+    metrics: dict[str, float] = {}
+    for other in (False, True):
+        for _ in range(2):
+            found.begin_step(True)
+            x = torch.randint(0, 300, (512,))
+            with torch.autocast("cpu", torch.bfloat16):
+                y = 8 * model(x)
+            loss = y.float().square().mean() + y.mean() if other else F.cross_entropy(y.float(), x)
+            loss.backward()
+            sample = found.sample()
+            assert sample is not None and not host.errors
+            assert not sample.faults(1)
+            metrics |= {f"{name} {other}": value for name, value in sample.summary().items()}
+        found.stop()
+    assert not any(name.startswith("inner/class") for name in metrics)
+    assert (
+        abs(metrics["head/class_sum False"]) < 1e-3 and abs(metrics["head/class_sum_z False"]) < 6
+    )
+    assert (
+        abs(metrics["head/class_sum True"]) > 1e-2 and abs(metrics["head/class_sum_z True"]) > 100
+    )
+    assert all(abs(z) < 5 for name, z in metrics.items() if "linear_z" in name)
+
+
 def test_without_the_family_nothing_is_hooked(tmp_path: Path) -> None:
     _, status, seen = train(tmp_path / "a.bwrun", steps=3, stats="drift")
     assert not seen and status["linear"]["modules"] == 0

@@ -40,6 +40,13 @@ def grids(dtype: torch.dtype) -> tuple[int, int]:
     return (c_api.GRID_BF16,) * 2 if medium else (c_api.GRID_TF32,) * 2
 
 
+def own_grid(dtype: torch.dtype) -> int:
+    """Of numbers that were rounded to a type itself."""
+    return {torch.bfloat16: c_api.GRID_BF16, torch.float16: c_api.GRID_F16}.get(
+        dtype, c_api.GRID_F32
+    )
+
+
 def new_sums(count: int, device: torch.device) -> Tensor:
     """Zeros for so many products: float64 [count, LAW_PRODUCT_STATS]."""
     shape = (count, len(c_api.LAW_PRODUCT_STATS))

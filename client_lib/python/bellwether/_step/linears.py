@@ -110,6 +110,7 @@ def sides_of(measured: Measured, sums: list[list[float]], equals: list[Any]) -> 
     result = {"y": "x", "x": "y", "w": "y"}
     alike = [max((b / a if a else 1.0 for a, b in groups), default=1.0) for groups in equals]
     bias = of.pop("b", None)
+    of.pop("c", None)
     found = {}
     for side, stats in of.items():
         mine, other = (result[side], "y" if result[side] == "x" else "x")
@@ -126,6 +127,16 @@ def sides_of(measured: Measured, sums: list[list[float]], equals: list[Any]) -> 
             result_nonfinite=int(stats[f"{mine}_nonfinite"]),
         )  # fmt: skip
     return found
+
+
+def class_sum_of(measured: Measured, sums: list[list[float]]) -> Optional[tuple[float, float]]:
+    """The sum of the logits' gradients over that of their absolute values, and over what rounding
+    them gives; both 0 behind a softmax and its cross entropy, in exact arithmetic."""
+    if "c" not in measured.sides:
+        return None
+    row = sums[measured.sides.index("c")]
+    total, size, variance = (row[_STATS[name]] for name in ("sum", "abs_sum", "y_variance"))
+    return total / size if size else 0.0, Difference(total, variance).z()
 
 
 class LinearSample:
@@ -159,13 +170,20 @@ class LinearSample:
 
     def summary(self) -> dict[str, float]:
         """The largest z of each module, for people and other loggers."""
-        return {
+        found = {
             f"{self._names[row]}/linear_z": max(
-                (d.z() for d in found.values()), key=lambda z: abs(z) if z == z else float("inf")
+                (d.z() for d in laws.values()), key=lambda z: abs(z) if z == z else float("inf")
             )
-            for row, (_, found) in self.laws().items()
-            if found
+            for row, (_, laws) in self.laws().items()
+            if laws
         }
+        values = self._arriving.values()
+        for at, measured in enumerate(self._measured):
+            classes = class_sum_of(measured, values[2 * at])
+            if classes is not None:
+                name = self._names[measured.row]
+                found[f"{name}/class_sum"], found[f"{name}/class_sum_z"] = classes
+        return found
 
 
 class Linears:
@@ -179,6 +197,7 @@ class Linears:
         self._model = model
         self._modules: Optional[list[weakref.ref[nn.Module]]] = None
         self.names: list[str] = []
+        self._classes: set[int] = set()  # Rows whose outputs are words.
         self.left_out: Counter[tuple[str, str]] = Counter()  # Name of the module, why.
         self.not_measured: Optional[str] = None  # Why none is.
         self._watching = False
@@ -192,6 +211,7 @@ class Linears:
 
     def _find(self, model: nn.Module) -> None:
         self._modules = []
+        words = {m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)}
         if is_fully_sharded(model):
             self.not_measured = SHARDED
             return
@@ -199,6 +219,8 @@ class Linears:
             why = why_not(module)
             if why is None and len(self.names) < c_api.NAMED_ROWS_MAX:
                 self._modules.append(weakref.ref(module))
+                if getattr(module, "out_features", None) in words:
+                    self._classes.add(len(self.names))
                 self.names.append(name or "the model")
             elif why:
                 self._leave_out(name, why)
@@ -229,7 +251,13 @@ class Linears:
             module = self._modules[row]()
             if module is not None and self._measures_on(module):
                 tap = LinearTap(
-                    self._host, row, module, held, self._measured.append, self._left_out_row
+                    self._host,
+                    row,
+                    module,
+                    held,
+                    self._measured.append,
+                    self._left_out_row,
+                    row in self._classes,
                 )
                 self._taps.add(module, tap)
 

@@ -40,7 +40,7 @@ class Reporter:
     ) -> None:  # fmt: skip
         """layers  all candidates, filled by attach(); lock  held while memories are read"""
         self._settings, self._placed, self._layers = settings, placed, layers
-        self._linears = linears
+        self.linears = linears
         self._memories, self._lock = memories, lock
         self.link = Link(settings)
         self.frames = Frames()
@@ -131,7 +131,7 @@ class Reporter:
             copies = self._memories.collect(timed)
             sample = Sample(
                 self.reporting(), self._settings.stats, weights.increments, copies, self._placed,
-                weights.gram_batch, weights.replicas, self._linears.sample(),
+                weights.gram_batch, weights.replicas, self.linears.sample(),
             )  # fmt: skip
             for layer in self._layers:
                 for part in (layer.sums, layer.wq, layer.wk):

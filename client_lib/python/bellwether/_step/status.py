@@ -128,9 +128,9 @@ def status(steps: Steps, actions: Optional[ActionsStatus]) -> Status:
     found["samples"] = reporter.samples
     found["numbers_left_out"] = dict(reporter.frames.left_out)
     found["linear"] = {
-        "modules": len(steps.linears.names),
-        "not_measured": steps.linears.not_measured,
-        "left_out": {f"{name}: {why}": n for (name, why), n in steps.linears.left_out.items()},
+        "modules": len(reporter.linears.names),
+        "not_measured": reporter.linears.not_measured,
+        "left_out": {f"{name}: {why}": n for (name, why), n in reporter.linears.left_out.items()},
         "faults": dict(reporter.frames.faults),
     }
     found["step"] = steps.current_step()

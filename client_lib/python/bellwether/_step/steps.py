@@ -59,10 +59,10 @@ class Steps:
         self.hook_seconds = 0.0  # Of the running step.
         self.health = Health(settings.disabled, self.stop_sampling)
         self.ends = StepEnds(self._parameters)
-        self.linears = Linears(self, self.model)
         self.reporter = Reporter(
-            settings, self.parallel, self.layers, self.memories, self.lock, self.linears
-        )
+            settings, self.parallel, self.layers, self.memories, self.lock,
+            Linears(self, self.model),
+        )  # fmt: skip
         self.discovery: Optional[Discovery] = None
         self.weights = StepWeights(
             settings.gram_bytes, self.parallel, self.model, compared=settings.ranks == "all"
@@ -308,12 +308,14 @@ class Steps:
         self.reporter.scaling.begin_step(self._sampling)
         self.memories.begin_step(self._sampling, self._step_seed())
         # In the first step it is not known yet what is compiled.
-        self.linears.begin_step(self._sampling and self.numbered() and self.measures("linear"))
+        self.reporter.linears.begin_step(
+            self._sampling and self.numbered() and self.measures("linear")
+        )
 
     def stop_sampling(self) -> None:
         """The device measures nothing more in this step."""
         self.memories.begin_step(False, 0)
-        self.linears.begin_step(False)
+        self.reporter.linears.begin_step(False)
 
     def _measure_weights(self) -> None:
         if self._sampling and self.measures("sigma"):

@@ -23,7 +23,7 @@ from torch.nn.modules import module as modules
 
 from ..._kernels.memory import capturing
 from ..._kernels.probe import DTYPES
-from ..._kernels.products import NO_GRID, Product, add_products, grids, new_sums
+from ..._kernels.products import NO_GRID, Product, add_products, grids, new_sums, own_grid
 from ..._util.guard import harmless
 from ..hosts import LinearHost
 from ..running import being_traced, checkpointed
@@ -141,15 +141,18 @@ class LinearTap:
     """
     row      of the module among those that have names
     finished called with what was measured
+    classes  its outputs are the logits of words: the sum of dy is measured, too
     """
 
     def __init__(
         self, host: LinearHost, row: int, module: nn.Module, held: Held,
         finished: Callable[[Measured], None], left_out: Callable[[int, str], None],
+        classes: bool = False,
     ) -> None:  # fmt: skip
         self.host, self.row = host, row
         self._module = weakref.ref(module)
         self._held, self._finished, self._left_out = held, finished, left_out
+        self._classes = classes
         self._call: Optional[Call] = None
         self._calls = 0
         self._open = True
@@ -273,14 +276,18 @@ class LinearTap:
             if not changed:
                 self._left_out(self.row, NOT_AT_HAND)
             return
+        if self._classes:
+            ones = d_y.new_ones(()).expand_as(d_y)
+            products["c"] = Product(ones, d_y, NO_GRID, own_grid(d_y.dtype))
         memory = self.host.memories.of(d_y.device)
         with self.host.lock:
             sums = new_sums(len(products), d_y.device)
             add_products(memory, list(products.values()), sums)
-        equals = torch.stack([
-            equal_rows(t) if t is not None else sums.new_zeros(GROUPS, 2)
-            for t in (products["y"].x if "y" in products else None, d_x)
-        ])  # fmt: skip
+        with memory.running():  # A GPU's time for it is counted, too.
+            equals = torch.stack([
+                equal_rows(t) if t is not None else sums.new_zeros(GROUPS, 2)
+                for t in (products["y"].x if "y" in products else None, d_x)
+            ])  # fmt: skip
         inner = d_w.shape[0] if d_w is not None else d_x.shape[1]
         shape = d_y.shape[0], inner, d_y.shape[1]
         self._finished(Measured(self.row, tuple(products), sums, equals, d_y.dtype, shape))
