@@ -19,7 +19,7 @@ import torch
 from test_laws import CPU, SOUND, a_planted, mask_for
 
 import bellwether
-from bellwether._hook.capture import keeper
+from bellwether._hook.capture import NAMES, keeper
 from bellwether._hook.capturing import ASKED_FOR, NOT_FINITE, Capture
 from bellwether._laws.call import GradedCall
 from bellwether._laws.reference import reference
@@ -27,6 +27,7 @@ from bellwether.tools import doctor, reproduce, reproduced
 from bellwether.tools.kernel_cases import Case, Shape, make
 from bellwether.tools.kernel_check import graded
 
+from gpu import DEVICES
 from planted_kernels import planted
 
 MATH = SOUND[0]
@@ -175,6 +176,36 @@ def test_the_first_broken_call_of_a_step_is_kept(tmp_path: Path) -> None:
     assert (about["reason"], about["kernel"]) == (NOT_FINITE, "a kernel")
     assert torch.equal(data["q"], HEALTHY.q[1]) and bool(data["dk"].isnan().any())
     assert not capture.refused and not capture.last_error
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_sequence_is_put_aside_without_waiting_for_its_device(
+    tmp_path: Path, device: str
+) -> None:
+    calls = [
+        dataclasses.replace(call, **{name: getattr(call, name).to(device) for name in NAMES})
+        for call in (HEALTHY, with_nan("dq"), with_nan("dk"))
+    ]
+    capture = Capture(str(tmp_path), 4, 1 << 30, "run")
+    on_gpu = device == "cuda"
+    mode: Any = torch.cuda.set_sync_debug_mode
+    for step in range(2):  # In the first one code is loaded, which may wait.
+        if on_gpu and step:
+            mode("error")
+        try:
+            for layer, call in enumerate(calls):
+                capture.offer(lambda layer=layer: layer, call, "k")  # type: ignore[misc]
+        finally:
+            if on_gpu:
+                mode("default")
+        capture.step_ends(step)
+    capture.close()
+    assert not capture.refused and not capture.last_error
+    assert [Path(path).name for path in capture.written] == [
+        f"run-step{step}-layer1.pt" for step in range(2)
+    ]
+    data, _ = reproduced.loaded(Path(capture.written[0]))
+    assert torch.equal(data["q"], HEALTHY.q[1]) and int(data["dq"].isnan().sum()) == 1
 
 
 @pytest.mark.parametrize("name", ["d_o", "q"])
