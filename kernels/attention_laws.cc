@@ -37,13 +37,14 @@ Status Dispatch(const Params& params, const Device& device, const Cpu& on_cpu, c
   BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckDevice(device));
   BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckGraded(params.of));
   BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckOutputs(params.of.call, params.to));
-  if (device.backend == Backend::kCuda) return on_cuda(params, device.stream);
+  Params now = params;
+  // Scores and sums in float32 are as good as exact beside the products' TF32.
+  if (now.of.call.dtype == DType::kFloat32) now.of.arithmetic = LawArithmetic::kFused;
+  if (device.backend == Backend::kCuda) return on_cuda(now, device.stream);
   const uint64_t* const gate = params.of.call.gate;
-  if (gate == nullptr) return on_cpu(params, device.threads);
-  if (gate[kGateOpen] == 0) return Status::kOk;
-  Params open = params;
-  open.of.call.seed += gate[kGateSeed];
-  return on_cpu(open, device.threads);
+  if (gate != nullptr && gate[kGateOpen] == 0) return Status::kOk;
+  if (gate != nullptr) now.of.call.seed += gate[kGateSeed];
+  return on_cpu(now, device.threads);
 }
 
 }  // namespace
@@ -53,6 +54,11 @@ Status AttentionLaws(const AttentionLawsParams& params, const Device& device) {
 }
 
 Status AttentionShadow(const AttentionShadowParams& params, const Device& device) {
+  const ProbeParams& call = params.of.call;
+  const bool some = call.rows_per_head != 0 && call.rows_per_head < call.q_len;
+  if (params.keys_per_head != 0 && call.mask.data != nullptr && call.mask.by_sample && some) {
+    return Fail(Status::kUnsupported, "keys_per_head is %u, but must be 0 with mask_by_sample", params.keys_per_head);
+  }
   return Dispatch(params, device, cpu::AttentionShadow, cuda::AttentionShadow);
 }
 

@@ -210,8 +210,6 @@ class ColumnSums {
   int64_t dim_, stride_;
 };
 
-double AccumulatedRows(int64_t q_len) { return q_len >= 768 ? 256 : q_len >= 192 ? 64 : 32; }
-
 struct Plan {
   explicit Plan(const AttentionLawsParams& params)
       : of(params.of),
@@ -220,10 +218,10 @@ struct Plan {
         units(p.batch * p.kv_heads),
         widest(Padded(std::max(p.head_dim, p.v_dim))),
         judged(p.dtype != DType::kFloat32),
-        roundings(of.arithmetic == LawArithmetic::kComposed ? 4 : 2) {
+        roundings(ResultRoundings(of)) {
     of_keys = roundings * (group > 1 ? 2 : 1);
     if (of.arithmetic == LawArithmetic::kAccumulated) {
-      of_keys += static_cast<double>(group) * std::ceil(static_cast<double>(p.q_len) / AccumulatedRows(p.q_len));
+      of_keys += static_cast<double>(group) * AccumulatedSteps(p.q_len);
     }
   }
 
@@ -391,7 +389,7 @@ class LawUnit {
   // rounding.
   void AddAccumulation(const RowSample& sample, UnitSums& sums) const {
     if (plan_.of.arithmetic != LawArithmetic::kAccumulated || sample.sampled == 0) return;
-    const double step = AccumulatedRows(p_.q_len), steps = std::ceil(static_cast<double>(p_.q_len) / step);
+    const double step = static_cast<double>(AccumulatedRows(p_.q_len)), steps = AccumulatedSteps(p_.q_len);
     const double spread = std::sqrt(std::max(sample.spread, 0.0) / sample.sampled / step) / steps;
     const double ulps = std::ldexp(spread, grid_.bits);
     const double alike = std::clamp((kLawSpreadTo - ulps) / (kLawSpreadTo - kLawSpreadFrom), 0.0, 1.0);

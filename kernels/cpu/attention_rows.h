@@ -60,6 +60,16 @@ inline RowKind KindOf(bool unseeing, double o_square) {
   return std::isfinite(o_square) ? RowKind::kUniform : RowKind::kLeftOut;
 }
 
+// How often the last rounding of a result counts.
+inline double ResultRoundings(const GradedAttention& of) { return of.arithmetic == LawArithmetic::kComposed ? 4 : 2; }
+
+// How many rows PyTorch's flash attention for CPUs adds to dk and dv at a time.
+constexpr int64_t AccumulatedRows(int64_t q_len) { return q_len >= 768 ? 256 : q_len >= 192 ? 64 : 32; }
+
+inline double AccumulatedSteps(int64_t q_len) {
+  return std::ceil(static_cast<double>(q_len) / static_cast<double>(AccumulatedRows(q_len)));
+}
+
 constexpr int64_t Padded(int64_t size) { return (size + kPanel - 1) / kPanel * kPanel; }
 
 // One row of a tile, behind Run().  Arrays start at the panel of key `first`.

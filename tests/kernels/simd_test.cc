@@ -5,6 +5,7 @@
 
 #include "kernels/cpu/simd.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <random>
@@ -118,6 +119,98 @@ TEST_P(SimdTest, WidensEveryHalfExactly) {
   double wide[3];
   simd_->widen[0](floats, 3, wide);
   EXPECT_THAT(wide, ::testing::ElementsAre(1.5, 0.0, static_cast<double>(3e38f)));
+}
+
+// The numbers of bfloat16.
+constexpr SimdGrid kGrid = {int64_t{1023 - 126} << 52, int64_t{7} << 52};
+
+double BFloat16Ulp(double x) { return std::ldexp(1.0, (x == 0 ? -126 : std::max(std::ilogb(x), -126)) - 7); }
+
+TEST_P(SimdTest, RoundsToTheNumbersOfAType) {
+  std::mt19937 rng(3);
+  std::normal_distribution<double> normal;
+  Panels p;
+  for (double& x : p.x) x = static_cast<double>(static_cast<float>(normal(rng) * std::exp2(8 * normal(rng))));
+  p.x[0] = 0;
+  p.x[1] = 1 + 0x1p-8;  // As near to 1 as to the next, and 1 is even.
+  p.x[2] = -0x1.8p-133;
+  Panels rounded = p;
+  simd_->round(rounded.x, 8, 2, kGrid);
+  for (int i = 0; i < 8 * kPanel; ++i) {
+    const float want = testing::FromBf16(testing::RoundBf16(static_cast<float>(p.x[i])));
+    EXPECT_EQ(rounded.x[i], 2 * static_cast<double>(want)) << p.x[i];
+  }
+}
+
+TEST_P(SimdTest, ProbabilitiesAndTheirTermsEqualPlainLoops) {
+  std::mt19937 rng(4);
+  std::normal_distribution<double> normal;
+  Panels scores, dp;
+  double total = 0, delta = 0, first = kMaskedScore;
+  for (int i = 0; i < 8 * kPanel; ++i) {
+    scores.x[i] = i % 5 == 3 ? kMaskedScore : normal(rng);
+    dp.x[i] = i % 5 == 3 ? 0 : normal(rng);
+    first = std::max(first, scores.x[i]);
+  }
+  Panels p;
+  for (int i = 0; i < 8 * kPanel; ++i) {
+    p.x[i] = scores.x[i] == kMaskedScore ? 0 : std::exp(scores.x[i] - first);
+    total += p.x[i];
+  }
+  for (int i = 0; i < 8 * kPanel; ++i) delta += (p.x[i] /= total) * dp.x[i];
+  EXPECT_NEAR(simd_->weigh(scores.x, 8, first), total, 1e-13);
+  EXPECT_NEAR(simd_->normalise(scores.x, dp.x, 8, 1 / total), delta, 1e-14);
+  LawTerms want = {};
+  for (int i = 0; i < 8 * kPanel; ++i) {
+    ASSERT_NEAR(scores.x[i], p.x[i], 1e-15);
+    const double x = scores.x[i], about = dp.x[i] - delta, ds = x * about;
+    if (x == 0) continue;
+    const auto error = [](double of) { return std::nearbyint(of / BFloat16Ulp(of)) * BFloat16Ulp(of) - of; };
+    const double of_p = BFloat16Ulp(x) * BFloat16Ulp(x) / 12, of_ds = BFloat16Ulp(ds) * BFloat16Ulp(ds) / 12;
+    want.keys += 1;
+    want.p_square += x * x;
+    want.p_error += error(x);
+    want.p_variance += of_p;
+    want.dp_p_error += dp.x[i] * error(x);
+    want.dp_variance += dp.x[i] * dp.x[i] * of_p;
+    want.ds += ds;
+    want.ds_error += error(ds);
+    want.ds_variance += of_ds + of_p * about * about + 0x1p-48 * x * x * (dp.x[i] * dp.x[i] + delta * delta);
+  }
+  const LawTerms got = simd_->law_terms(scores.x, dp.x, 8, delta, kGrid);
+  EXPECT_EQ(got.keys, want.keys);
+  EXPECT_NEAR(got.p_square, want.p_square, 1e-14);
+  EXPECT_NEAR(got.p_error, want.p_error, 1e-14);
+  EXPECT_NEAR(got.p_variance, want.p_variance, 1e-10 * want.p_variance);
+  EXPECT_NEAR(got.dp_p_error, want.dp_p_error, 1e-14);
+  EXPECT_NEAR(got.dp_variance, want.dp_variance, 1e-10 * want.dp_variance);
+  EXPECT_NEAR(got.ds, want.ds, 1e-14);
+  EXPECT_NEAR(got.ds_error, want.ds_error, 1e-14);
+  EXPECT_NEAR(got.ds_variance, want.ds_variance, 1e-10 * want.ds_variance);
+}
+
+TEST_P(SimdTest, ColumnsAddUpElementsAndTheirDistances) {
+  alignas(64) double x[kPanel] = {1, -3, 0, 2.5, kInf, std::nan(""), 4, 0};
+  alignas(64) double before[kPanel] = {1, 3, 0, 2.5, kInf, std::nan(""), 5, 1};
+  alignas(64) double weight[kPanel] = {2, 2, 2, -1, 1, 1, 0, 1};
+  alignas(64) double sums[kColumnSums * kPanel] = {};
+  for (int turn = 0; turn < 2; ++turn) simd_->columns(x, before, weight, 1, kGrid, sums, kPanel);
+  const auto at = [&](int which, int c) { return sums[which * kPanel + c]; };
+  EXPECT_EQ(at(kColumnSum, 1), -6);
+  EXPECT_EQ(at(kColumnAbs, 1), 6);
+  EXPECT_EQ(at(kColumnSquare, 3), 12.5);
+  EXPECT_EQ(at(kColumnUlp, 0), 2 * 0x1p-7);
+  EXPECT_EQ(at(kColumnUlpSquare, 1), 2 * 0x1p-12);
+  EXPECT_EQ(at(kColumnProduct, 3), -5);
+  EXPECT_EQ(at(kColumnWeightedSq, 0), 2 * 4 * 0x1p-14);
+  EXPECT_EQ(at(kColumnWeightedUlp, 3), -2 * 0x1p-6);
+  const double nonfinite[kPanel] = {0, 0, 0, 0, 2, 2, 0, 0}, same[kPanel] = {2, 0, 0, 2, 2, 0, 0, 0};
+  const double not_zero[kPanel] = {2, 2, 0, 2, 2, 2, 2, 0};
+  for (int c = 0; c < kPanel; ++c) {
+    EXPECT_EQ(at(kColumnNonfinite, c), nonfinite[c]) << c;
+    EXPECT_EQ(at(kColumnSame, c), same[c]) << c;
+    EXPECT_EQ(at(kColumnNotZero, c), not_zero[c]) << c;
+  }
 }
 
 TEST_P(SimdTest, SmallLoopsEqualPlainLoops) {

@@ -7,17 +7,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bellwether._attention.composed import composed
 from bellwether._kernels.laws import Graded, add_laws, add_shadow
 from bellwether._kernels.memory import HostMemory
 from bellwether._kernels.probe import Sums
 from bellwether._laws.call import GradedCall
 from bellwether._native import c_api
-from bellwether.tools.kernel_backends import Kernel
+from bellwether.tools.kernel_backends import Kernel, kernels
+from bellwether.tools.kernel_cases import Inputs
 
 from planted_kernels import planted
 
-# How a kernel of doctor's list rounds.
-ARITHMETICS = {"torch math": "composed", "torch flash": "accumulated"}
+# How a kernel rounds, if not as fused ones do.  PyTorch's math computes halves in fp32.
+ARITHMETICS = {"written out": "composed", "torch flash": "accumulated"}
 
 
 def planted_kernel(fault: str) -> Kernel:
@@ -28,6 +30,25 @@ def planted_kernel(fault: str) -> Kernel:
         return result
 
     return Kernel(fault or "sound", run, "")
+
+
+def written_out() -> Kernel:
+    """Attention out of matrix products in the tensors' type."""
+
+    def run(inputs: Inputs, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        mask = inputs.mask
+        if inputs.causal:
+            mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril()
+        return composed(q, k, v, scale=inputs.scale, mask=mask)
+
+    return Kernel("written out", run, "")
+
+
+def sound_kernels() -> list[Kernel]:
+    """Of PyTorch, ours, and others that are known to be right, for CPUs."""
+    names = ("torch math", "torch flash", "bellwether fa", "bellwether hp")
+    found = [kernel for kernel in kernels(torch.device("cpu")) if kernel.name in names]
+    return [*found, written_out(), planted_kernel("")]
 
 
 def given(call: GradedCall, arithmetic: str = "fused") -> Graded:

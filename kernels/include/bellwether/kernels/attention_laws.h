@@ -204,7 +204,7 @@ struct AttentionLawsParams {
 // kAccumulated: dk and dv have one more channel, what they become if they are added up in the type,
 // less what they are: head by head of the group and `step` rows at a time.  Their variance has 2 u()
 // of each partial sum.  With a softcap dS, P and C_S are times its slope in dq and dk.
-// float32: the grid is that of TF32, 11 bits.
+// float32: the grid is that of TF32, 11 bits, and the arithmetic always kFused.
 
 // The rows of one tensor: those of o then those of dq, of dk then those of dv.
 enum ShadowStat : int {

@@ -1,0 +1,128 @@
+"""Goal: the shadow check of the kernels library compares as doctor's in fp64 does, finds nothing in
+     sound kernels, and names the tensor that a planted fault is in.
+Method: doctor's shadow check in fp64 torch beside it, on all rows and keys; faults on some.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from bellwether._kernels.probe import ProbeMask, Unsupported, sampled_rows
+from bellwether._laws.call import GradedCall
+from bellwether._laws.judge import Limits
+from bellwether._laws.reference import reference
+from bellwether._laws.shadow import shadow
+from bellwether.tools.kernel_cases import Case, Shape, make
+from bellwether.tools.kernel_check import graded
+
+from graded_calls import ARITHMETICS, given, planted_kernel, shadow_rows, sound_kernels
+from planted_kernels import FAULTS
+
+CPU = torch.device("cpu")
+LIMITS = Limits(10**7)
+TENSORS = ("o", "dq", "dk", "dv")
+EVERY = 1 << 20
+SOUND = sound_kernels()
+
+
+def excess(of: dict[str, Tensor], tensor: str) -> Tensor:
+    return of[f"shadow_{tensor}_rest"] / of[f"shadow_{tensor}_variance"]
+
+
+def over(of: dict[str, Tensor], tensor: str) -> bool:
+    """Whether some head is beyond chance."""
+    degrees = of[f"shadow_{tensor}_variance"].square() / of[f"shadow_{tensor}_variance_sq"]
+    return bool((excess(of, tensor) > LIMITS.excess(degrees)).any())
+
+
+def shadow_of(call: GradedCall, arithmetic: str, rows: int, keys: int) -> dict[str, Tensor]:
+    return shadow_rows(given(call, arithmetic), call.k.shape[1], rows, keys)
+
+
+@pytest.mark.parametrize("values", ["normal", "broad"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_every_row_and_key_gives_what_fp64_does(dtype: torch.dtype, values: str) -> None:
+    for kv_heads, dim, mask in ((4, 32, None), (2, 40, "rows")):
+        shape = Shape(4, kv_heads, dim, dtype, 67, True)
+        for kernel in SOUND:
+            call = graded(kernel, make(Case(values, shape, values=values, mask=mask), CPU))
+            arithmetic = ARITHMETICS.get(kernel.name, "fused")
+            true = shadow(call, reference(call, arithmetic=arithmetic))
+            got = shadow_of(call, arithmetic, 0, EVERY)
+            for name in TENSORS:
+                norms = got[f"shadow_{name}_got_sumsq"] * got[f"shadow_{name}_ref_sumsq"]
+                cosine = got[f"shadow_{name}_dot"] / norms.sqrt()
+                assert torch.allclose(cosine, true[name].cosine[0], atol=1e-6), name
+                want = true[name].excess[0]
+                assert torch.allclose(excess(got, name), want, rtol=3e-2, atol=5e-3), name
+
+
+def test_sampled_rows_and_keys_are_compared_alone() -> None:
+    call = graded(planted_kernel(""), make(Case("normal", Shape(4, 4, 32, torch.float16, 90)), CPU))
+    got = shadow_of(call, "fused", 8, 5)
+    rows = sampled_rows(1, 4, 90, 8, 3)
+    picked = call.o.gather(2, rows[..., None].expand(-1, -1, -1, 32)).double()
+    want = picked.square().sum((0, 2, 3))
+    assert torch.allclose(got["shadow_o_got_sumsq"], want, rtol=1e-6)
+    some, every = got["shadow_dk_got_sumsq"], call.dk.double().square().sum((0, 2, 3))
+    assert bool((some > 0).all() and (some < every).all())
+    without = shadow_of(call, "fused", 8, 0)
+    assert all(float(without[f"shadow_dk_{what}"].sum()) == 0 for what in ("dot", "variance"))
+    assert torch.equal(without["shadow_dq_rest"], got["shadow_dq_rest"])
+
+
+@pytest.mark.parametrize("values", ["normal", "broad", "peaked", "common-mode"])
+def test_sound_kernels_are_within_chance(values: str) -> None:
+    for heads, kv_heads, dim, tokens, causal, mask in (
+        (4, 4, 32, 129, True, None), (2, 1, 256, 80, False, None), (4, 2, 64, 96, True, "rows"),
+    ):  # fmt: skip
+        for dtype in (torch.bfloat16, torch.float16, torch.float32):
+            shape = Shape(heads, kv_heads, dim, dtype, tokens, causal)
+            for kernel in SOUND:
+                call = graded(kernel, make(Case(values, shape, values=values, mask=mask), CPU))
+                got = shadow_of(call, ARITHMETICS.get(kernel.name, "fused"), 16, 8)
+                wrong = [name for name in TENSORS if over(got, name)]
+                assert not wrong, (kernel.name, dtype, {n: excess(got, n) for n in wrong})
+
+
+@pytest.mark.parametrize("fault", [f for f in FAULTS if not f.startswith(("nan", "dv_one"))])
+def test_planted_faults_show_in_their_tensor(fault: str) -> None:
+    case = Case("normal", Shape(4, 4, 64, torch.bfloat16, 320, True), batch=2)
+    got = shadow_of(graded(planted_kernel(fault), make(case, CPU)), "fused", 32, 32)
+    wrong = {name for name in TENSORS if over(got, name)}
+    assert FAULTS[fault][0] in wrong
+    if fault != "p_does_not_add_up":
+        assert wrong == {FAULTS[fault][0]}
+
+
+def test_elements_that_are_not_finite_are_left_out() -> None:
+    case = Case("normal", Shape(4, 4, 64, torch.bfloat16, 70, True))
+    call = graded(planted_kernel("nan_in_a_head_of_dq"), make(case, CPU))
+    got = shadow_of(call, "fused", 0, EVERY)
+    sound = shadow_of(graded(planted_kernel(""), make(case, CPU)), "fused", 0, EVERY)
+    assert all(bool(torch.isfinite(row).all()) for row in got.values())
+    changed = got["shadow_dq_got_sumsq"] != sound["shadow_dq_got_sumsq"]
+    assert changed.tolist() == [False, False, True, False]
+
+
+def test_keys_want_a_mask_of_all_rows() -> None:
+    call = graded(
+        planted_kernel(""), make(Case("normal", Shape(4, 4, 32, torch.bfloat16, 40)), CPU)
+    )
+    tensor = torch.ones(1, 1, 8, 40, dtype=torch.bool)
+    visible = torch.ones(1, 1, 40, dtype=torch.bool)
+    mask = ProbeMask(causal=True, tensor=tensor, by_sample=True, visible=visible)
+    call = dataclasses.replace(call, mask=mask)
+    with pytest.raises(Unsupported, match="keys_per_head is 4, but must be 0 with mask_by_sample"):
+        shadow_of(call, "fused", 8, 4)
+    plain = dataclasses.replace(call, mask=ProbeMask(causal=True))
+    got, want = shadow_of(call, "fused", 8, 0), shadow_of(plain, "fused", 8, 0)
+    assert all(
+        math.isclose(a, b, rel_tol=1e-6)
+        for a, b in zip(got["shadow_dq_rest"], want["shadow_dq_rest"])
+    )
