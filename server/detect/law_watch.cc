@@ -87,7 +87,7 @@ double LawLimits::excess(double degrees) const {
 }
 
 const char* SuspectsOf(uint32_t broken) {
-  if (broken == kA1) return "delta";
+  if (broken == kA1) return "delta, or keys whose dK was not written";
   if (broken == (kA1 | kA4)) return "O";
   if ((broken & kA1) != 0 && (broken & kA3) != 0) return "dK, or keys whose dK was not written";
   if (broken == kA3) return "dQ or dK, by a factor or of exchanged heads";
@@ -130,7 +130,10 @@ void LawWatch::Read(const StepSample& sample) {
       if (!usable) continue;
       const double sigma = std::sqrt(std::max<double>(variance[cell], kSmallest));
       const double explained = std::max<double>(alike[cell], 0);
-      laws_[cell][law] = {.asked = true, .z = largest / sigma, .beyond = std::max(0.0, largest - explained) / sigma};
+      laws_[cell][law] = {.asked = true,
+                          .z = largest / sigma,
+                          .beyond = std::max(0.0, largest - explained) / sigma,
+                          .twice = largest > 2 * explained};
       questions_ += info.projections;
     }
   }
@@ -192,7 +195,7 @@ void LawWatch::Judge(std::vector<Place>* places) {
       }
     }
     // A bias of delta, which healthy kernels have, shows in A1 alone.
-    if (place.laws == kA1 && place.tensors == 0) {
+    if (place.laws == kA1 && place.tensors == 0 && !laws_[cell][0].twice) {
       biased_[cell] |= kA1;
       continue;
     }

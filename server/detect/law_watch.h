@@ -16,7 +16,8 @@
 // broken   (|difference| - alike) / sqrt(variance), or the distance, is beyond what chance gives.
 //          A kernel is at fault: one sample is enough.
 // biased   |difference| / sqrt(variance) is, but roundings that are alike explain it; or it is A1
-//          alone.  Every production kernel does so in broad rows.  It is evidence, no fault.
+//          alone, and less than twice what they explain.  Every production kernel does so in broad rows.  It is
+//          evidence, no fault.
 //
 // Chance.  All questions of a run, however long it is, share one probability of a false alarm, C.
 // The k-th sample has C 6 / (pi^2 k^2) of it, since the sum of 1 / k^2 is pi^2 / 6.  Each of its n
@@ -34,8 +35,8 @@
 // much, and a sum of v_T^2 that is lost below it as d = 1: so numbers that are small make limits
 // wider.
 //
-// A1 alone is no alarm.  Its bias in healthy kernels is tens of sigmas, so that everything would
-// hang on the estimate of alike.
+// A1 alone is broken only where it is also beyond twice alike.  Its bias in healthy kernels is tens
+// of sigmas, so that otherwise everything would hang on how well alike is known from some rows.
 //
 // Not thread-safe.
 
@@ -95,6 +96,7 @@ class LawWatch {
   struct Reading {
     bool asked = false;
     double z = 0, beyond = 0;
+    bool twice = false;  // Beyond twice alike.
   };
 
   void Read(const StepSample& sample);

@@ -88,7 +88,7 @@ constexpr const char* kBuiltinSentences[] = {
     "than rounding and chance explain: critical, from one sample on, at any step. All questions of a run, however "
     "long, "
     "share one probability of a false alarm, {kernel.chance}. A difference that roundings explain which are all alike "
-    "is no alarm, and neither is A1 alone. Such a bias is evidence in the alert of a drift.",
+    "is no alarm, and neither is A1 alone below twice of it. Such a bias is evidence in the alert of a drift.",
 };
 static_assert(std::size(kBuiltinSentences) == kBuiltins);
 

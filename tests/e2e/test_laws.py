@@ -1,7 +1,8 @@
 """Goal: a kernel that breaks a law of attention becomes a critical alert of a real server, from one
 sample, with the ranks' sums judged as one; and a healthy one becomes none.
 
-Method: bellwetherd, and clients of two ranks that push what a kernel's sums are.
+Method: bellwetherd, and clients of two ranks that push what a kernel's sums are; a small model in
+bf16 whose kernel has a planted fault.
 """
 
 from __future__ import annotations
@@ -13,10 +14,14 @@ from pathlib import Path
 from typing import Any, Optional
 
 import pytest
+import torch
+from torch import Tensor, nn
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / room) for room in ("support", "python")]
 from bellwether_process import Server, wait_for
+from planted_kernels import planted
 
+import bellwether
 from bellwether.client import Block, RunClient, RunOptions
 
 LAYERS, HEADS, KV_HEADS = 3, 4, 2
@@ -44,7 +49,9 @@ def sums(**wrong: tuple[int, int, float]) -> list[Block]:
     for law, projections in (("a1", 8), ("a2", 8), ("a3", 1), ("a4", 1)):
         names = [f"law_{law}_{i}" for i in range(projections)] if projections > 1 else [f"law_{law}"]
         found += [block(name, 1.0, KV_HEADS, wrong.get(name)) for name in names]
-        found += [block(f"law_{law}_{what}", value, KV_HEADS) for what, value in (("variance", 1.0), ("alike", 0.0))]
+        for what, value in (("variance", 1.0), ("alike", 0.0)):
+            name = f"law_{law}_{what}"
+            found.append(block(name, value, KV_HEADS, wrong.get(name)))
     for tensor, heads in (("o", HEADS), ("dq", HEADS), ("dk", KV_HEADS), ("dv", KV_HEADS)):
         for what, value in (("dot", 1.0), ("got_sumsq", 1.0), ("ref_sumsq", 1.0), ("rest", 16.0), ("variance", 16.0), ("variance_sq", 16.0)):
             name = f"shadow_{tensor}_{what}"
@@ -140,7 +147,60 @@ def test_a_kernels_nan_is_named_and_not_the_layers_below(server: Server) -> None
 def test_biased_rounding_alone_is_no_alert(server: Server) -> None:
     pair = Pair(server, "biased")
     for step in range(0, 100, 20):
-        blocks = sums(law_a1_0=(1, 0, 80.0), law_a1_3=(1, 0, -80.0))
+        blocks = sums(law_a1_0=(1, 0, 80.0), law_a1_3=(1, 0, -80.0), law_a1_alike=(1, 0, 50.0))
         pair.push(step, blocks, blocks)
     assert pair.alerts() == []
     pair.close()
+
+
+class Core(nn.Module):
+    """A kernel of one's own."""
+
+    def __init__(self, fault: str) -> None:
+        super().__init__()
+        self.function = planted(fault)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return self.function(q, k, v)  # type: ignore[no-any-return]
+
+
+class Attention(nn.Module):
+    def __init__(self, fault: str) -> None:
+        super().__init__()
+        self.num_heads = 4
+        self.q_proj, self.k_proj, self.v_proj, self.out = (nn.Linear(64, 64, bias=False) for _ in range(4))
+        self.core = bellwether.wrap_attention(Core(fault), layout="bhtd")
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (p(x).unflatten(-1, (4, 16)).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj))
+        y: Tensor = self.core(q, k, v)
+        return x + self.out(y.transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("fault, said", [
+    ("", None),
+    ("dq_negated_in_a_head", "layer 1 head 2: law A3 is broken"),
+    ("p_does_not_add_up", "dV, or P of the backward pass"),
+    ("nan_in_a_head_of_dq", "layer 1 head 2: dQ, as the kernel returned it from a finite dO"),
+])  # fmt: skip
+def test_a_fault_in_a_watched_jobs_kernel_is_told(server: Server, fault: str, said: Optional[str]) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(*(Attention(fault if layer == 1 else "") for layer in range(3))).to(torch.bfloat16)
+    for p in net.parameters():
+        p.data.mul_(2)
+    monitor = bellwether.attach(net, server=server.grpc, run="job", every=1, rows=0, overhead_budget=1e9)
+    for step in range(3):
+        x = torch.randn(2, 40, 64, generator=torch.Generator().manual_seed(step)).to(torch.bfloat16)
+        loss = net(x.requires_grad_()).float().square().mean()
+        loss.backward()
+        monitor.step(loss=float(loss.detach()))
+        net.zero_grad()
+    assert monitor.flush(20)
+    monitor.detach()
+    wait_for("all is judged", lambda: server.call("GetRun", run="job")["step"] == "2")
+    told = [alert["last"] for alert in server.call("ListAlerts", run="job")["alerts"]]
+    if said is None:
+        assert told == []
+        return
+    assert any(said in alert["summary"] and alert["cause"] == "faulty kernel" for alert in told), told
+    assert told[-1]["first_step"] == "0"

@@ -91,7 +91,8 @@ TEST(LawWatchTest, BrokenLawsNameTheirSet) {
   const struct {
     std::vector<int> laws;
     const char* set;
-  } cases[] = {{{3}, "leaves dQ or dK, by a factor or of exchanged heads"},
+  } cases[] = {{{1}, "leaves delta"},
+               {{3}, "leaves dQ or dK, by a factor or of exchanged heads"},
                {{1, 4}, "leaves O"},
                {{1, 3}, "leaves dK, or keys whose dK was not written"},
                {{2}, "leaves dV, or P of the backward pass"},
@@ -117,7 +118,6 @@ TEST(LawWatchTest, BrokenLawsNameTheirSet) {
     EXPECT_EQ(found[0].fact_count, static_cast<int32_t>(c.laws.size()));
     EXPECT_NEAR(found[0].facts[0].value, 40, 1e-3);
   }
-  EXPECT_STREQ(SuspectsOf(1), "delta");
 }
 
 TEST(LawWatchTest, TheShadowCheckNamesTheTensorAndTheHead) {
@@ -159,7 +159,7 @@ TEST(LawWatchTest, RoundingsThatAreAlikeAreEvidenceAndNoAlarm) {
   StepSample sample = Lawful();
   // As flash attention in broad rows: A1 in every projection, beyond what is known of it, too.
   for (int i = 0; i < 8; ++i) Break(&sample, LawSignal(SignalId::kLawA10, i), 70);
-  Explain(&sample, 1, 30);
+  Explain(&sample, 1, 40);
   Break(&sample, SignalId::kLawA4, 20);
   Explain(&sample, 4, 19);
   LawWatch watch{KernelOptions{}};

@@ -794,6 +794,7 @@ TEST(RunJudgeTest, ADriftSaysThatTheKernelsRoundingIsBiased) {
     if (sample.has(SignalId::kRows)) {
       AddHealthyLaws(&sample);
       sample.Add(SignalId::kLawA10)[2 * 4 + 1] = 2 * 63;
+      sample.Add(SignalId::kLawA1Alike)[2 * 4 + 1] = 2 * 40;
     }
     judge.Observe(sample, &out);
   }
