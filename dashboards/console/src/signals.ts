@@ -63,7 +63,8 @@ export const runSignals: Signal[] = [
 export const causalNames = ['drift_ratio', 'key_leak', 'tied_fraction_bf16', 'delta_bias_t', 'wq_sigma', 'logit_max', 'entropy_ratio'];
 
 /** Evidence only. */
-const otherLabels: Record<string, string> = { hook_overhead: 'Hook overhead', silent_ranks: 'Silent ranks' };
+const otherLabels: Record<string, string> = { hook_overhead: 'Hook overhead', silent_ranks: 'Silent ranks',
+  law_a1_z: 'Law A1, z', law_a2_z: 'Law A2, z' };
 
 export function findSignal(name: string): Signal {
   return [...headSignals, ...runSignals].find((s) => s.name === name) ?? { name, label: otherLabels[name] ?? name,
