@@ -272,7 +272,7 @@ class Taps:
         self, plan: Plan, args: list[Any], kwargs: dict[str, Any]
     ) -> tuple[list[Any], dict[str, Any]]:
         """Those that the call is made with; the plan's tensors become those that it sees."""
-        for place in plan.qkv:
+        for place in reversed(plan.qkv):  # As autocast does: kernels are made in that order.
             old = new = plan.tensors[place]
             if plan.cast is not None:
                 new = _inline(self._tx, compiled_taps.cast_to, new, _constant(plan.cast))

@@ -93,7 +93,7 @@ def _plan(
 def _behind_taps(mark: Tensor, site: int, args: tuple[Any, ...], plan: Plan) -> Met:
     """args  those of the call: q, k, v, ..."""
     tensors: list[Tensor] = list(plan.tensors)
-    for place in plan.qkv:
+    for place in reversed(plan.qkv):  # As autocast does: kernels are made in that order.
         if plan.cast is not None:
             tensors[place] = compiled_taps.cast_to(tensors[place], plan.cast)
         if place == plan.keys:
