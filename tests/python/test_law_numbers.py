@@ -31,7 +31,6 @@ from test_law_calls import (
 from torch import Tensor, nn
 
 import bellwether
-from bellwether._hook.layer.law_calls import COMPARED
 from bellwether._kernels import laws
 from bellwether._laws.attention import row_weights
 from bellwether._laws.call import GradedCall
@@ -76,15 +75,6 @@ def expected(call: GradedCall) -> Sums:
         squares = t.double().square().sum((0, 2, 3))
         found[f"{name}_sumsq"] = squares, squares
         found[f"{name}_nonfinite"] = torch.zeros_like(squares), torch.ones_like(squares)
-    known = reference(call)
-    for name, exact in (("o", known.o.exact), ("dq", known.dq.exact)):
-        got, exact = getattr(call, name).double(), exact.flatten(1, 2)
-        for part, value in (
-            ("dot", got * exact),
-            ("got_sumsq", got * got),
-            ("ref_sumsq", exact**2),
-        ):
-            found[f"shadow_{name}_{part}"] = value.sum((0, 2, 3)), value.abs().sum((0, 2, 3))
     return found
 
 
@@ -125,12 +115,8 @@ def test_the_sums_are_those_of_fp64(
     attend: Attend, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = watched(made(**KINDS[kind], attend=attend), tmp_path, monkeypatch)
-    with_weights = attend.__name__ == "written_out"
     for layer, of in enumerate(reversed(run.calls)):
         for signal, (value, size) in expected(call_of(of)).items():
-            if signal.startswith("shadow_") and (with_weights or not COMPARED):
-                assert signal not in run.sent
-                continue
             sent = torch.from_numpy(run.sent[signal][layer].astype(np.float64))
             assert ((sent - value).abs() <= 1e-5 * size).all(), signal
         assert (run.sent["law_rows_left_out"][layer] == 0).all()
@@ -202,6 +188,18 @@ def test_a_planted_fault_is_beyond_rounding(
     assert max(z_of(lower).values()) < LIMIT.z
 
 
+def test_a_fault_that_sums_cancel_is_seen_beside_the_reference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = watched(custom("dq_two_percent_large"), tmp_path, monkeypatch, steps=2)
+    rest, variance, squares = (
+        run.sent[f"shadow_dq_{part}"] for part in ("rest", "variance", "variance_sq")
+    )
+    excess = rest / variance
+    limit = LIMIT.excess(torch.from_numpy(variance.astype(np.float64) ** 2 / squares)).numpy()
+    assert excess[1, 3] > limit[1, 3] and (excess[1, :3] < limit[1, :3]).all()
+
+
 def test_elements_that_are_not_finite_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,6 +208,29 @@ def test_elements_that_are_not_finite_are_counted(
     assert run.sent["do_nonfinite"][1].tolist() == [0] * HEADS
     assert np.isnan(run.sent["law_a3"][1, 2])
     assert run.sent["do_nonfinite"][0].sum() > 0  # It goes on to the layers below.
+
+
+def test_one_layer_of_each_sample_is_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for steps, layer in ((2, 1), (3, 0)):
+        path = tmp_path / str(steps)
+        path.mkdir()
+        run = watched(made(), path, monkeypatch, steps)
+        call = call_of(run.calls[1 - layer])
+        known = reference(call, arithmetic="accumulated")
+        for tensor in ("o", "dq", "dk", "dv"):
+            parts = ("got_sumsq", "rest", "variance")
+            squares, rest, variance = (run.sent[f"shadow_{tensor}_{part}"] for part in parts)
+            assert np.isnan(squares[1 - layer]).all() and (rest[layer] < 10 * variance[layer]).all()
+        for name, exact in (("o", known.o.exact), ("dq", known.dq.exact)):
+            got, exact = getattr(call, name).double(), exact.flatten(1, 2)
+            for part, value in (
+                ("dot", got * exact), ("got_sumsq", got * got), ("ref_sumsq", exact * exact),
+            ):  # fmt: skip
+                sent = torch.from_numpy(run.sent[f"shadow_{name}_{part}"][layer].astype(np.float64))
+                difference = (sent - value.sum((0, 2, 3))).abs()
+                assert (difference <= 1e-5 * value.abs().sum((0, 2, 3))).all(), (name, part)
 
 
 def test_the_loss_scale_is_taken_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,8 +60,8 @@ class Sampling(Protocol):
 
     def row_seed(self, layer: int) -> int: ...
 
-    def compares_keys(self, layer: int) -> bool:
-        """Whether it is the turn of this layer to have dk and dv compared to a reference."""
+    def compares(self, layer: int) -> bool:
+        """Whether it is the turn of this layer to be compared to a reference."""
 
     def weights_in_backward(self) -> bool:
         """Whether the weights are whole only while gradients are computed."""

@@ -128,7 +128,7 @@ class Steps:
         step = 0 if capturing() else self._step_seed()
         return (step + layer) & _SEED_MASK
 
-    def compares_keys(self, layer: int) -> bool:
+    def compares(self, layer: int) -> bool:
         """One layer in each sample."""
         count = sum(other.index >= 0 for other in self.layers)
         return count > 0 and self.reporter.samples % count == layer

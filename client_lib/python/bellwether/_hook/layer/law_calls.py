@@ -24,7 +24,7 @@ from .seen_calls import SeenCalls
 from .taps import same_place
 
 DEVICES = frozenset({"cpu"})  # Those of which the library has the laws, ...
-COMPARED = frozenset[str]()  # ... and the shadow check.
+COMPARED = frozenset({"cpu"})  # ... and the shadow check.
 # Kernels that round the scores, too, as matrix products in the type do; and those that keep dk and
 # dv in the type.  All others round as fused kernels are known to.
 _COMPOSED = frozenset(
@@ -96,8 +96,11 @@ class Given:
         """How many the laws take.  A mask of the sampled rows alone is one of all of those."""
         return self.rows if self.mask.by_sample else min(self.rows, ROWS_MAX)
 
-    def scores(self) -> int:
-        return self.q.shape[0] * self.q.shape[1] * self.q.shape[2] * self.k.shape[2]
+    def keys(self) -> int:
+        """How many of each head are compared to a reference: it costs as all rows do."""
+        scores = self.q.shape[0] * self.q.shape[1] * self.q.shape[2] * self.k.shape[2]
+        few = scores <= KEY_SCORES_MAX[self.q.device.type]
+        return KEYS if few and not self.mask.by_sample else 0
 
 
 @dataclasses.dataclass
@@ -201,13 +204,6 @@ class LawCalls:
         sums = self._seen.sums
         assert sums is not None
         laws.add_laws(sums, call, rows=given.law_rows(), seed=given.seed)
-        if given.q.device.type in COMPARED and not asked.weights_go_on:
-            keys = 0 if given.mask.by_sample else self._keys(given)
-            laws.add_shadow(sums, call, rows=given.rows, keys=keys, seed=given.seed)
-
-    def _keys(self, given: Given) -> int:
-        """How many keys of each head are compared: it costs as all rows do, so that in each sample
-        it is another layer's turn."""
-        if not self._host.compares_keys(self.index):
-            return 0
-        return KEYS if given.scores() <= KEY_SCORES_MAX[given.q.device.type] else 0
+        compared = given.q.device.type in COMPARED and not asked.weights_go_on
+        if compared and self._host.compares(self.index):
+            laws.add_shadow(sums, call, rows=given.law_rows(), keys=given.keys(), seed=given.seed)
