@@ -18,6 +18,7 @@ from typing import Any, Optional
 
 import pytest
 import torch
+import torch._dynamo
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch import distributed as dist
@@ -600,6 +601,16 @@ def test_compiled_models_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linears, "compiles", lambda model: True)
     found.begin_step(True)
     assert found.not_measured == linears.COMPILED and not found._taps._taps
+
+
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_compiled_code_is_seen(fullgraph: bool) -> None:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    layer = nn.Linear(8, 8)
+    assert not linears.compiles(layer)
+    torch.compile(layer.forward, backend="eager", fullgraph=fullgraph)(torch.ones(1, 8))
+    assert linears.compiles(layer)
 
 
 def test_z_is_a_number_of_standard_deviations() -> None:

@@ -32,13 +32,13 @@ POWERS = {
     "key_gradient_sum": 1,
 }
 for _name in STATS["laws"]:
-    if _name.endswith("_nonfinite") or _name.startswith("shadow_d"):
+    if _name.endswith("_nonfinite") or _name.startswith("shadow_"):
         # Of the shadow check only ratios mean something; squares of the smallest would leave a
-        # float's range.
+        # float's range.  o holds no gradient.
         POWERS[_name] = 0
     elif _name.endswith(("_variance", "_sumsq")):
         POWERS[_name] = 2
-    elif not _name.startswith("shadow_") and _name != "law_rows_left_out":
+    elif _name != "law_rows_left_out":
         POWERS[_name] = 1
 
 _lock = threading.Lock()

@@ -67,7 +67,8 @@ def compiles(model: nn.Module) -> bool:
     """Whether torch.compile is at work in this process: hooks would be traced, or compile what is
     there anew."""
     counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", None)
-    if counters is not None and counters["frames"]["total"] > 0:
+    # Frames are not counted with fullgraph=True, graphs not where each frame breaks at once.
+    if counters and (counters["frames"]["total"] or counters["stats"]["unique_graphs"]):
         return True
     return any(
         getattr(m, "_compiled_call_impl", None) is not None or hasattr(m, "_orig_mod")
