@@ -173,7 +173,7 @@ __global__ void __launch_bounds__(kLawThreads) LawOfRowsKernel(const __grid_cons
     a4_p.Add(p_error_of_dp, size[kSizeDo]);
     if (p.sinks != nullptr) {
       sink_a1 += q8 * exact * (1 - weight);  // sum_j dS_Tj
-      sink_a2 += o8 * weight;  // By itself: where a sink takes all there is exactly nothing.
+      sink_a2 += o8 * weight;                // By itself: where a sink takes all there is exactly nothing.
     }
   }
   double* const to = of_warps[warp];
