@@ -30,7 +30,7 @@ from .._native import c_api
 TURNS_MAX = 50
 HELD_BYTES_MAX = 256 << 20  # Outputs kept from a sampled step's forward to its backward.
 LEFT_OUT_MAX = 64  # Reasons that are remembered.
-# Until the null distribution has been measured on GPUs.
+# Until its cost has been measured on GPUs; z of healthy layers was: docs/concepts/laws.md.
 ON_GPUS = False
 
 COMPILED = "the model, or a part of it, is compiled"
