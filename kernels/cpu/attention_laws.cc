@@ -480,6 +480,9 @@ class Alike {
   double up_ = 0, down_ = 0, square_error_ = 0;
 };
 
+// NaN is the largest: what is not known must not look like little.
+double Larger(double a, double b) { return std::isnan(b) || b > a ? b : a; }
+
 void AddTo(const LawOutputs& to, int stat, int64_t kv_head, double value) {
   float& out = to.kv_out[stat * to.kv_stat_stride + kv_head];
   out = static_cast<float>(static_cast<double>(out) + value);
@@ -506,8 +509,8 @@ void StoreLaws(const ProbeParams& p, const LawOutputs& to, int64_t kv_head, cons
     a2.AddBothWays(sums.a2_doubtful[i]);
     alike[0] = std::max(alike[0], a1.Size());
     alike[1] = std::max(alike[1], a2.Size());
-    inside[0] = std::max(inside[0], sums.Variance(kA1Inside + i));
-    inside[1] = std::max(inside[1], sums.Variance(kA2Inside + i));
+    inside[0] = Larger(inside[0], sums.Variance(kA1Inside + i));
+    inside[1] = Larger(inside[1], sums.Variance(kA2Inside + i));
   }
   if (HasA1(p)) StoreVectorLaw(to, kv_head, sums.a1, 0, sums.results[0] + inside[0], alike[0], sums.a1_untold);
   if (HasA2(p)) StoreVectorLaw(to, kv_head, sums.a2, 1, sums.results[1] + inside[1], alike[1], sums.a24_untold);

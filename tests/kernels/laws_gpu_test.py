@@ -160,6 +160,11 @@ def assert_equal_laws(lib: Lib, call: Graded, what: str, arithmetic: int = 0) ->
             near(label, gpu[name], want, 0)
         elif name in ("a3", "a4") or name[:3] in ("a1_", "a2_") and of.isdigit():
             near(label, gpu[name], want, 1e-5, 0.02 * bar_of(cpu, name))
+        elif of == "variance" and name == "a1_variance" and what.startswith("large sinks"):
+            # A P below fp32's least is 0 on a GPU, and nothing of it is rounded.  In fp64 it is
+            # a subnormal number of fp16.
+            near(label, gpu[name], want, 5e-3, want)
+            assert bool((gpu[name] <= 1.005 * want).all()), (label, gpu[name], want)
         elif of == "variance":
             near(label, gpu[name], want, 5e-3)
         elif of == "alike":

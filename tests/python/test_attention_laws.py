@@ -216,3 +216,13 @@ def test_calls_that_do_not_fit_are_refused() -> None:
         laws_rows(dataclasses.replace(given(call), dk=call.dk.float()), 4, rows=4)
     with pytest.raises(KernelError, match="bw_attention_laws: scale is 0, but must be"):
         laws_rows(dataclasses.replace(given(call), scale=0.0), 4, rows=4)
+
+
+def test_variances_are_unknown_beside_a_nan_in_do() -> None:
+    call = sound(Case("normal", Shape(4, 4, 64, torch.bfloat16, 70, True)))
+    d_o = call.d_o.clone()
+    d_o[0, 1, 5, 3] = torch.nan
+    got = laws_rows(given(dataclasses.replace(call, d_o=d_o)), 4, rows=16)
+    for law in ("a1", "a2", "a4"):
+        unknown = torch.isnan(got[f"law_{law}_variance"]).tolist()
+        assert unknown == [False, True, False, False], law
