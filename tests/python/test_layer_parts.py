@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from bellwether._hook.calls import sdpa_call
 from bellwether._hook.calls.call import AttentionCall
+from bellwether._hook.law_turns import LawTurn
 from bellwether._hook.layer.gradients import Gradients
 from bellwether._hook.layer.kept import Kept, tensors_of
 from bellwether._hook.layer.law_calls import LawCalls
@@ -73,6 +74,9 @@ class Host:
 
     def row_seed(self, layer: int) -> int:
         return layer
+
+    def law_turn(self, layer: int, device: str) -> LawTurn:
+        return LawTurn(True)
 
     def weights_in_backward(self) -> bool:
         return False

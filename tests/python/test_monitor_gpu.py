@@ -19,6 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import bellwether
 from bellwether._hook.compiled.compiled_taps import TORCH_MIN
+from bellwether.settings import STATS
 
 from gpu import LACKS, SKIPPED
 from models import Attention, Model, Shape, batch
@@ -133,7 +134,7 @@ def test_compiled_blocks_tell_what_eager_ones_tell(tmp_path: Path) -> None:
         torch.use_deterministic_algorithms(False)
     eager, compiled = found
     for step in range(9):
-        assert compiled[step].keys() == eager[step].keys()
+        assert compiled[step].keys() == eager[step].keys() - set(STATS["laws"])
         assert ("rows" in eager[step]) == (step % 4 == 0)
     for signal in ("rows", "common_mode_sum", "spread_sum", "key_gradient_sum", "wq_sigma"):
         assert np.allclose(compiled[8][signal], eager[8][signal], rtol=3e-2), signal
@@ -156,6 +157,48 @@ def test_the_run_is_the_same_bit_for_bit(rows: int, tmp_path: Path) -> None:
     finally:
         torch.use_deterministic_algorithms(False)
     assert watched == alone
+
+
+@pytest.mark.parametrize("law_layers", [None, 2])
+def test_the_laws_arrive_and_hold(law_layers: Optional[int], tmp_path: Path) -> None:
+    torch.use_deterministic_algorithms(True)
+    try:
+        alone = [float(job.step(i)) for job in [Job()] for i in range(12)]
+        job, watched = Job(), []
+        settings = bellwether.Settings(law_layers=law_layers)
+        how = {"every": 1, "overhead_budget": 1e9, "settings": settings}
+        with watch(job, tmp_path / "a.bwrun", **how) as monitor:
+            for number in range(12):
+                watched.append(job.step(number))
+                monitor.step()
+            assert monitor.flush(20)
+            status = monitor.status()
+            assert status["errors"] == 0, status["last_error"]
+            assert not any(layer["without_laws"] for layer in status["layers"]), status["layers"]
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert [float(loss) for loss in watched] == alone
+    asked = compared = 0
+    for number, sent in Recording(tmp_path / "a.bwrun").steps().items():
+        if "law_a3" not in sent:
+            continue
+        for layer in range(SHAPE.layers):
+            names = [name for name in STATS["laws"] if name in sent]
+            of = {name: sent[name][layer].astype(np.float64) for name in names}
+            if np.isnan(of["law_a3"]).all():
+                continue
+            asked += 1
+            for law in ("a1", "a2", "a3", "a4"):
+                alike = of.get(f"law_{law}_alike", 0.0)
+                rows = {f"law_{law}", *(f"law_{law}_{i}" for i in range(8))}
+                for name in rows & of.keys():
+                    z = (abs(of[name]) - alike) / np.sqrt(of[f"law_{law}_variance"])
+                    assert (z < 6.5).all(), (number, layer, name, z)
+            assert all((of[f"{name}_nonfinite"] == 0).all() for name in ("do", "dq", "dk", "dv"))
+            if "shadow_dq_rest" in of and not np.isnan(of["shadow_dq_rest"]).all():
+                compared += 1
+                assert (of["shadow_dq_rest"] < 10 * of["shadow_dq_variance"]).all()
+    assert asked >= (9 if law_layers is None else 18) and compared >= 9
 
 
 def test_the_price_on_the_gpu_is_measured(tmp_path: Path) -> None:
@@ -232,8 +275,9 @@ def test_a_cuda_graph_tells_what_eager_steps_tell(rows: int, tmp_path: Path) -> 
     assert sorted(graph) == sorted(eager) == list(range(14))
     for step, signals in eager.items():
         assert ("rows" in signals) == (step % 4 == 0)
-        assert graph[step].keys() == signals.keys(), step
-        for signal in set(signals) - {"step_seconds", "hook_seconds"}:
+        told = signals.keys() - set(STATS["laws"])  # Graphs are not asked about them.
+        assert graph[step].keys() - set(STATS["laws"]) == told, step
+        for signal in told - {"step_seconds", "hook_seconds"}:
             want, got = signals[signal], graph[step][signal]
             finite = abs(want[want == want])
             slack = 2.0 if "_rows" in signal else 2e-2 * float(finite.max(initial=1e-6))

@@ -88,6 +88,9 @@ class Settings:
     microbatches: str = "first"  # or "all": which micro-batches of a sampled step
     layers: Optional[str] = None  # Regular expression on module names; None = all.
     stats: frozenset[str] = frozenset(STATS)
+    # Layers that are asked about the laws of attention in a sample, in turn; None = all of them on
+    # CPUs, on GPUs one in eight.
+    law_layers: Optional[int] = None
     gram_bytes: int = 68 << 10  # Of Gram matrices, on average a sampled step; 0 = none.
     ranks: str = "dp0"  # or "all"
     overhead_budget: float = 0.005  # Share of the step time; above it the period grows.
@@ -131,6 +134,7 @@ _ENVIRONMENT = {
     "microbatches": "BELLWETHER_MICROBATCHES",
     "layers": "BELLWETHER_LAYERS",
     "stats": "BELLWETHER_STATS",
+    "law_layers": "BELLWETHER_LAW_LAYERS",
     "gram_bytes": "BELLWETHER_GRAM_BYTES",
     "ranks": "BELLWETHER_RANKS",
     "overhead_budget": "BELLWETHER_OVERHEAD_BUDGET",
@@ -206,6 +210,7 @@ _CONVERT: dict[str, Callable[[Any], Any]] = {
     "every": _at_least(1, STEP_MAX),
     "rows": _at_least(0, _COUNT_MAX),
     "sequences": _at_least(0, _COUNT_MAX),
+    "law_layers": _at_least(1, _COUNT_MAX),
     "gram_bytes": _at_least(0, 1 << 40),
     "spool_bytes": _at_least(*SPOOL_BYTES),
     "spool_dir": lambda value: os.path.expanduser(str(value)),

@@ -19,6 +19,7 @@ from ..settings import Settings
 from .calls.call import CallRead, Met
 from .calls.call_sites import Forward
 from .capturing import Capture
+from .law_turns import LawTurn
 
 
 class Devices(Protocol):
@@ -60,8 +61,8 @@ class Sampling(Protocol):
 
     def row_seed(self, layer: int) -> int: ...
 
-    def compares(self, layer: int) -> bool:
-        """Whether it is the turn of this layer to be compared to a reference."""
+    def law_turn(self, layer: int, device: str) -> LawTurn:
+        """Whether it is the turn of this layer to be asked about its laws; device  its type"""
 
     def weights_in_backward(self) -> bool:
         """Whether the weights are whole only while gradients are computed."""

@@ -22,8 +22,8 @@ ARITHMETICS = {
     "accumulated": c_api.LAW_ACCUMULATED,
 }
 LAWS = ("a1", "a2", "a3", "a4")
-# Whether calls on a GPU are measured: once tests/kernels/laws_gpu_test.py has passed on one.
-ON_GPUS = False
+# Whether calls on a GPU are measured.
+ON_GPUS = True
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -18,6 +18,7 @@ from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from .._hook.capturing import Capture
+from .._hook.law_turns import KEYS_EVERY, SHARE_ON_GPUS, LawTurn, law_turn
 from .._hook.layer import mask_parts
 from .._hook.layer.layer import Layer
 from .._hook.model.parallel import Parallel
@@ -128,10 +129,16 @@ class Steps:
         step = 0 if capturing() else self._step_seed()
         return (step + layer) & _SEED_MASK
 
-    def compares(self, layer: int) -> bool:
-        """One layer in each sample."""
+    def law_turn(self, layer: int, device: str) -> LawTurn:
+        """On CPUs all layers in each sample, on GPUs some, unless the settings say how many."""
         count = sum(other.index >= 0 for other in self.layers)
-        return count > 0 and self.reporter.samples % count == layer
+        on_gpu, at_once = device != "cpu", self.settings.law_layers
+        if at_once is None:
+            if not on_gpu and layer < 0:
+                return LawTurn(True)
+            at_once = max(count // SHARE_ON_GPUS, 1) if on_gpu else max(count, 1)
+        every = KEYS_EVERY if on_gpu else 1
+        return law_turn(layer, count, self.reporter.samples, at_once, every)
 
     def _step_seed(self) -> int:
         return (self._number * 0x9E3779B97F4A7C15) & _SEED_MASK

@@ -23,8 +23,8 @@ from .notes import Notes
 from .seen_calls import SeenCalls
 from .taps import same_place
 
-DEVICES = frozenset({"cpu"})  # Those of which the library has the laws, ...
-COMPARED = frozenset({"cpu"})  # ... and the shadow check.
+# Those of which the library has the laws and the shadow check.
+DEVICES = frozenset({"cpu", "cuda"}) if laws.ON_GPUS else frozenset({"cpu"})
 # Kernels that round the scores, too, as matrix products in the type do; and those that keep dk and
 # dv in the type.  All others round as fused kernels are known to.
 _COMPOSED = frozenset(
@@ -133,6 +133,8 @@ class LawCalls:
         if lacking is not None:
             self.lacks.add(lacking)
             return None
+        if self._host.capture is None and not self._host.law_turn(self.index, device).asked:
+            return None
         return Asked(
             arithmetic_of(call.kernel(), device), frozenset(groups(call)), call.weights_go_on,
             call.others,
@@ -201,9 +203,12 @@ class LawCalls:
         )  # fmt: skip
         if self._host.capture is not None and not asked.weights_go_on:
             self._host.capture.offer(lambda: self.index, call, self._seen.kernel)
+        turn = self._host.law_turn(self.index, given.q.device.type)
+        if not turn.asked:
+            return
         sums = self._seen.sums
         assert sums is not None
         laws.add_laws(sums, call, rows=given.law_rows(), seed=given.seed)
-        compared = given.q.device.type in COMPARED and not asked.weights_go_on
-        if compared and self._host.compares(self.index):
-            laws.add_shadow(sums, call, rows=given.law_rows(), keys=given.keys(), seed=given.seed)
+        if turn.compared and not asked.weights_go_on:
+            keys = given.keys() if turn.with_keys else 0
+            laws.add_shadow(sums, call, rows=given.law_rows(), keys=keys, seed=given.seed)
