@@ -58,13 +58,13 @@ def without_threshold(expr: str) -> str:
 @contextmanager
 def breaking(server: Server) -> Iterator[None]:
     """A run of two ranks whose rounding ties, whose hook is slow and whose ranks disagree; its
-    gradients jump, its loss is no number, and one rank falls silent: six of the server's rules."""
+    gradients jump, its kernel breaks a law, its loss is no number, and one rank falls silent: seven of the server's rules."""
     without = ("key_leak_sum", "key_gradient_sum")
     with Trainer(server, "breaks", without, rank=0, world=2) as talker, Trainer(server, "breaks", without, rank=1, world=2) as other:
         while other.step < 1600:
             grad_norm = 1.0 if other.step < 1500 else 100.0
             for trainer, wq_sigma in ((talker, 2.0), (other, 3.0)):
-                trainer.report(tied_rows_bf16=950.0, hook_seconds=0.005, wq_sigma=wq_sigma, grad_norm=grad_norm)
+                trainer.report(tied_rows_bf16=950.0, hook_seconds=0.005, wq_sigma=wq_sigma, grad_norm=grad_norm, law_a3=100.0)
         talker.report(loss=math.nan)
         yield
 
@@ -162,7 +162,7 @@ def test_every_rule_has_data_and_server_alerts_fire(scraped: tuple[Prometheus, T
     for absent in ("BellwetherCertificateExpiring", "BellwetherDatabaseAway"):
         del queries[absent]
     concluded = {name for name, expr in queries.items() if "bellwether_alert_active" in expr}
-    assert len(queries) > 15 and len(concluded) == 11
+    assert len(queries) > 15 and len(concluded) == 12
 
     def quiet() -> dict[str, str]:
         firing = {alert["labels"]["alertname"] for alert in prometheus.get("alerts")["alerts"] if alert["state"] == "firing"}

@@ -31,6 +31,7 @@ from test_law_calls import (
 from torch import Tensor, nn
 
 import bellwether
+from bellwether._hook.layer import law_calls
 from bellwether._kernels import laws
 from bellwether._laws.attention import row_weights
 from bellwether._laws.call import GradedCall
@@ -191,6 +192,7 @@ def test_a_planted_fault_is_beyond_rounding(
 def test_a_fault_that_sums_cancel_is_seen_beside_the_reference(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(law_calls, "_UNSURE", frozenset())  # It rounds as it is taken to.
     run = watched(custom("dq_two_percent_large"), tmp_path, monkeypatch, steps=2)
     rest, variance, squares = (
         run.sent[f"shadow_dq_{part}"] for part in ("rest", "variance", "variance_sq")
@@ -198,6 +200,13 @@ def test_a_fault_that_sums_cancel_is_seen_beside_the_reference(
     excess = rest / variance
     limit = LIMIT.excess(torch.from_numpy(variance.astype(np.float64) ** 2 / squares)).numpy()
     assert excess[1, 3] > limit[1, 3] and (excess[1, :3] < limit[1, :3]).all()
+
+
+def test_a_kernel_of_unknown_rounding_is_not_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = watched(custom(""), tmp_path, monkeypatch, steps=2)
+    assert "shadow_dq_rest" not in run.sent and np.isfinite(run.sent["law_a3"]).all()
 
 
 def test_elements_that_are_not_finite_are_counted(

@@ -11,6 +11,7 @@ whose readers say what ours computes instead (call.Ours).
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Optional
 
@@ -126,7 +127,11 @@ def function_in_mode(
         def run(q: Tensor, k: Tensor, v: Tensor) -> Any:
             return serving.compute(mode, dataclasses.replace(call, q=q, k=k, v=v))
 
-        return dataclasses.replace(call, run=run)
+        if serving.lacks(call) is not None:  # It stays as it is.
+            return dataclasses.replace(call, run=run)
+        return dataclasses.replace(
+            call, run=run, kernel=functools.partial(str, f"bellwether {mode}")
+        )
 
     def computed(*args: Any, **kwargs: Any) -> Any:
         call = read(function, args, kwargs)

@@ -29,6 +29,8 @@ class Asked:
     gradients: frozenset[str]
     # The probabilities may be used elsewhere: dq and dk are then more than the output's.
     weights_go_on: bool = False
+    # The arithmetic is known, so that a tensor can be compared to what it should be.
+    arithmetic_is_sure: bool = True
     # What the scores went into besides the softmax; it may grow until the forward is over.
     others: Sequence[str] = ()
 
