@@ -57,8 +57,8 @@ def without_threshold(expr: str) -> str:
 
 @contextmanager
 def breaking(server: Server) -> Iterator[None]:
-    """A run of two ranks whose rounding ties, whose hook is slow and whose ranks disagree; its
-    gradients jump, its kernel breaks a law, its loss is no number, and one rank falls silent: seven of the server's rules."""
+    """A run of two ranks whose rounding ties, whose hook is slow, whose kernel breaks a law and whose
+    ranks disagree.  Its gradients jump, its loss is no number, and one rank falls silent."""
     without = ("key_leak_sum", "key_gradient_sum")
     with Trainer(server, "breaks", without, rank=0, world=2) as talker, Trainer(server, "breaks", without, rank=1, world=2) as other:
         while other.step < 1600:

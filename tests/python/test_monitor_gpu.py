@@ -19,6 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import bellwether
 from bellwether._hook.compiled.compiled_taps import TORCH_MIN
+from bellwether._kernels import laws
 from bellwether.settings import STATS
 
 from gpu import LACKS, SKIPPED
@@ -159,6 +160,7 @@ def test_the_run_is_the_same_bit_for_bit(rows: int, tmp_path: Path) -> None:
     assert watched == alone
 
 
+@pytest.mark.skipif(not laws.ON_GPUS, reason="the laws are switched off on GPUs")
 @pytest.mark.parametrize("law_layers", [None, 2])
 def test_the_laws_arrive_and_hold(law_layers: Optional[int], tmp_path: Path) -> None:
     torch.use_deterministic_algorithms(True)

@@ -129,9 +129,8 @@ def function_in_mode(
 
         if serving.lacks(call) is not None:  # It stays as it is.
             return dataclasses.replace(call, run=run)
-        return dataclasses.replace(
-            call, run=run, kernel=functools.partial(str, f"bellwether {mode}")
-        )
+        ours = functools.partial(str, f"bellwether {mode}")
+        return dataclasses.replace(call, run=run, kernel=ours)
 
     def computed(*args: Any, **kwargs: Any) -> Any:
         call = read(function, args, kwargs)

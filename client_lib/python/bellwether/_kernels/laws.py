@@ -22,8 +22,8 @@ ARITHMETICS = {
     "accumulated": c_api.LAW_ACCUMULATED,
 }
 LAWS = ("a1", "a2", "a3", "a4")
-# Whether calls on a GPU are measured.
-ON_GPUS = True
+# Not yet: sound kernels of fp16 without a loss scale break the laws there (docs/concepts/laws.md).
+ON_GPUS = False
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
