@@ -277,7 +277,7 @@ def test_the_same_is_told_by_what_inductor_writes(name: str, tmp_path: Path) -> 
     assert all(torch.equal(a, b) for a, b in zip(plain.bits, got.bits))
     want = train(tmp_path / "e.bwrun", shape, kind, compiled=False, steps=1)
     told = got.recorded[0].keys()
-    assert told == want.recorded[0].keys() and "key_gradient_sum" in told
+    assert told == want.recorded[0].keys() - set(STATS["laws"]) and "key_gradient_sum" in told
     for signal in told - {"step_seconds", "hook_seconds"}:
         a, b = got.recorded[0][signal], want.recorded[0][signal]
         assert np.allclose(a, b, 2e-2 if "bf16" in name else 1e-3, 1e-4, equal_nan=True), signal
