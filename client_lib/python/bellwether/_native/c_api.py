@@ -454,33 +454,28 @@ class ProbeParams(Checked):
     ]
 
 
+# What the laws and the shadow check are told of a call; each of their structures begins with it.
+_GRADED_CALL: list[tuple[str, Any]] = [
+    ("struct_size", c_uint32),
+    ("arithmetic", c_uint32),
+    ("call", POINTER(ProbeParams)),
+    ("d_q", Tensor4),
+    ("d_k", Tensor4),
+    ("d_v", Tensor4),
+    ("stat_stride", c_int64),
+    ("out", c_void_p),
+    ("kv_stat_stride", c_int64),
+    ("kv_out", c_void_p),
+]
+
+
 class AttentionLawsParams(Checked):
-    _fields_ = [
-        ("struct_size", c_uint32),
-        ("arithmetic", c_uint32),
-        ("call", POINTER(ProbeParams)),
-        ("d_q", Tensor4),
-        ("d_k", Tensor4),
-        ("d_v", Tensor4),
-        ("stat_stride", c_int64),
-        ("out", c_void_p),
-        ("kv_stat_stride", c_int64),
-        ("kv_out", c_void_p),
-    ]
+    _fields_ = _GRADED_CALL
 
 
 class AttentionShadowParams(Checked):
     _fields_ = [
-        ("struct_size", c_uint32),
-        ("arithmetic", c_uint32),
-        ("call", POINTER(ProbeParams)),
-        ("d_q", Tensor4),
-        ("d_k", Tensor4),
-        ("d_v", Tensor4),
-        ("stat_stride", c_int64),
-        ("out", c_void_p),
-        ("kv_stat_stride", c_int64),
-        ("kv_out", c_void_p),
+        *_GRADED_CALL,
         ("keys_per_head", c_uint32),
         ("reserved", c_uint32),
     ]
