@@ -29,6 +29,7 @@ from bellwether.tools.kernel_check import graded
 
 from gpu import DEVICES
 from planted_kernels import planted
+from recording import Recording
 
 MATH = SOUND[0]
 
@@ -330,4 +331,5 @@ def test_a_sound_training_keeps_what_it_is_asked_for(tmp_path: Path) -> None:
 def test_nothing_is_kept_without_a_folder(tmp_path: Path) -> None:
     _, status = trained("nan_in_a_head_of_dq", tmp_path / "a.bwrun", every=1)
     assert status["capture"] is None
+    assert Recording(tmp_path / "a.bwrun", ended=True).messages  # The sender wrote all of it.
     assert [path.name for path in tmp_path.iterdir()] == ["a.bwrun"]
