@@ -101,6 +101,12 @@ Side SideOf(SignalId id) {
     case SignalId::kShadowDqExcess:
     case SignalId::kShadowDkExcess:
     case SignalId::kShadowDvExcess:
+    case SignalId::kLawDifference:
+    case SignalId::kLawVariance:
+    case SignalId::kLawAlike:
+    case SignalId::kLawInNonfinite:
+    case SignalId::kLawOutNonfinite:
+    case SignalId::kLawZ:
       return kBackward;
     case SignalId::kWqSigma:
     case SignalId::kWkSigma:
