@@ -17,12 +17,12 @@ import pytest
 import torch
 import torch._dynamo
 import torch.nn.functional as F
+from comparing import LAWS
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import bellwether
 from bellwether._hook.compiled import compiled_taps, recipes
-from bellwether.settings import STATS
 
 from models import Attention, Biased, Model, PaddedLeft, Shape, batch
 from recording import Recording
@@ -151,9 +151,9 @@ def test_compiled_tells_what_eager_tells(name: str, tmp_path: Path) -> None:
     _, want = train(tmp_path / "e.bwrun", **eager_case)
     assert sorted(got) == sorted(want) == list(range(STEPS))
     for step, signals in want.items():
-        assert got[step].keys() == signals.keys() - set(STATS["laws"]), step  # Left out, and said.
+        assert got[step].keys() == signals.keys() - LAWS, step  # Left out, and said.
         for signal, values in signals.items():
-            if signal not in ("step_seconds", "hook_seconds", *STATS["laws"]):
+            if signal not in ("step_seconds", "hook_seconds", *LAWS):
                 same = np.allclose(got[step][signal], values, 1e-3, 1e-5, equal_nan=True)
                 assert same, (step, signal)
     assert "delta_bias_sum" in got[0] and "rows" not in got[1]

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from comparing import LAWS
 from torch import Tensor, nn
 
 import bellwether
@@ -270,8 +271,8 @@ def test_torchtitan_inner_attention(
     _, (_, want) = titan_steps(tmp_path / "w.bwrun", Inner, False)
     for step, signals in want.items():
         # Compiled calls leave the laws out; a kernel that is not known has no shadow check.
-        laws = set(STATS["laws"])
-        left_out = laws if compiled else {n for n in laws if wrap and n.startswith("shadow_")}
+        laws = STATS["laws"]
+        left_out = LAWS if compiled else {n for n in laws if wrap and n.startswith("shadow_")}
         assert got[step].keys() == signals.keys() - left_out
         for signal in ("rows", "common_mode_sum", "spread_sum", "key_gradient_sum", "entropy_sum",
                        "delta_abs_sum", "wq_sigma"):  # fmt: skip

@@ -14,6 +14,7 @@ from typing import Any, Optional
 import numpy as np
 import pytest
 import torch
+from comparing import LAWS
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
@@ -135,7 +136,7 @@ def test_compiled_blocks_tell_what_eager_ones_tell(tmp_path: Path) -> None:
         torch.use_deterministic_algorithms(False)
     eager, compiled = found
     for step in range(9):
-        assert compiled[step].keys() == eager[step].keys() - set(STATS["laws"])
+        assert compiled[step].keys() == eager[step].keys() - LAWS
         assert ("rows" in eager[step]) == (step % 4 == 0)
     for signal in ("rows", "common_mode_sum", "spread_sum", "key_gradient_sum", "wq_sigma"):
         assert np.allclose(compiled[8][signal], eager[8][signal], rtol=3e-2), signal
@@ -277,8 +278,8 @@ def test_a_cuda_graph_tells_what_eager_steps_tell(rows: int, tmp_path: Path) -> 
     assert sorted(graph) == sorted(eager) == list(range(14))
     for step, signals in eager.items():
         assert ("rows" in signals) == (step % 4 == 0)
-        told = signals.keys() - set(STATS["laws"])  # Graphs are not asked about them.
-        assert graph[step].keys() - set(STATS["laws"]) == told, step
+        told = signals.keys() - LAWS  # Graphs are not asked about them.
+        assert graph[step].keys() - LAWS == told, step
         for signal in told - {"step_seconds", "hook_seconds"}:
             want, got = signals[signal], graph[step][signal]
             finite = abs(want[want == want])

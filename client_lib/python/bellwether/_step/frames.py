@@ -18,6 +18,7 @@ from .._hook.model.parallel import is_dtensor
 from .._native import c_api
 from .._native.run_client import Block, RunClient
 from .._util import log
+from .law_rows import LawRows
 from .sample import Sample
 
 LATE_FRAMES_MAX = 64  # Frames that wait for a device; beyond it their numbers are left out.
@@ -97,6 +98,7 @@ class Frames:
         self._sample_again = False
         self.left_out: dict[str, int] = {}  # Numbers that could not be read: why, how often.
         self._waiting: collections.deque[_Frame] = collections.deque()
+        self.law_rows = LawRows()
         self._linear_samples = 0
         self.faults: dict[str, str] = {}  # Of linear layers, by their names: the first of each.
 
@@ -175,6 +177,10 @@ class Frames:
         blocks = [Block(name, [value]) for name, value in run.items()]
         if frame.sample is not None and arrived:
             blocks += frame.sample.blocks(scale if scale else 1.0, gradients)
+            if gradients:
+                room = c_api.BLOCKS_MAX - len(blocks)
+                laws = frame.sample.law_rows()
+                blocks += self.law_rows.blocks(client, laws, scale if scale else 1.0, room)
             self.last.update(frame.sample.summary(gradients))
             self._overflows = 0 if gradients else self._overflows + 1
             self._sample_again = 0 < self._overflows <= OVERFLOWS_MAX

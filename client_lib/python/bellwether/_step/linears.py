@@ -24,8 +24,9 @@ from .._hook.hosts import LinearHost
 from .._hook.layer.linear_tap import Held, LinearTap, Measured, Taps
 from .._hook.model.parallel import is_dtensor, is_fully_sharded
 from .._kernels.probe import DTYPES
-from .._laws.linear import PAIRS, Difference, Side, differences, fault, limit
+from .._laws.linear import PAIRS, TENSORS, Difference, Side, differences, fault, limit
 from .._native import c_api
+from .law_rows import LawRow
 
 TURNS_MAX = 50
 HELD_BYTES_MAX = 256 << 20  # Outputs kept from a sampled step's forward to its backward.
@@ -157,6 +158,24 @@ class LinearSample:
         for at, measured in enumerate(self._measured):
             sides = sides_of(measured, values[2 * at], values[2 * at + 1])
             found[measured.row] = sides, differences(sides, measured.dtype == torch.float32)
+        return found
+
+    def law_rows(self) -> list[LawRow]:
+        """A row for each pair of products, as "NAME dx=dW"."""
+        found = []
+        for measured, (sides, laws) in zip(self._measured, self.laws().values()):
+            given = sum(side.partner_nonfinite for side in sides.values())
+            # In fp16 a result that is not finite is the loss scale's affair; without all
+            # partners it is not known what the others were given.
+            counted = measured.dtype != torch.float16 and len(sides) == len(PAIRS)
+            for (a, b), law in laws.items():
+                computed = sides[a].result_nonfinite + sides[b].result_nonfinite
+                found.append(
+                    LawRow(
+                        self._names[measured.row], f"{TENSORS[a]}={TENSORS[b]}",
+                        law.value, law.variance, 0.0, given, computed if counted else None,
+                    )
+                )  # fmt: skip
         return found
 
     def faults(self, sample: int) -> dict[str, str]:

@@ -17,6 +17,7 @@ from .._native.run_client import Block
 from ..settings import STATS
 from .grad_scale import POWERS
 from .grams import GramBatch
+from .law_rows import LawRow, NamedLaws
 from .linears import LinearSample
 from .replicas import ReplicaSample
 
@@ -138,15 +139,18 @@ class Sample:
         grams: Optional[GramBatch] = None,
         replicas: Optional[ReplicaSample] = None,
         linears: Optional[LinearSample] = None,
+        named_laws: Sequence[NamedLaws] = (),
     ) -> None:
+        """named_laws  those of layers other than attention and linear ones"""
         self.grams, self.replicas, self.linears = grams, replicas, linears
+        self._named_laws = named_laws if linears is None else (linears, *named_laws)
         self._placed = placed or Parallel()
         self._layers = [_layer_sample(layer, increments, copies) for layer in layers]
         self._stats = stats
         self._copies = copies
 
     def ready(self) -> bool:
-        parts = (self.grams, self.replicas, self.linears, *self._copies.values())
+        parts = (self.grams, self.replicas, *self._named_laws, *self._copies.values())
         return all(part.ready() for part in parts if part is not None)
 
     def device_seconds(self) -> Optional[float]:
@@ -224,11 +228,15 @@ class Sample:
             for m in matrices.values()
         ] + copies
 
+    def law_rows(self) -> list[LawRow]:
+        """What the laws but for attention's gave.  Must be ready."""
+        return [row for laws in self._named_laws for row in laws.law_rows()]
+
     def summary(self, gradients: bool = True) -> dict[str, float]:
         """One number for each layer and signal, for people and other loggers.  Must be ready."""
         found: dict[str, float] = {}
-        if self.linears is not None and gradients:
-            found.update(self.linears.summary())
+        for laws in self._named_laws if gradients else ():
+            found.update(laws.summary())
         for layer in self._layers:
             prefix = f"layer{layer.index}/"
             if layer.probed:

@@ -49,6 +49,14 @@ class ActionsStatus(TypedDict):
     answers: dict[str, AnswerStatus]
 
 
+class LawRowsStatus(TypedDict):
+    """The rows that laws outside attention are sent in."""
+
+    rows: int
+    refused: int  # The times one had no place, or too long a name.
+    not_sent: int  # The times one came while the frame was full, or its name waited.
+
+
 class LinearStatus(TypedDict):
     """The laws of linear layers."""
 
@@ -81,6 +89,7 @@ class Status(_AlwaysThere, total=False):
     link: Optional[str]  # None without a server or a file.
     counters: Counters  # Of the link, where there is one.
     linear: LinearStatus
+    law_rows: LawRowsStatus
     capture: Optional[CaptureStatus]  # None without capture_dir.
     actions: Optional[ActionsStatus]  # None before attach() and after detach().
 
@@ -133,6 +142,10 @@ def status(steps: Steps, actions: Optional[ActionsStatus]) -> Status:
         "left_out": {f"{name}: {why}": n for (name, why), n in reporter.linears.left_out.items()},
         "faults": dict(reporter.frames.faults),
     }
+    rows = reporter.frames.law_rows
+    found["law_rows"] = {
+        "rows": len(rows.names), "refused": rows.refused, "not_sent": rows.not_sent,
+    }  # fmt: skip
     found["step"] = steps.current_step()
     found["server"] = reporter.link.server
     found["record"] = reporter.link.record_path
