@@ -30,12 +30,18 @@ struct Frames {
 Frames g_frames;
 int g_seeing = 0;  // Threads.
 
-thread_local int t_depth = 0;        // Of forwards whose calls are to be seen.
-thread_local bool t_inside = false;  // A target runs: what it calls is not seen.
+thread_local int t_depth = 0;            // Of forwards whose calls are to be seen.
+thread_local bool t_inside = false;      // A target runs: what it calls is not seen.
+thread_local void* t_plainly = nullptr;  // The function whose next call is its own.
 
-// Function -> target.  Never destroyed: functions are called while the process ends, too.
-std::unordered_map<void*, void*>& Targets() {
-  static auto* const all = new std::unordered_map<void*, void*>;
+struct Diverted {
+  void* target = nullptr;
+  bool left_to_python = false;  // By torch.compile, which never runs the function's frames.
+};
+
+// By function.  Never destroyed: functions are called while the process ends, too.
+std::unordered_map<void*, Diverted>& Targets() {
+  static auto* const all = new std::unordered_map<void*, Diverted>;
   return *all;
 }
 
@@ -79,7 +85,16 @@ void bw_python_frames(void* interpreter, void* plain, void* get, void* set) {
 
 // From now on `target` is called for calls of `function` that are seen.  Both outlive all calls.
 BW_EXPORT void bw_python_function_to(void* function, void* target);
-void bw_python_function_to(void* function, void* target) { Targets()[function] = target; }
+void bw_python_function_to(void* function, void* target) { Targets()[function].target = target; }
+
+// Of a function that has a target: torch.compile leaves its frames to Python.  So its calls are seen while
+// torch.compile runs the frames, too.
+BW_EXPORT void bw_python_function_left(void* function);
+void bw_python_function_left(void* function) { Targets()[function].left_to_python = true; }
+
+// For a target that runs: the next call of `function` in this thread is its own, and what it calls is seen.
+BW_EXPORT void bw_python_plainly(void* function);
+void bw_python_plainly(void* function) { t_plainly = function; }
 
 // Calls of this thread are seen until bw_python_leave() has come as often.
 BW_EXPORT void bw_python_see(void);
@@ -98,14 +113,22 @@ void bw_python_leave(void) {
 // A vectorcallfunc for the functions that have a target.
 BW_EXPORT void* bw_python_function_call(void* function, void* const* arguments, size_t count, void* names);
 void* bw_python_function_call(void* function, void* const* arguments, size_t count, void* names) {
-  const bool wanted = t_depth > 0 && !t_inside;
-  // torch.compile, while it traces or runs what it has made, would trace the target.
-  const EvalFrame frames = wanted ? FramesNow() : nullptr;
-  if (!wanted || (frames != RunFrame && frames != g_frames.plain)) {
+  if (function == t_plainly) {
+    t_plainly = nullptr;
+    t_inside = false;
+    void* const result = g_function_call(function, arguments, count, names);
+    t_inside = true;
+    return result;
+  }
+  if (t_depth == 0 || t_inside) return g_function_call(function, arguments, count, names);
+  const Diverted& diverted = Targets().at(function);
+  // torch.compile, while it traces or runs what it has made, takes the function's frames.
+  const EvalFrame frames = diverted.left_to_python ? g_frames.plain : FramesNow();
+  if (frames != RunFrame && frames != g_frames.plain) {
     return g_function_call(function, arguments, count, names);
   }
   t_inside = true;
-  void* const result = g_vector_call(Targets().at(function), arguments, count, names);
+  void* const result = g_vector_call(diverted.target, arguments, count, names);
   t_inside = false;
   return result;
 }

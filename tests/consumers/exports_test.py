@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 # Of no header: the Python package brings its own library (client_lib/src/python_call.cc).
-FOR_THE_HOOK = {f"bw_python_{name}" for name in ("call", "call_to", "frames", "function_call", "function_to", "functions", "leave", "see")}
+FOR_THE_HOOK = {f"bw_python_{name}" for name in ("call", "call_to", "frames", "function_call", "function_left", "function_to", "functions", "leave", "plainly", "see")}
 ALLOWED = re.compile(r"^(libstdc\+\+|libgcc_s|libc|libm|libpthread|libdl|ld-linux-x86-64)\.so")
 
 

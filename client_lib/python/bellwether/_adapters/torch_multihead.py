@@ -35,9 +35,6 @@ _READ = (
     "num_heads", "bias_k", "bias_v", "static_k", "static_v", "add_zero_attn", "dropout_p",
     "training", "key_padding_mask", "attn_mask",
 )  # fmt: skip
-_BY_MODE = (
-    f"{NAME} with its weights inside a TorchFunctionMode, such as torch.device(): not measured"
-)
 _OTHER_KEYS = ("static_k", "static_v")
 
 
@@ -200,9 +197,6 @@ def _between(begin: Begin, function: Any, args: tuple[Any, ...], kwargs: dict[st
 
     names: dict[str, Any] = {_CALLED: sdpa}
     if given.get("need_weights"):
-        if torch._C._is_torch_function_mode_enabled():  # It gets the call, and makes it once more.
-            begin(lambda *_: _BY_MODE, function, args, kwargs)
-            return function(*args, **kwargs)
         names = _WrittenOut(begin, function, given).names()
     return _with(function, names)(*args, **kwargs)
 

@@ -670,7 +670,8 @@ def python_calls() -> ctypes.PyDLL:
     library = client()
     locked = ctypes.PyDLL(library._name, handle=library._handle)
     for name, arguments in (
-        ("functions", 2), ("frames", 4), ("function_to", 2), ("see", 0), ("leave", 0),
+        ("functions", 2), ("frames", 4), ("function_to", 2), ("function_left", 1),
+        ("plainly", 1), ("see", 0), ("leave", 0),
     ):  # fmt: skip
         _declare(locked, f"bw_python_{name}", None, *[c_void_p] * arguments)
     return locked

@@ -9,13 +9,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import os
 import threading
+import types
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Optional
 
+import torch
 from torch import nn
 
-from ..._util import log
+from ..._util import guard, log
 from ..calls import sdpa_call
 from ..calls.call import Reader
 from ..functions import function_calls
@@ -33,6 +37,10 @@ class Replacements:
     instead_of_function: Any  # ... and of those that have a reader; it gets the function first.
     place: Any  # Traced: (the mark of the module that is traced, its earlier calls), or None.
     discovered: Callable[[nn.Module], bool]  # A module makes a call: whether it is met.
+
+
+_HOME = str(Path(__file__).parents[2]) + os.sep
+_FOR_USERS = os.path.join(_HOME, "_attention") + os.sep  # They may compile it.
 
 
 class _Tracing(threading.local):
@@ -71,6 +79,7 @@ def _left_alone() -> Iterator[None]:
 @_if_possible
 def begin(instead: Replacements) -> None:
     """Until end(), torch.compile traces the replacements."""
+    _leave_ours_to_python()
     _replace_functions(instead)
     _replace_flex(instead)
     _after_joint_passes()
@@ -86,6 +95,31 @@ def _method(cls: Any, name: str, ours: Callable[..., Any]) -> None:
     before = vars(cls)[name]
     setattr(cls, name, functools.wraps(before)(ours))
     _undo.append(lambda: setattr(cls, name, before))
+
+
+@_if_possible
+def _leave_ours_to_python() -> None:
+    """Where a frame of the host is run by Python, the functions of ours that it calls would be
+    compiled, each by itself, and what these call.  Inside a graph they are traced as before."""
+    from torch._dynamo import trace_rules
+    from torch._dynamo import types as frame_types
+
+    kinds: Any = frame_types
+    frames: Any = torch._C._dynamo.eval_frame
+    alone = kinds.FrameExecStrategy(kinds.FrameAction.SKIP, kinds.FrameAction.SKIP)
+    frames.set_code_exec_strategy(guard.CODE, alone)
+    rules: Any = trace_rules
+    theirs = rules.check
+
+    @functools.wraps(theirs)
+    def check(asked: Any, *args: Any, **kwargs: Any) -> bool:
+        ours = type(asked) is types.CodeType and asked.co_filename.startswith(_HOME)
+        if ours and not asked.co_filename.startswith(_FOR_USERS):
+            return True
+        return bool(theirs(asked, *args, **kwargs))
+
+    rules.check = check
+    _undo.append(lambda: setattr(rules, "check", theirs))
 
 
 def _replace_functions(instead: Replacements) -> None:
@@ -205,7 +239,6 @@ def frames(tx: Any) -> Any:
 def forget() -> None:
     """What was compiled before is compiled anew when it is called next: it holds the modules as
     they were traced, and does not look whether their class has another `forward` now."""
-    import torch
     from torch._dynamo import convert_frame
 
     home, eval_frame = torch.__path__[0], torch._C._dynamo.eval_frame

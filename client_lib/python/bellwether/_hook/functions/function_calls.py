@@ -13,6 +13,8 @@ import types
 from collections.abc import Callable, Iterable
 from typing import Any, Optional
 
+import torch
+
 from ..._util import log
 from ..._util.guard import harmless
 from ..calls.call import Met, Reader
@@ -54,6 +56,9 @@ def _called(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
         or (applies is not None and not applies(function, args, kwargs))
     ):
         return function(*args, **kwargs)
+    if hasattr(reader, "between") and torch._C._is_torch_function_mode_enabled():
+        # Each mode gets the call and makes it once more: the last one is met in its midst.
+        return python_call.call_plainly(function, args, kwargs)
     return seen(function, reader, args, kwargs)
 
 
@@ -62,6 +67,8 @@ def begin(seen: Seen) -> None:
     global _seen
     with _lock:
         _seen = seen
+        if not python_call.too_early():
+            python_call.why_not()  # Forwards may run within what torch.compile has made.
 
 
 def end() -> None:

@@ -5,7 +5,7 @@ code, signature and attributes.  What changes is a word behind it, the address o
 CPython calls it (PEP 590).  While calls are diverted it holds that of bw_python_function_call in
 libbellwether_client.  This calls ours where the thread has asked for it, see(), and CPython's own
 way elsewhere.  torch.compile takes the function's code, and never looks at the word; what it has
-made calls the function as it is.
+made calls the function as it is.  A function whose code it leaves to Python is seen in any case.
 
 How CPython comes to read the word depends on its version:
 * up to 3.10 each call does.
@@ -142,6 +142,12 @@ def why_not() -> Optional[str]:
     return _reason
 
 
+def _left_to_python(function: types.FunctionType) -> bool:
+    """Whether torch.compile runs no frames of the function by itself."""
+    rules: Any = sys.modules.get("torch._dynamo.trace_rules")
+    return rules is not None and bool(rules.check(function.__code__))
+
+
 def _divert(function: Any, target: Target) -> None:
     key = id(function)
     if _users.get(key, 0) == 0:
@@ -151,6 +157,8 @@ def _divert(function: Any, target: Target) -> None:
             reached = _targets[key] = functools.partial(_reached, function, target)
             asked("Py_IncRef", None, ctypes.py_object)(function)  # For good, as its address is.
             _library.bw_python_function_to(key, id(reached))
+            if _left_to_python(function):
+                _library.bw_python_function_left(key)
         _write(function, address(_library.bw_python_function_call))
     _users[key] = _users.get(key, 0) + 1
 
@@ -181,6 +189,13 @@ def divert(function: types.FunctionType, target: Target) -> None:
 def restore(function: types.FunctionType) -> None:
     with _lock:
         _restore(function)
+
+
+def call_plainly(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """For a target: the function's own call, in which others, of the same function too, are
+    seen."""
+    _library.bw_python_plainly(id(function))
+    return function(*args, **kwargs)
 
 
 def see() -> None:

@@ -72,11 +72,16 @@ def patched(inherited: Callable[..., Any]) -> Callable[..., Any]:
         return bellwether_forward(self, args, kwargs)
 
     # Among the names of the method that it stands for, where jit.script looks them up, and with
-    # code of its own, for which torch.compile keeps what it has made.
+    # code of its own, for which torch.compile keeps what it has made.  By the file it decides
+    # whether it takes a frame: torch's own modules it leaves to Python unless something that it
+    # takes calls them.
+    theirs = getattr(inherited, "__code__", forward.__code__)
+    code = forward.__code__.replace(
+        co_filename=theirs.co_filename, co_firstlineno=theirs.co_firstlineno
+    )
     ours = types.FunctionType(
-        forward.__code__.replace(), getattr(inherited, "__globals__", globals()), "forward",
-        None, forward.__closure__,
-    )  # fmt: skip
+        code, getattr(inherited, "__globals__", globals()), "forward", None, forward.__closure__
+    )
     return functools.wraps(inherited)(ours)
 
 
