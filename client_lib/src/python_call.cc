@@ -32,7 +32,7 @@ int g_seeing = 0;  // Threads.
 
 thread_local int t_depth = 0;            // Of forwards whose calls are to be seen.
 thread_local bool t_inside = false;      // A target runs: what it calls is not seen.
-thread_local void* t_plainly = nullptr;  // The function whose next call is its own.
+thread_local void* t_plainly = nullptr;  // The function whose next call is its own, while t_inside.
 
 struct Diverted {
   void* target = nullptr;
@@ -93,6 +93,7 @@ BW_EXPORT void bw_python_function_left(void* function);
 void bw_python_function_left(void* function) { Targets()[function].left_to_python = true; }
 
 // For a target that runs: the next call of `function` in this thread is its own, and what it calls is seen.
+// Where that call never comes here, this is forgotten when the target returns.
 BW_EXPORT void bw_python_plainly(void* function);
 void bw_python_plainly(void* function) { t_plainly = function; }
 
@@ -113,6 +114,7 @@ void bw_python_leave(void) {
 // A vectorcallfunc for the functions that have a target.
 BW_EXPORT void* bw_python_function_call(void* function, void* const* arguments, size_t count, void* names);
 void* bw_python_function_call(void* function, void* const* arguments, size_t count, void* names) {
+  if (!t_inside) t_plainly = nullptr;  // Of a target that has returned: this thread would see nothing any more.
   if (function == t_plainly) {
     t_plainly = nullptr;
     t_inside = false;

@@ -20,6 +20,7 @@ import pytest
 import torch
 
 from bellwether._hook.functions import python_call
+from bellwether._native.c_api import python_calls
 
 WARM = 100
 
@@ -194,6 +195,59 @@ def test_calls_from_a_target_are_not_seen(calls: Calls) -> None:
     TARGETS[:] = [target]
     assert seen(by_position) == (plus(5), plus(6), by_default())
     assert len(calls) == 1
+
+
+def test_a_plain_call_that_never_came_blinds_no_thread(calls: Calls) -> None:
+    def target(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        calls.append((args, kwargs))
+        library = python_calls()
+        library.bw_python_plainly(id(function))
+        return 0
+
+    TARGETS[:] = [target]
+    assert [seen(by_default) for _ in range(3)] == [0] * 3
+    assert len(calls) == 3
+
+
+def test_calls_within_a_plain_call_are_seen() -> None:
+    found: list[int] = []
+
+    def down(n: int) -> int:
+        return down(n - 1) if n > 0 else 7
+
+    def target(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        found.append(args[0])
+        return python_call.call_plainly(function, args, kwargs)
+
+    python_call.divert(down, target)
+    try:
+        assert [seen(lambda: down(3)) for _ in range(2)] == [7, 7]
+    finally:
+        python_call.restore(down)
+    assert found == [3, 2, 1, 0] * 2
+
+
+class Saying:
+    """Of torch.compile, what it says of a code."""
+
+    def __init__(self, *check: Callable[[Any], Any]) -> None:
+        if check:
+            self.check = check[0]
+
+
+def refusing(code: Any) -> Any:
+    raise LookupError(code)
+
+
+@pytest.mark.parametrize(
+    ("rules", "left"),
+    [(Saying(), False), (Saying(refusing), False), (Saying(lambda _: True), True)],
+)  # fmt: skip
+def test_a_compiler_that_does_not_say_takes_all_functions(
+    rules: Any, left: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch._dynamo.trace_rules", rules)
+    assert python_call._left_to_python(plus) is left  # type: ignore[arg-type]
 
 
 def test_asking_nests(calls: Calls) -> None:

@@ -106,10 +106,12 @@ def _leave_ours_to_python() -> None:
 
     kinds: Any = frame_types
     frames: Any = torch._C._dynamo.eval_frame
+    rules: Any = trace_rules
+    theirs = getattr(rules, "check", None)
+    if theirs is None or not hasattr(frames, "set_code_exec_strategy"):
+        return  # An older torch: more is compiled than without us, and all is watched as before.
     alone = kinds.FrameExecStrategy(kinds.FrameAction.SKIP, kinds.FrameAction.SKIP)
     frames.set_code_exec_strategy(guard.CODE, alone)
-    rules: Any = trace_rules
-    theirs = rules.check
 
     @functools.wraps(theirs)
     def check(asked: Any, *args: Any, **kwargs: Any) -> bool:

@@ -143,9 +143,13 @@ def why_not() -> Optional[str]:
 
 
 def _left_to_python(function: types.FunctionType) -> bool:
-    """Whether torch.compile runs no frames of the function by itself."""
-    rules: Any = sys.modules.get("torch._dynamo.trace_rules")
-    return rules is not None and bool(rules.check(function.__code__))
+    """Whether torch.compile runs no frames of the function by itself: False where this torch does
+    not say so."""
+    check: Any = getattr(sys.modules.get("torch._dynamo.trace_rules"), "check", None)
+    try:
+        return check is not None and bool(check(function.__code__))
+    except Exception:
+        return False
 
 
 def _divert(function: Any, target: Target) -> None:
