@@ -9,6 +9,14 @@
 #include "server/detect/alert_text.h"
 
 namespace bellwether::server {
+namespace {
+
+bool ToldExactly(const std::vector<Evidence>& evidence) {
+  return std::any_of(evidence.begin(), evidence.end(),
+                     [](const Evidence& piece) { return piece.detector == kExactDetector; });
+}
+
+}  // namespace
 
 const char* NameOf(Rule rule) {
   switch (rule) {
@@ -88,6 +96,7 @@ void AlertEngine::Update(const Subject& subject, Open* open, int64_t step, const
   // Stable and total: equal scores keep the order of layer and head.
   std::stable_sort(findings->begin(), findings->end(), [](const Finding& a, const Finding& b) {
     if (a.severity != b.severity) return a.severity > b.severity;
+    if (a.exact != b.exact) return a.exact;
     return a.score > b.score;
   });
   const Finding& worst = findings->front();
@@ -108,7 +117,9 @@ void AlertEngine::Update(const Subject& subject, Open* open, int64_t step, const
                                      open->firing ? std::max(open->stage, stage) : stage, *findings);
   const bool goes_back = rule == nullptr && worst.advice.empty() && GoesBack(subject.family, run, state);
   if (open->firing) {
-    if (worst.severity <= open->severity && stage <= open->stage && (open->went_back || !goes_back)) return;
+    const bool says_more = worst.exact && !ToldExactly(open->told.evidence);
+    const bool rises = worst.severity > open->severity || stage > open->stage || (goes_back && !open->went_back);
+    if (!rises && !says_more) return;
     ++open->k;
   } else {
     const bool cooling = open->resolved_step >= 0 && step - open->resolved_step < cooldown_steps &&

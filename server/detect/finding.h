@@ -56,12 +56,17 @@ struct Fact {
   const char* detector = "";
 };
 
+inline constexpr char kExactDetector[] = "shadow";
+
 struct Finding {
   Rule rule = Rule::kDrift;
   Severity severity = Severity::kNone;
   int32_t stage = 0;
   Head where;        // -1 / -1: the run.
   double score = 0;  // Orders the heads of an alert; larger is worse.
+  // It says exactly what is wrong, where others leave a set: it comes before them, and an alert that could
+  // only name a set is told again with it.  Its first fact has the detector kExactDetector.
+  bool exact = false;
   int64_t first_step = 0;
   Eta eta;
   double sigma = std::numeric_limits<double>::quiet_NaN();  // Of the head's W_Q now; NaN = not known.

@@ -206,7 +206,10 @@ void LawWatch::Judge(std::vector<Place>* places) {
     std::sort(place.heads.begin(), place.heads.end());
     places->push_back(std::move(place));
   }
-  std::stable_sort(places->begin(), places->end(), [](const Place& a, const Place& b) { return a.score > b.score; });
+  std::stable_sort(places->begin(), places->end(), [](const Place& a, const Place& b) {
+    const bool a_exact = a.tensors != 0, b_exact = b.tensors != 0;
+    return a_exact != b_exact ? a_exact : a.score > b.score;
+  });
 }
 
 void LawWatch::Name(const AttentionTraits& traits, const std::vector<Place>& places) {
@@ -234,6 +237,7 @@ void LawWatch::Name(const AttentionTraits& traits, const std::vector<Place>& pla
       finding.first_step = step_;
       finding.where = {static_cast<int32_t>(place.layer), head};
       finding.score = place.score;
+      finding.exact = place.tensors != 0;
       for (size_t tensor = 0; tensor < kTensors; ++tensor) {
         const TensorInfo& info = kTensorInfo[tensor];
         const size_t at =
@@ -247,7 +251,7 @@ void LawWatch::Name(const AttentionTraits& traits, const std::vector<Place>& pla
                      .value = excess,
                      .threshold = limit,
                      .first_step = step_,
-                     .detector = "law"});
+                     .detector = kExactDetector});
         if (!worst || head != place.heads.front()) continue;
         why.push_back(
             absl::StrFormat("%s is wrong: %.3g times as far from its reference as rounding gives (limit %.3g)",

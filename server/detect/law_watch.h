@@ -75,7 +75,8 @@ class LawWatch {
 
   // Judges a sample.  False: there was nothing to judge.
   bool Observe(const StepSample& sample, const AttentionTraits& traits);
-  // What is broken in the last sample: a finding for each head of the worst layers, the worst first.
+  // What is broken in the last sample: a finding for each head of the worst layers.  Those whose tensor
+  // is known come first, then the worst.
   std::vector<Finding>* findings() { return &findings_; }
   // Adds what is biased in the last sample to findings of the same heads.
   void AddEvidence(std::vector<Finding>* findings) const;

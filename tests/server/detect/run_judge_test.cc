@@ -10,6 +10,7 @@
 
 #include <cmath>
 #include <limits>
+#include <memory>
 #include <random>
 #include <set>
 
@@ -734,6 +735,35 @@ TEST(RunJudgeTest, AWrongKernelIsToldInItsFirstSample) {
   judge.Observe(LawSampleAt(run, step, [](StepSample*) {}), &out);
   ASSERT_EQ(out.size(), 2u);
   EXPECT_EQ(out[1].state, AlertState::kResolved);
+}
+
+TEST(RunJudgeTest, TheTensorIsToldOnceTheShadowCheckKnowsIt) {
+  const RunDescription run = SyntheticRun();
+  auto judge = std::make_unique<RunJudge>(JudgeOptions{}, run);
+  std::vector<AlertTransition> out;
+  judge->Observe(LawSampleAt(run, 0, WrongDq), &out);
+  ASSERT_EQ(out.size(), 1u);
+  EXPECT_THAT(out[0].summary, testing::HasSubstr("leaves dQ or dK"));
+  const auto compared = [](StepSample* sample) {
+    // Another layer is further off, but of it only a set is known.
+    sample->Add(SignalId::kLawA3)[0] = 4000;
+    WrongDq(sample);
+    sample->Add(LawSignal(SignalId::kShadowDqDot, 3))[2 * 4 + 1] = 3 * kShadowRows * 400;
+  };
+  judge->Observe(LawSampleAt(run, 10, compared), &out);
+  ASSERT_EQ(out.size(), 2u);
+  EXPECT_EQ(out[1].key, out[0].key);
+  EXPECT_EQ(out[1].k, out[0].k + 1);
+  EXPECT_EQ(out[1].strongest, kIll);
+  EXPECT_THAT(out[1].summary, testing::HasSubstr("wrong in layer 2 head 1: dQ is wrong: 400 times as far"));
+  EXPECT_THAT(out[1].summary, testing::HasSubstr("also in layer 0 head 0"));
+  // Once, also over a restart.
+  const std::string saved = judge->Save();
+  judge = std::make_unique<RunJudge>(JudgeOptions{}, run);
+  ASSERT_TRUE(judge->Restore(saved));
+  judge->Observe(LawSampleAt(run, 20, WrongDq), &out);
+  judge->Observe(LawSampleAt(run, 30, compared), &out);
+  EXPECT_EQ(out.size(), 2u);
 }
 
 TEST(RunJudgeTest, AWrongKernelIsSilentWhereTheRuleIsOff) {
