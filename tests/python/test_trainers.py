@@ -169,9 +169,9 @@ def test_norms_are_those_behind_all_optimizers_of_a_step(
 class Perturbing(torch.optim.Optimizer):
     """As SAM: it goes uphill, and steps by the gradients that it finds there."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, base: type[torch.optim.Optimizer]) -> None:
         super().__init__(model.parameters(), {})
-        self.base = torch.optim.AdamW(self.param_groups, lr=0.01)
+        self.base: Any = base(self.param_groups, lr=0.01)  # type: ignore[call-arg]
         self.param_groups = self.base.param_groups
 
     @torch.no_grad()
@@ -194,11 +194,14 @@ class Perturbing(torch.optim.Optimizer):
         self.descend()
 
 
+@pytest.mark.parametrize("base", [torch.optim.AdamW, torch.optim.SGD])
 @pytest.mark.parametrize("how", ["by hand", "closure", "twice", "lbfgs"])
-def test_weights_that_change_several_times_in_a_step(how: str, tmp_path: Path) -> None:
+def test_weights_that_change_several_times_in_a_step(
+    how: str, base: type[torch.optim.Optimizer], tmp_path: Path
+) -> None:
     model = Model(SHAPE)
     monitor = attached(model, tmp_path / "a.bwrun")
-    optimizer: Any = Perturbing(model)
+    optimizer: Any = Perturbing(model, base)
     if how == "lbfgs":
         optimizer = torch.optim.LBFGS(model.parameters(), 0.01, max_iter=4)
     for step in range(5):

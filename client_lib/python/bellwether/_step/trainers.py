@@ -15,6 +15,8 @@ from typing import Optional
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
+from .._hook.model import already_compiled
+
 
 class _Seen:
     def __init__(self, optimizer: Optimizer) -> None:
@@ -135,5 +137,8 @@ def _kinds(of: type[Optimizer]) -> set[type]:
 
 
 def _has_no_state(optimizer: Optimizer) -> bool:
-    """False also for SGD without momentum, which never has any."""
-    return not optimizer.state and any(g.get("momentum", True) for g in optimizer.param_groups)
+    """SGD without momentum never has any.  Its step is seen, unless it is compiled."""
+    if optimizer.state:
+        return False
+    momentum = any(group.get("momentum", True) for group in optimizer.param_groups)
+    return momentum or not already_compiled.optimizer_step()
