@@ -478,7 +478,13 @@ def test_every_layer_has_its_turn_and_no_bit_changes(
     watched, status, seen = train(tmp_path / "a.bwrun", **WAYS[way])
     assert all(torch.equal(a, b) for a, b in zip(plain, watched))
     assert len(seen) == 9 and all(abs(z) < 5 for z in seen.values()), seen
-    assert status["linear"] == {"modules": 9, "not_measured": None, "left_out": {}, "faults": {}}
+    assert status["linear"] == {
+        "modules": 9,
+        "heads": [],
+        "not_measured": None,
+        "left_out": {},
+        "faults": {},
+    }
 
 
 def test_a_damaged_layer_is_told_once_from_one_sample(

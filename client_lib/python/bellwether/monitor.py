@@ -84,7 +84,7 @@ class Monitor:
         else:
             patches.see_forwards(list(steps.layers))
             patches.discover(steps, model, overrides)
-            steps.reporter.linears.watch()
+            steps.reporter.watch_laws()
         self.actions.install(not weights_only, agree)
         patches.show_presence()
         steps.reporter.events.add("attach", f"bellwether {__version__}")

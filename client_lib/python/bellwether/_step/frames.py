@@ -22,7 +22,7 @@ from .law_rows import LawRows
 from .sample import Sample
 
 LATE_FRAMES_MAX = 64  # Frames that wait for a device; beyond it their numbers are left out.
-FAULTS_MAX = 64  # Linear layers whose faults are told.
+FAULTS_MAX = 64  # Modules whose faults are told.
 LEFT_OUT_MAX = 16  # Reasons that are remembered.
 _POLL_SECONDS = 0.001
 OVERFLOWS_MAX = 32  # Samples in a row that are made up for; a scaler needs 16 to find its factor.
@@ -99,8 +99,8 @@ class Frames:
         self.left_out: dict[str, int] = {}  # Numbers that could not be read: why, how often.
         self._waiting: collections.deque[_Frame] = collections.deque()
         self.law_rows = LawRows()
-        self._linear_samples = 0
-        self.faults: dict[str, str] = {}  # Of linear layers, by their names: the first of each.
+        self._law_samples = 0
+        self.faults: dict[str, str] = {}  # Of modules, by their names: the first of each.
 
     def readable(self, told: dict[str, Any]) -> dict[str, Any]:
         """Those of a step's numbers that are given and that this rank can read by itself."""
@@ -196,13 +196,20 @@ class Frames:
 
     def _tell_faults(self, client: Optional[RunClient], step: int, sample: Sample) -> None:
         """Once for each layer, to the log and the server."""
-        if sample.linears is None:
+        if sample.linears is None and sample.balances is None:
             return
-        self._linear_samples += 1
-        for name, text in sample.linears.faults(self._linear_samples).items():
+        self._law_samples += 1
+        found: dict[str, str] = {}
+        if sample.linears is not None:
+            for name, text in sample.linears.faults(self._law_samples).items():
+                found[name] = f"the linear layer {name} computes wrongly: {text}"
+        if sample.balances is not None:
+            for name, text in sample.balances.faults(self._law_samples).items():
+                found.setdefault(name, f"{name}: {text}")
+        for name, sentence in found.items():
             if name in self.faults or len(self.faults) >= FAULTS_MAX:
                 continue
-            self.faults[name] = text
-            log.warning(f"step {step}: the linear layer {name} computes wrongly: {text}")
+            self.faults[name] = sentence.split(": ", 1)[1]
+            log.warning(f"step {step}: {sentence}")
             if client is not None:
-                client.push_event(step, "annotation", f"linear layer {name}: {text}")
+                client.push_event(step, "annotation", sentence)

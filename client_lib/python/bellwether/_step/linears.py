@@ -77,7 +77,7 @@ def compiles(model: nn.Module) -> bool:
     )
 
 
-class _Arriving:
+class Arriving:
     """Tensors on their way to the host."""
 
     def __init__(self, tensors: list[Tensor]) -> None:
@@ -95,6 +95,9 @@ class _Arriving:
 
     def values(self) -> list[Any]:
         return [t.tolist() for t in self._host]
+
+    def tensors(self) -> list[Tensor]:
+        return self._host
 
 
 _STATS = {name: at for at, name in enumerate(c_api.LAW_PRODUCT_STATS)}
@@ -146,7 +149,7 @@ class LinearSample:
 
     def __init__(self, names: list[str], measured: list[Measured]) -> None:
         self._names, self._measured = names, measured
-        self._arriving = _Arriving([t for m in measured for t in (m.sums, m.equals)])
+        self._arriving = Arriving([t for m in measured for t in (m.sums, m.equals)])
 
     def ready(self) -> bool:
         return self._arriving.ready()

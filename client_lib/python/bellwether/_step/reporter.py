@@ -18,6 +18,7 @@ from .._native import c_api
 from .._native.run_client import RunClient
 from .._util import log
 from ..settings import Settings
+from .balances import Balances
 from .cost import Cost
 from .events import Events
 from .frames import Frames
@@ -36,11 +37,11 @@ Number = Union[float, int, torch.Tensor, None]
 class Reporter:
     def __init__(
         self, settings: Settings, placed: Parallel, layers: list[Layer], memories: Memories,
-        lock: AbstractContextManager[Any], linears: Linears,
+        lock: AbstractContextManager[Any], linears: Linears, balances: Balances,
     ) -> None:  # fmt: skip
         """layers  all candidates, filled by attach(); lock  held while memories are read"""
         self._settings, self._placed, self._layers = settings, placed, layers
-        self.linears = linears
+        self.linears, self.balances = linears, balances
         self._memories, self._lock = memories, lock
         self.link = Link(settings)
         self.frames = Frames()
@@ -124,6 +125,16 @@ class Reporter:
 
     # ---- a step ----
 
+    def watch_laws(self) -> None:
+        """Of what is not attention, from the next sampled step on."""
+        self.linears.watch()
+        self.balances.watch()
+
+    def begin_laws(self, sampled: bool) -> None:
+        """A step begins that asks them, or none."""
+        self.linears.begin_step(sampled)
+        self.balances.begin_step(sampled)
+
     def sample(self, weights: StepWeights) -> Sample:
         """What was measured in this step; the buffers are then empty again."""
         timed = self.samples < 8 or self.samples % 8 == 0
@@ -132,6 +143,7 @@ class Reporter:
             sample = Sample(
                 self.reporting(), self._settings.stats, weights.increments, copies, self._placed,
                 weights.gram_batch, weights.replicas, self.linears.sample(),
+                self.balances.sample(),
             )  # fmt: skip
             for layer in self._layers:
                 for part in (layer.sums, layer.wq, layer.wk):

@@ -15,6 +15,7 @@ from .._kernels.probe import Spectrum, Sums
 from .._native import c_api
 from .._native.run_client import Block
 from ..settings import STATS
+from .balances import BalanceSample
 from .grad_scale import POWERS
 from .grams import GramBatch
 from .law_rows import LawRow, NamedLaws
@@ -139,11 +140,12 @@ class Sample:
         grams: Optional[GramBatch] = None,
         replicas: Optional[ReplicaSample] = None,
         linears: Optional[LinearSample] = None,
-        named_laws: Sequence[NamedLaws] = (),
+        balances: Optional[BalanceSample] = None,
     ) -> None:
-        """named_laws  those of layers other than attention and linear ones"""
-        self.grams, self.replicas, self.linears = grams, replicas, linears
-        self._named_laws = named_laws if linears is None else (linears, *named_laws)
+        self.grams, self.replicas = grams, replicas
+        self.linears, self.balances = linears, balances
+        named_laws: tuple[Optional[NamedLaws], ...] = (linears, balances)
+        self._named_laws = [laws for laws in named_laws if laws is not None]
         self._placed = placed or Parallel()
         self._layers = [_layer_sample(layer, increments, copies) for layer in layers]
         self._stats = stats

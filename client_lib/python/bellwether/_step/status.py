@@ -61,6 +61,7 @@ class LinearStatus(TypedDict):
     """The laws of linear layers."""
 
     modules: int  # That have their turn.
+    heads: list[str]  # Layers that make logits of words, whose loss has laws, too.
     not_measured: Optional[str]  # Why none has.
     left_out: dict[str, int]  # "module: why", how often.
     faults: dict[str, str]  # By module: what was wrong when it first was.
@@ -138,8 +139,13 @@ def status(steps: Steps, actions: Optional[ActionsStatus]) -> Status:
     found["numbers_left_out"] = dict(reporter.frames.left_out)
     found["linear"] = {
         "modules": len(reporter.linears.names),
+        "heads": reporter.balances.names,
         "not_measured": reporter.linears.not_measured,
-        "left_out": {f"{name}: {why}": n for (name, why), n in reporter.linears.left_out.items()},
+        "left_out": {
+            f"{name}: {why}": n
+            for left_out in (reporter.linears.left_out, reporter.balances.left_out)
+            for (name, why), n in left_out.items()
+        },
         "faults": dict(reporter.frames.faults),
     }
     rows = reporter.frames.law_rows

@@ -30,6 +30,7 @@ from .._util.guard import harmless, watched_by
 from .._util.integers import step as step_number
 from .._util.ranks import rank_and_world
 from ..settings import Settings
+from .balances import Balances
 from .frames import number_at_hand
 from .governor import Governor
 from .health import Health
@@ -62,7 +63,7 @@ class Steps:
         self.ends = StepEnds(self._parameters)
         self.reporter = Reporter(
             settings, self.parallel, self.layers, self.memories, self.lock,
-            Linears(self, self.model),
+            Linears(self, self.model), Balances(self, self.model),
         )  # fmt: skip
         self.discovery: Optional[Discovery] = None
         self.weights = StepWeights(
@@ -315,14 +316,12 @@ class Steps:
         self.reporter.scaling.begin_step(self._sampling)
         self.memories.begin_step(self._sampling, self._step_seed())
         # In the first step it is not known yet what is compiled.
-        self.reporter.linears.begin_step(
-            self._sampling and self.numbered() and self.measures("linear")
-        )
+        self.reporter.begin_laws(self._sampling and self.numbered() and self.measures("linear"))
 
     def stop_sampling(self) -> None:
         """The device measures nothing more in this step."""
         self.memories.begin_step(False, 0)
-        self.reporter.linears.begin_step(False)
+        self.reporter.begin_laws(False)
 
     def _measure_weights(self) -> None:
         if self._sampling and self.measures("sigma"):

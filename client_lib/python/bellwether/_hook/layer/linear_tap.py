@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any, Optional
+from typing import Any, Optional, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -201,7 +201,7 @@ class LinearTap:
             if self._call is not None and self._call.deferred:
                 self._give_up(SEVERAL)
             return
-        if being_traced() or capturing() or _wrapped(output):
+        if being_traced() or capturing() or wrapped(output):
             self._left_out(self.row, IN_GRAPH)
             return
         if output.dtype not in DTYPES or output.numel() == 0:
@@ -266,7 +266,7 @@ class LinearTap:
             return
         there = [t for t in (d_y, d_x, d_w) if t is not None]
         if any(
-            _wrapped(t) or not _readable(t) or t.dtype != d_y.dtype or t.device != d_y.device
+            wrapped(t) or not readable(t) or t.dtype != d_y.dtype or t.device != d_y.device
             for t in there
         ):
             self._left_out(self.row, OTHER_TYPE)
@@ -301,7 +301,7 @@ class LinearTap:
         found: dict[str, Product] = {}
 
         def usable(tensor: Optional[Tensor]) -> bool:
-            return tensor is not None and tensor.device == device and _readable(tensor)
+            return tensor is not None and tensor.device == device and readable(tensor)
 
         if y is not None and y.dtype == dtype and usable(y):
             rows = _two_dimensional(y, tokens)
@@ -324,16 +324,29 @@ class LinearTap:
         return found
 
 
+class Tap(Protocol):
+    """What a module is looked at by in one step."""
+
+    def input(self, args: Any) -> None:
+        """The module's forward begins."""
+
+    def output(self, args: Any, output: Any) -> None:
+        """Its forward is over."""
+
+    def close(self) -> None:
+        """Nothing more is measured."""
+
+
 class Taps:
     """The taps of one step.  They are called by hooks on all modules, which belong to none: a model
     that is copied or saved meanwhile has nothing of ours."""
 
     def __init__(self, host: LinearHost) -> None:
         self.host = host
-        self._taps: dict[int, LinearTap] = {}
+        self._taps: dict[int, Tap] = {}
         self._handles: list[Any] = []
 
-    def add(self, module: nn.Module, tap: LinearTap) -> None:
+    def add(self, module: nn.Module, tap: Tap) -> None:
         self._taps[id(module)] = tap
         if not self._handles:
             self._handles = [
@@ -361,9 +374,9 @@ class Taps:
             self._taps[id(module)].output(args, output)
 
 
-def _readable(tensor: Tensor) -> bool:
+def readable(tensor: Tensor) -> bool:
     """Whether its elements lie in memory: others free what they offload, or let others lie."""
-    if _wrapped(tensor) or tensor.layout != torch.strided:
+    if wrapped(tensor) or tensor.layout != torch.strided:
         return False
     reach = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride()))
     end = (tensor.storage_offset() + reach + 1) * tensor.element_size()
@@ -373,7 +386,7 @@ def _readable(tensor: Tensor) -> bool:
         return False
 
 
-def _wrapped(tensor: Tensor) -> bool:
+def wrapped(tensor: Tensor) -> bool:
     """By torch.func, or no tensor of torch's own: what it holds is not to be had."""
     if type(tensor) not in (Tensor, nn.Parameter):
         return True

@@ -1,0 +1,94 @@
+"""Sums over the rows, and over the columns, of a gradient, with what rounding has added to them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+CHUNK = 1 << 21  # Elements that are taken at once: what is made of them is memory.
+SOME_ROWS = 64
+# By the type: bits of the exponent, those of the significand behind the leading one, the least
+# power of two that is not subnormal.
+_GRIDS = {
+    torch.bfloat16: (torch.int16, 0x7F80, 7, 2.0**-126),
+    torch.float16: (torch.int16, 0x7C00, 10, 2.0**-14),
+    torch.float32: (torch.int32, 0x7F800000, 23, 2.0**-126),
+}
+_LOW_BITS = 0xFFFF  # Of a float32 that a bfloat16 does not have.
+
+
+def power_of_two(t: Tensor) -> Tensor:
+    """The largest that is not above |t|, in float32; that of the least normal number below it."""
+    integers, exponent, _, least = _GRIDS[t.dtype]
+    return (t.view(integers) & exponent).view(t.dtype).float().clamp(min=least)
+
+
+def grid_bits(t: Tensor, coarse: int) -> Tensor:
+    """Bits behind the leading one of what the elements were rounded to, float64.
+
+    coarse  of what float32 may have been rounded to inside
+    """
+    bits = _GRIDS[t.dtype][2]
+    if t.dtype != torch.float32:
+        return torch.full((), float(bits), dtype=torch.float64, device=t.device)
+    as_bf16 = (t.view(torch.int32) & _LOW_BITS).any().logical_not()
+    return torch.where(as_bf16, 7.0, float(coarse)).double()
+
+
+def chunks(t: Tensor) -> list[Tensor]:
+    at_once = max(1, CHUNK // max(1, t.shape[1]))
+    return [t[at : at + at_once] for at in range(0, t.shape[0], at_once)]
+
+
+def largest_power(t: Tensor) -> Tensor:
+    """That of the largest element.  By it squares of small gradients stay in a float32's range."""
+    return power_of_two(t.abs().amax() if t.numel() else t.new_ones(()))
+
+
+def over_rows(t: Tensor, coarse: int) -> Tensor:
+    """float64 [3, d]: the sum of the rows, that of their absolute values, and the variance that
+    rounding the elements has added to the first.  t [n, d], of a type in _GRIDS.
+
+    coarse  bits behind the leading one that a float32 may have been rounded to
+    """
+    found = torch.zeros(3, t.shape[1], dtype=torch.float64, device=t.device)
+    scale = largest_power(t)
+    bits = grid_bits(t, coarse)
+    for chunk in chunks(t):
+        numbers = chunk.float()
+        found[0] += numbers.sum(0)
+        found[1] += numbers.abs().sum(0)
+        found[2] += (power_of_two(chunk) / scale).square().sum(0)
+    found[2] *= scale.double().square() * torch.pow(2.0, -2 * bits) / 12
+    return found
+
+
+def over_columns(t: Tensor) -> Tensor:
+    """float64 [4, n]: the sum of each row, that of its absolute values, that of the distances of
+    neighbours in the type, and the variance of the first by rounding to it."""
+    found = torch.zeros(4, t.shape[0], dtype=torch.float64, device=t.device)
+    bits = _GRIDS[t.dtype][2]
+    scale = largest_power(t)
+    at = 0
+    for chunk in chunks(t):
+        here = slice(at, at + len(chunk))
+        at += len(chunk)
+        powers = power_of_two(chunk) / scale
+        numbers = chunk.float()
+        found[0, here] = numbers.sum(1)
+        found[1, here] = numbers.abs().sum(1)
+        found[2, here] = powers.sum(1)
+        found[3, here] = powers.square().sum(1)
+    ulp = scale.double() * 2.0**-bits
+    found[2] *= ulp
+    found[3] *= ulp.square() / 12
+    return found
+
+
+def some_rows(t: Tensor, count: int = SOME_ROWS) -> Tensor:
+    """A copy of rows at equal distances."""
+    n = t.shape[0]
+    at = (
+        torch.arange(min(count, n), dtype=torch.int64, device=t.device) * n // max(1, min(count, n))
+    )
+    return t.index_select(0, at)
