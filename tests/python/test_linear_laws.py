@@ -11,6 +11,7 @@ import copy
 import dataclasses
 import math
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import NormalDist
@@ -617,6 +618,49 @@ def test_compiled_code_is_seen(fullgraph: bool) -> None:
     assert not linears.compiles(layer)
     torch.compile(layer.forward, backend="eager", fullgraph=fullgraph)(torch.ones(1, 8))
     assert linears.compiles(layer)
+
+
+@pytest.mark.parametrize("before", (False, True))
+def test_torch_compile_finds_no_hook_of_ours(
+    before: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model that runs eager first is made once, as without a monitor, and nothing is warned of.
+
+    before  it is given to torch.compile one step before it is called so
+    """
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    init = torch._dynamo.eval_frame.OptimizeContext.__init__
+    made: list[int] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        made.append(len(modules._global_forward_hooks))
+        return graph
+
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    handle = bellwether.attach(
+        model, record=str(tmp_path / "a.bwrun"), run="late", every=1, overhead_budget=1e9
+    )
+    runs: Any = model
+    compiled: Any = None
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        for step in range(8):
+            if step == (3 if before else 4):
+                assert modules._global_forward_hooks
+                compiled = torch.compile(model, backend=backend)
+                assert not modules._global_forward_hooks
+            if step == 4:
+                runs = compiled
+            loss = runs(torch.randn(4, 8)).square().mean()
+            loss.backward()
+            handle.step(loss=loss.detach())
+    assert not [w for w in warned if "global hooks" in str(w.message)]
+    assert made == [0] and handle.why_off == ""
+    assert handle.status()["linear"]["not_measured"] == linears.COMPILED
+    handle.detach()
+    assert torch._dynamo.eval_frame.OptimizeContext.__init__ is init
 
 
 def test_z_is_a_number_of_standard_deviations() -> None:

@@ -85,6 +85,7 @@ class Monitor:
             patches.see_forwards(list(steps.layers))
             patches.discover(steps, model, overrides)
             steps.reporter.watch_laws()
+            patches.see_compiling(steps.reporter.laws_end)
         self.actions.install(not weights_only, agree)
         patches.show_presence()
         steps.reporter.events.add("attach", f"bellwether {__version__}")

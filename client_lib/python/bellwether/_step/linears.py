@@ -294,6 +294,12 @@ class Linears:
             return False
         return self._host.cannot_measure_on(device.type) is None
 
+    def compiled(self) -> None:
+        """torch.compile is asked for something: nothing is measured any more."""
+        if self._watching:
+            self.not_measured = COMPILED
+            self.stop()
+
     def stop(self) -> None:
         """No module is looked at any more."""
         self._taps.close()

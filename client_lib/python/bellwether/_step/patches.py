@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from torch import nn
 
+from .._hook import compiling
 from .._hook.hosts import StepHost
 from .._hook.layer.layer import Layer
 from .._hook.model.candidates import find_candidates
@@ -61,6 +62,10 @@ class Patches:
         host = self.host
         self.add(lambda: grad_scale.uninstall(host))
         grad_scale.install(host)
+
+    def see_compiling(self, told: Callable[[], None]) -> None:
+        """From now on it is called when torch.compile is asked for something."""
+        self.add(compiling.listen(told))
 
     def see_forwards(self, layers: list[Layer]) -> None:
         """From now on the layers see the attention calls of their modules."""

@@ -9,6 +9,7 @@ from typing import Any, Optional, Union
 import torch
 from torch import nn
 
+from .._hook import compiling
 from .._hook.layer.judged import Judged
 from .._hook.layer.layer import Layer
 from .._hook.layer.notes import why
@@ -130,8 +131,14 @@ class Reporter:
         self.linears.watch()
         self.balances.watch()
 
+    def laws_end(self) -> None:
+        """torch.compile is asked for something."""
+        self.linears.compiled()
+        self.balances.compiled()
+
     def begin_laws(self, sampled: bool) -> None:
         """A step begins that asks them, or none."""
+        compiling.look()
         self.linears.begin_step(sampled)
         self.balances.begin_step(sampled)
 
