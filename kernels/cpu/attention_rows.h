@@ -34,9 +34,34 @@ struct LawGrid {
     const double magic = Ulp(x) * 0x1.8p52;
     return (x + magic) - magic;
   }
+
+  struct Added {
+    double error, variance;
+  };
+  // What rounding adds to a number inside of a kernel; of one factor of it where that is subnormal.
+  Added Inside(double x, double factor) const {
+    const bool subnormal = std::fabs(x * factor) < std::bit_cast<double>(simd.least);
+    const double by = subnormal ? factor : 1, ulp = Ulp(x * by), magic = ulp * 0x1.8p52;
+    return {((x * by + magic) - magic) / by - x, std::min(ulp * ulp / (12 * by * by), x * x)};
+  }
+
   int bits;  // of the significand, with the leading one
   SimdGrid simd;
 };
+
+// Some kernels round scale * dS where others round dS.
+inline double DsFactor(const ProbeParams& p) {
+  const double scale = std::fabs(static_cast<double>(p.scale));
+  return scale > 0 ? std::min(scale, 1.0) : 1.0;
+}
+
+// How often the scores of attention out of matrix products are rounded behind the product: times the
+// scale, where it is no power of two, and over the cap, tanh, times the cap.
+inline int ScoreRoundings(const ProbeParams& p) {
+  int exponent;
+  const bool scaled = std::fabs(std::frexp(static_cast<double>(p.scale), &exponent)) != 0.5;
+  return (scaled ? 1 : 0) + (p.softcap > 0 ? 3 : 0);
+}
 
 enum class RowKind {
   kSeeing,
@@ -85,6 +110,7 @@ struct AttentionRow {
   double delta_error = 0;         // dO . o - delta
   double abs_d_o_o = 0;           // sum |dO o|
   double o_variance = 0;          // sum dO^2 u(o)
+  double of_score = 0;            // what roundings of the scores give each p, as a variance over p^2
 };
 
 template <typename Element>
@@ -244,6 +270,8 @@ class AttentionRows {
     const bool with_sink = p_.sinks != nullptr;
     const double sink = with_sink ? static_cast<double>(p_.sinks[head]) : 0;
     if (with_sink) top = std::max(top, sink);
+    // P moves with its score, and those that count are near the largest.
+    if (composed_) out.of_score = ScoreRoundings(p_) * grid_.Variance(std::fabs(top) + 1);
     const double of_keys = simd_.weigh(scores, out.panels, top);
     const double total = of_keys + (with_sink ? std::exp(sink - top) : 0);
     out.delta = simd_.normalise(scores, dp, out.panels, 1 / total);

@@ -93,24 +93,25 @@ void AddCompared(Compared& row, const LawGrid& grid, double roundings, double* s
 
 // Of one probability and its gradient.
 struct Term {
-  Term(const LawGrid& grid, const AttentionRow& row, int64_t at) : p(row.p[at]) {
+  Term(const LawGrid& grid, double factor, const AttentionRow& row, int64_t at) : p(row.p[at]) {
     const double dp = row.dp[at], slope = row.slope != nullptr ? row.slope[at] : 1, about = dp - row.delta;
     if (!(p > 0)) return;
-    const double d_s = p * about, of_p = grid.Variance(p);
-    const double fp32 = 0x1p-24 * p;
-    p_error = grid.Rounded(p) - p;
+    const double d_s = p * about, fp32 = 0x1p-24 * p;
+    const LawGrid::Added to_p = grid.Inside(p, 1), to_ds = grid.Inside(d_s, factor);
+    const double of_p = to_p.variance + row.of_score * p * p;
+    p_error = to_p.error;
     p_variance = kTimes * of_p;
     ds = d_s * slope;
-    ds_error = (grid.Rounded(d_s) - d_s) * slope;
-    const double own = grid.Variance(d_s) + of_p * about * about + fp32 * fp32 * (dp * dp + row.delta * row.delta);
+    ds_error = to_ds.error * slope;
+    const double own = to_ds.variance + of_p * about * about + fp32 * fp32 * (dp * dp + row.delta * row.delta);
     ds_variance = kTimes * own * slope * slope;
     sloped = p * slope;
   }
   double p, sloped = 0, p_error = 0, p_variance = 0, ds = 0, ds_error = 0, ds_variance = 0;
 };
 
-double DeltaVariance(const LawGrid& grid, const SimdKernels& simd, const AttentionRow& row) {
-  const LawTerms terms = simd.law_terms(row.p, row.dp, row.panels, row.delta, grid.simd);
+double DeltaVariance(const LawGrid& grid, double factor, const SimdKernels& simd, const AttentionRow& row) {
+  const LawTerms terms = simd.law_terms(row.p, row.dp, row.panels, row.delta, {grid.simd, factor, row.of_score});
   const double fp32 = 0x1p-24 * row.abs_d_o_o;
   // A residual of o that is kept in the type leaves this much.
   return kTimes * (terms.dp_variance + fp32 * fp32 + std::ldexp(row.o_variance, -2 * grid.bits));
@@ -148,6 +149,7 @@ class ShadowUnit {
       : plan_(plan),
         p_(plan.p),
         grid_(plan.p.dtype),
+        ds_factor_(DsFactor(plan.p)),
         simd_(SelectSimdKernels()),
         widen_(simd_.widen[static_cast<int>(plan.p.dtype)]),
         rows_(plan.of, scratch) {
@@ -236,7 +238,7 @@ class ShadowUnit {
     for (int64_t r = 0; r < count; ++r) {
       if (!Sees(tile[r])) continue;
       for (int64_t j = 0; j < tile[r].panels * kPanel; ++j) {
-        const Term t(grid_, tile[r], j);
+        const Term t(grid_, ds_factor_, tile[r], j);
         const int64_t at = (tile[r].first - begin + j) * rows + r;
         weights_[kP][at] = t.p;
         weights_[kPError][at] = t.p_error;
@@ -275,7 +277,7 @@ class ShadowUnit {
   }
 
   void AddQueryGradient(int64_t head, const AttentionRow& row, int64_t r, double* sums) {
-    const double scale = static_cast<double>(p_.scale), delta_variance = DeltaVariance(grid_, simd_, row);
+    const double scale = static_cast<double>(p_.scale), delta_variance = DeltaVariance(grid_, ds_factor_, simd_, row);
     Compared dq(row_, p_.head_dim);
     dq.Clear(2);
     for (int64_t c = 0; c < p_.head_dim; ++c) {
@@ -336,11 +338,11 @@ class ShadowUnit {
   }
 
   void AddRowToKeys(const AttentionRow& row, const double* q, const double* d_o, bool parts) {
-    const double scale = static_cast<double>(p_.scale), delta_variance = DeltaVariance(grid_, simd_, row);
+    const double scale = static_cast<double>(p_.scale), delta_variance = DeltaVariance(grid_, ds_factor_, simd_, row);
     for (int64_t i = 0; i < plan_.keys; ++i) {
       const int64_t at = KeyAt(i) - row.first;
       if (at < 0 || at >= row.panels * kPanel || row.p[at] == 0) continue;
-      const Term t(grid_, row, at);
+      const Term t(grid_, ds_factor_, row, at);
       Compared dk = KeyGradient(i), dv = ValueGradient(i);
       const double variance = scale * scale * (t.ds_variance + delta_variance * t.sloped * t.sloped);
       for (int64_t c = 0; c < dk.dim; ++c) {
@@ -378,6 +380,7 @@ class ShadowUnit {
   const Plan& plan_;
   const ProbeParams& p_;
   const LawGrid grid_;
+  const double ds_factor_;
   const SimdKernels& simd_;
   void (*const widen_)(const void*, int64_t, double*);
   AttentionRows<Element> rows_;

@@ -36,18 +36,25 @@ struct SimdGrid {
   int64_t drop;   // what the distance's is smaller by
 };
 
-// Sums over the keys of a row, of probabilities p and dp; e(x) is the distance of the grid's
-// numbers at x, u(x) its square by 12, r(x) = x rounded - x, ds = p (dp - delta).
+// Roundings inside of a kernel.
+struct SimdInside {
+  SimdGrid grid;
+  double factor;    // 0 to 1: where factor * ds is subnormal, it is what is rounded
+  double of_score;  // what roundings of its score give p, as a variance over p^2
+};
+
+// Sums over the keys of a row, of probabilities p and dp, ds = p (dp - delta).  e(x) is the distance of
+// the grid's numbers at x, r(x) = x rounded - x, u(x) the lesser of e(x)^2 / 12 and x^2.
 struct LawTerms {
   double keys;         // how many p are not 0
   double p_square;     // p^2
   double p_error;      // r(p)
-  double p_variance;   // u(p)
+  double p_variance;   // w(p) = u(p) + of_score p^2
   double dp_p_error;   // dp r(p)
-  double dp_variance;  // dp^2 u(p)
+  double dp_variance;  // dp^2 w(p)
   double ds;           // ds
   double ds_error;     // r(ds)
-  double ds_variance;  // u(ds) + u(p) (dp - delta)^2 + (2^-24 p)^2 (dp^2 + delta^2)
+  double ds_variance;  // u(ds) + w(p) (dp - delta)^2 + (2^-24 p)^2 (dp^2 + delta^2)
 };
 
 // What columns() adds up of each element x with its weight w; see LawTerms.
@@ -102,7 +109,7 @@ struct SimdKernels {
   double (*weigh)(double* scores, int64_t panels, double first);
   // weight = weight * factor; returns sum weight * dp.
   double (*normalise)(double* weights, const double* dp, int64_t panels, double factor);
-  LawTerms (*law_terms)(const double* p, const double* dp, int64_t panels, double delta, SimdGrid grid);
+  LawTerms (*law_terms)(const double* p, const double* dp, int64_t panels, double delta, SimdInside inside);
   // Adds what ColumnSum says of `panels` panels of elements, each to sums[which * stride + c].
   void (*columns)(const double* x, const double* before, const double* weight, int64_t panels, SimdGrid grid,
                   double* sums, int64_t stride);

@@ -121,23 +121,24 @@ struct PairWeights {
 };
 
 template <class Element, bool kOfKeys>
-__device__ __forceinline__ PairWeights WeightsOf(const LawRow& row, const ShadowRow& delta, float score, float dp,
-                                                 float slope) {
+__device__ __forceinline__ PairWeights WeightsOf(const LawRow& row, const ShadowRow& delta,
+                                                 const LawInsideOf& roundings, float score, float dp, float slope) {
   PairWeights weights = {};
   if (score == -INFINITY || row.inverse_l == 0.f) return weights;
   const float p = expf(score - row.first) * row.inverse_l;
   if (p == 0.f) return weights;
   constexpr float kFp32 = 0x1p-24f, kVariance = static_cast<float>(kVarianceOfBase<Element>);
   const float more = dp - row.delta, ds = p * more;
-  const float p_base = BaseOf<Element>(p), ds_base = BaseOf<Element>(ds), in_fp32 = kFp32 * p;
-  const float p_variance = 2 * kVariance * p_base * p_base;
-  const float ds_variance = 2 * kVariance * ds_base * ds_base + p_variance * more * more +
+  const LawAdded of_p = AddedToP<Element>(p), of_ds = AddedToDs<Element>(ds, roundings);
+  const float in_fp32 = kFp32 * p;
+  const float p_variance = 2 * kVariance * fmaf(SquaresOfScores<Element>(roundings, row.first) * p, p, of_p.squares);
+  const float ds_variance = 2 * kVariance * of_ds.squares + p_variance * more * more +
                             2 * in_fp32 * in_fp32 * fmaf(dp, dp, row.delta * row.delta);
-  weights.of_values = {p, RoundTo<Element>(p) - p, 0.f, p_variance};
+  weights.of_values = {p, of_p.error, 0.f, p_variance};
   const float sloped = p * slope;
   weights.of_keys.x = ds * slope;
   weights.of_keys.y = kOfKeys ? delta.delta_error * sloped : sloped;
-  weights.of_keys.z = (RoundTo<Element>(ds) - ds) * slope;
+  weights.of_keys.z = of_ds.error * slope;
   weights.of_keys.w = ds_variance * slope * slope + (kOfKeys ? delta.delta_variance * sloped * sloped : 0.f);
   return weights;
 }
@@ -266,7 +267,8 @@ __global__ void __launch_bounds__(kLawThreads, 2) ShadowSumsKernel(const __grid_
                                       kernel.item_pitch - kernel.v_at);
       float slope = 1.f;
       const float score = ScoreOf<Element>(p, composed, product, at, static_cast<int>(key), &slope);
-      pair = WeightsOf<Element, kOfKeys>(row, delta, score, composed ? RoundTo<Element>(dp) : dp, slope);
+      pair = WeightsOf<Element, kOfKeys>(row, delta, kernel.rows.roundings, score, composed ? RoundTo<Element>(dp) : dp,
+                                         slope);
     }
     weights[lane][warp] = pair;
     // NaN is used, too.
@@ -337,7 +339,7 @@ __device__ __forceinline__ void Compare(const ShadowParams& kernel, const Shadow
     const double inside = channels[0] + channels[1];
     channels[2] = static_cast<double>(RoundTo<Element>(static_cast<float>(exact))) - exact;
     channels[3] = static_cast<double>(RoundTo<Element>(static_cast<float>(exact + inside))) - exact - inside;
-    const float base = BaseOf<Element>(static_cast<float>(exact));
+    const float base = BaseNear<Element>(static_cast<float>(exact));
     variance += scale * scale * static_cast<double>(sums.w + delta_variance * sums.y * sums.y) +
                 times * kVarianceOfBase<Element> * static_cast<double>(base) * static_cast<double>(base);
     const float value = static_cast<float>(got[c]);

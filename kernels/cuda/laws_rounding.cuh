@@ -32,6 +32,12 @@ template <class Element>
 inline constexpr double kVarianceOfBase = 1.0 / (12 * static_cast<double>(1 << (kSignificand<Element> - 1)) *
                                                  static_cast<double>(1 << (kSignificand<Element> - 1)));
 
+// Of a number that fp32 has computed: 1 may have become a little less, and has twice the base of that.
+template <class Element>
+__device__ __forceinline__ float BaseNear(float x) {
+  return BaseOf<Element>(fmaf(x, 0x1p-18f, x));
+}
+
 // To the nearest, even where two are as near.
 template <class Element>
 __device__ __forceinline__ float RoundTo(float x) {
@@ -42,6 +48,41 @@ __device__ __forceinline__ float RoundTo(float x) {
   } else {
     return static_cast<float>(static_cast<Element>(x));
   }
+}
+
+// Roundings inside of a kernel.
+struct LawInsideOf {
+  float factor, inverse;  // 0 to 1: where factor * dS is subnormal, it is what is rounded
+  float score_roundings;  // of scores, behind the product
+};
+
+// What rounding to the type adds to a number inside of a kernel; squares: of its base, or as much as
+// leaves no more than the number itself.
+struct LawAdded {
+  float error, squares;
+};
+
+template <class Element>
+__device__ __forceinline__ LawAdded AddedTo(float x, float base, float rounded) {
+  constexpr auto kSelf = static_cast<float>(1 / kVarianceOfBase<Element>);
+  return {rounded - x, fminf(base * base, kSelf * x * x)};
+}
+template <class Element>
+__device__ __forceinline__ LawAdded AddedToP(float p) {
+  return AddedTo<Element>(p, BaseNear<Element>(p), RoundTo<Element>(p));
+}
+template <class Element>
+__device__ __forceinline__ LawAdded AddedToDs(float ds, const LawInsideOf& inside) {
+  const float part = ds * inside.factor;
+  if (fabsf(part) >= kBaseMin<Element>) return AddedTo<Element>(ds, BaseOf<Element>(ds), RoundTo<Element>(ds));
+  return AddedTo<Element>(ds, kBaseMin<Element> * inside.inverse, RoundTo<Element>(part) * inside.inverse);
+}
+
+// What roundings of scores near the row's largest give each P, as squares of bases over P^2.
+template <class Element>
+__device__ __forceinline__ float SquaresOfScores(const LawInsideOf& inside, float first) {
+  const float base = BaseOf<Element>(fabsf(first) + 1.f);
+  return inside.score_roundings > 0.f ? inside.score_roundings * base * base : 0.f;
 }
 
 }  // namespace bellwether::kernels::cuda

@@ -42,9 +42,9 @@ struct LawRow {
 // What the second pass adds up of a row's keys.
 enum LawInside : int {
   kInsidePError = 0,  // R(P) - P, R rounds to the type
-  kInsidePBases,      // bases of P, squared
+  kInsidePBases,      // bases of P, squared, and what roundings of scores add to them
   kInsidePErrorOfDp,  // dP (R(P) - P)
-  kInsidePBasesOfDp,  // dP^2, bases of P squared
+  kInsidePBasesOfDp,  // dP^2, the same
   kInsideDsError,     // R(dS) - dS
   kInsideDsVariance,  // of dS, P's rounding included
   kInsideCount
@@ -64,6 +64,7 @@ struct LawRowsParams {
   int64_t row_tiles;    // of a sequence and key head
   int key_tiles, parts, stages, key_pitch, v_pitch;
   bool vectorized, composed;
+  LawInsideOf roundings;
   // Rows are numbered [batch][heads][rows].
   LawPlace* places;      // [rows]
   LawRowPart* of_parts;  // [parts][rows]
@@ -84,13 +85,15 @@ template <class Element>
 __device__ __forceinline__ float ScoreOf(const ProbeParams& p, bool composed, float product, const LawPlace& at,
                                          int key, float* slope = nullptr) {
   if (key < at.begin || key >= at.end) return -INFINITY;
-  if (at.mask_at == kUniform) return 0.f;
+  const bool uniform = at.mask_at == kUniform;
+  if (uniform && slope == nullptr) return 0.f;
   float score = p.scale * (composed ? RoundTo<Element>(product) : product);
   if (p.softcap > 0.f) {
     const float bent = tanhf(score / p.softcap);
     score = p.softcap * bent;
     if (slope != nullptr) *slope = 1.f - bent * bent;
   }
+  if (uniform) return 0.f;  // The softcap is passed all the same.
   if (p.mask.data == nullptr) return score;
   const float bias = BiasAt(p.mask, at.mask_at + key * p.mask.key_stride);
   return bias == -INFINITY ? bias : score + bias;
@@ -110,20 +113,21 @@ __device__ __forceinline__ void MergeParts(const LawRowPart& b, LawRowPart& a) {
 
 // What one score adds to the sums of the second pass.
 template <class Element>
-__device__ __forceinline__ void AddInside(float score, float dp, const LawRow& row, float (&sums)[kInsideCount]) {
+__device__ __forceinline__ void AddInside(float score, float dp, const LawRow& row, const LawInsideOf& roundings,
+                                          float of_scores, float (&sums)[kInsideCount]) {
   if (score == -INFINITY) return;
   const float p = expf(score - row.first) * row.inverse_l;
   if (p == 0.f) return;
   const float more = dp - row.delta, ds = p * more;
-  const float p_error = RoundTo<Element>(p) - p, p_base = BaseOf<Element>(p), ds_base = BaseOf<Element>(ds);
+  const LawAdded of_p = AddedToP<Element>(p), of_ds = AddedToDs<Element>(ds, roundings);
   constexpr float kFp32 = 0x1p-24f, kVariance = static_cast<float>(kVarianceOfBase<Element>);
-  const float squares = p_base * p_base, sum_error = kFp32 * p;
-  sums[kInsidePError] += p_error;
+  const float squares = fmaf(of_scores * p, p, of_p.squares), sum_error = kFp32 * p;
+  sums[kInsidePError] += of_p.error;
   sums[kInsidePBases] += squares;
-  sums[kInsidePErrorOfDp] = fmaf(dp, p_error, sums[kInsidePErrorOfDp]);
+  sums[kInsidePErrorOfDp] = fmaf(dp, of_p.error, sums[kInsidePErrorOfDp]);
   sums[kInsidePBasesOfDp] = fmaf(dp * dp, squares, sums[kInsidePBasesOfDp]);
-  sums[kInsideDsError] += RoundTo<Element>(ds) - ds;
-  const float variance = kVariance * fmaf(squares * more, more, ds_base * ds_base);
+  sums[kInsideDsError] += of_ds.error;
+  const float variance = kVariance * fmaf(squares * more, more, of_ds.squares);
   sums[kInsideDsVariance] += fmaf(sum_error * sum_error, fmaf(dp, dp, row.delta * row.delta), variance);
 }
 
@@ -231,12 +235,13 @@ __global__ void __launch_bounds__(kTileThreads, kForm == Form::kWide || sizeof(E
   };
   LawRowPart state[2] = {{-INFINITY, 0, 0}, {-INFINITY, 0, 0}};
   LawRow known[2] = {};
-  float inside[2][kInsideCount] = {};
+  float inside[2][kInsideCount] = {}, of_scores[2] = {};
   if constexpr (!kFirst) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int row = first_row + lane / 4 + 8 * r;
       if (places[row].head >= 0) known[r] = kernel.known[first_index + row];
+      of_scores[r] = SquaresOfScores<Element>(kernel.roundings, known[r].first);
     }
   }
   int stage = 0;
@@ -292,7 +297,8 @@ __global__ void __launch_bounds__(kTileThreads, kForm == Form::kWide || sizeof(E
             const int key = first_key + i / 2 * 8 + 2 * (lane % 4) + i % 2;
             const float gradient = dp[i / 2][2 * r + i % 2];
             AddInside<Element>(ScoreOf<Element>(p, kernel.composed, s[i / 2][2 * r + i % 2], at, key),
-                               kernel.composed ? RoundTo<Element>(gradient) : gradient, known[r], inside[r]);
+                               kernel.composed ? RoundTo<Element>(gradient) : gradient, known[r], kernel.roundings,
+                               of_scores[r], inside[r]);
           }
         }
       }
@@ -404,12 +410,21 @@ int LawRowsBytes(const LawRowsParams& kernel) {
 
 inline constexpr int kLawRowsStaticBytes = 12 * 1024;  // at most, of the kernel's own arrays
 
+// As the CPU's DsFactor() and ScoreRoundings().
+inline LawInsideOf RoundingsInside(const ProbeParams& p, bool composed) {
+  const float scale = std::fabs(p.scale), factor = scale > 0.f ? std::min(scale, 1.f) : 1.f;
+  int exponent;
+  const int of_scores = (std::frexp(scale, &exponent) != 0.5f ? 1 : 0) + (p.softcap > 0.f ? 3 : 0);
+  return {factor, 1.f / factor, composed ? static_cast<float>(of_scores) : 0.f};
+}
+
 // What the launches of these rows share, but for memory.  p: rows_per_head as wanted.
 template <class Element, Form kForm>
 Status PlanRows(const ProbeParams& p, bool composed, const Gpu& gpu, LawRowsParams* kernel) {
   using Shape = TileShape<Element, false, kForm>;
   kernel->p = p;
   kernel->composed = composed;
+  kernel->roundings = RoundingsInside(p, composed);
   kernel->group = p.heads / p.kv_heads;
   kernel->rows = SampledRows(p);
   kernel->row_tiles = (kernel->group * kernel->rows + Shape::kRows - 1) / Shape::kRows;

@@ -160,13 +160,15 @@ TEST_P(SimdTest, ProbabilitiesAndTheirTermsEqualPlainLoops) {
   for (int i = 0; i < 8 * kPanel; ++i) delta += (p.x[i] /= total) * dp.x[i];
   EXPECT_NEAR(simd_->weigh(scores.x, 8, first), total, 1e-13);
   EXPECT_NEAR(simd_->normalise(scores.x, dp.x, 8, 1 / total), delta, 1e-14);
+  constexpr double kOfScore = 3e-4;
   LawTerms want = {};
   for (int i = 0; i < 8 * kPanel; ++i) {
     ASSERT_NEAR(scores.x[i], p.x[i], 1e-15);
     const double x = scores.x[i], about = dp.x[i] - delta, ds = x * about;
     if (x == 0) continue;
     const auto error = [](double of) { return std::nearbyint(of / BFloat16Ulp(of)) * BFloat16Ulp(of) - of; };
-    const double of_p = BFloat16Ulp(x) * BFloat16Ulp(x) / 12, of_ds = BFloat16Ulp(ds) * BFloat16Ulp(ds) / 12;
+    const double of_p = BFloat16Ulp(x) * BFloat16Ulp(x) / 12 + kOfScore * x * x,
+                 of_ds = BFloat16Ulp(ds) * BFloat16Ulp(ds) / 12;
     want.keys += 1;
     want.p_square += x * x;
     want.p_error += error(x);
@@ -177,7 +179,7 @@ TEST_P(SimdTest, ProbabilitiesAndTheirTermsEqualPlainLoops) {
     want.ds_error += error(ds);
     want.ds_variance += of_ds + of_p * about * about + 0x1p-48 * x * x * (dp.x[i] * dp.x[i] + delta * delta);
   }
-  const LawTerms got = simd_->law_terms(scores.x, dp.x, 8, delta, kGrid);
+  const LawTerms got = simd_->law_terms(scores.x, dp.x, 8, delta, {kGrid, 0.125, kOfScore});
   EXPECT_EQ(got.keys, want.keys);
   EXPECT_NEAR(got.p_square, want.p_square, 1e-14);
   EXPECT_NEAR(got.p_error, want.p_error, 1e-14);
@@ -187,6 +189,27 @@ TEST_P(SimdTest, ProbabilitiesAndTheirTermsEqualPlainLoops) {
   EXPECT_NEAR(got.ds, want.ds, 1e-14);
   EXPECT_NEAR(got.ds_error, want.ds_error, 1e-14);
   EXPECT_NEAR(got.ds_variance, want.ds_variance, 1e-10 * want.ds_variance);
+}
+
+TEST_P(SimdTest, NumbersThatUnderflowLoseNoMoreThanThemselves) {
+  constexpr SimdGrid kHalf = {int64_t{-14 + 1023} << 52, int64_t{10} << 52};
+  const auto terms = [&](double of_p, double of_dp, double factor) {
+    Panels p, dp;
+    for (int i = 0; i < kPanel; ++i) p.x[i] = dp.x[i] = 0;
+    p.x[0] = of_p;
+    dp.x[0] = of_dp;
+    return simd_->law_terms(p.x, dp.x, 1, 0, {kHalf, factor, 0});
+  };
+  // A P that comes out as 0, and one between 0 and the least number.
+  EXPECT_EQ(terms(0x1p-40, 1, 1).p_error, -0x1p-40);
+  EXPECT_EQ(terms(0x1p-40, 1, 1).p_variance, 0x1p-80);
+  EXPECT_EQ(terms(0x1.8p-25, 1, 1).p_error, 0x1p-26);
+  EXPECT_DOUBLE_EQ(terms(0x1.8p-25, 1, 1).p_variance, 0x1p-48 / 12);
+  // A dS that is a number of the type, while an eighth of it is between two.
+  const LawTerms half = terms(0x1p-3, 0x1.001p-10, 0.125), plain = terms(0x1p-3, 0x1.001p-10, 1);
+  EXPECT_EQ(half.ds_error, -0x1p-25);
+  EXPECT_NEAR(half.ds_variance - plain.ds_variance, (0x1p-42 - 0x1p-46) / 12, 1e-3 * 0x1p-42 / 12);
+  EXPECT_EQ(terms(0x1p-3, 0x1.001p-3, 0.125).ds_error, terms(0x1p-3, 0x1.001p-3, 1).ds_error);
 }
 
 TEST_P(SimdTest, ColumnsAddUpElementsAndTheirDistances) {

@@ -23,6 +23,8 @@ FAULTS: dict[str, tuple[str, int | None]] = {
     "dv_last_row_of_queries_left_out": ("dv", None),
 }
 
+SCALED_FIRST = "dS times the scale is rounded"  # Right, as some kernels do it.
+
 
 def _gradients(
     q: Tensor, k: Tensor, v: Tensor, o: Tensor, d_o: Tensor, p: Tensor, fault: str
@@ -33,7 +35,9 @@ def _gradients(
         p = p * 1.02
     dtype = o.dtype
     delta = (d_o.float() * o.float()).sum(-1, keepdim=True)
-    d_s = (p * (d_o.float() @ v.mT - delta)).to(dtype).float()
+    d_s = p * (d_o.float() @ v.mT - delta)
+    by = scale if fault == SCALED_FIRST else 1.0
+    d_s = (by * d_s).to(dtype).float() / by
     rounded = p.to(dtype).float()
     dv = rounded.mT @ d_o.float()
     if fault == "dv_last_row_of_queries_left_out":

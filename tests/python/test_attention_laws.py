@@ -27,7 +27,9 @@ from graded_calls import (
     laws_rows,
     planted_kernel,
     sound_kernels,
+    written_out,
 )
+from planted_kernels import SCALED_FIRST
 
 CPU = torch.device("cpu")
 LIMIT = Limits(10**7).z
@@ -132,6 +134,20 @@ def test_sound_kernels_are_sound_from_some_rows(dtype: torch.dtype, values: str)
             got = laws_rows(of, kv_heads, rows=32)
             worst = {law: beyond(got, law) for law in LAWS}
             assert max(worst.values()) < LIMIT, (kernel.name, case, worst)
+
+
+@pytest.mark.parametrize("values", ["normal", "broad", "common-mode"])
+@pytest.mark.parametrize("size", [1e-3, 1e-5, 1e-7])
+def test_gradients_that_underflow_break_no_law(size: float, values: str) -> None:
+    for dim in (64, 128):
+        inputs = make(Case("tiny", Shape(2, 2, dim, torch.float16, 300), values=values), CPU)
+        inputs = dataclasses.replace(inputs, d_o=(inputs.d_o.double() * size).half())
+        for kernel in (planted_kernel(""), planted_kernel(SCALED_FIRST), written_out()):
+            call = graded(kernel, inputs)
+            arithmetic = ARITHMETICS.get(kernel.name, "fused")
+            for rows in (0, 32):
+                got = laws_rows(given(call, arithmetic), 2, rows)
+                assert max(beyond(got, law) for law in LAWS) < LIMIT, (kernel.name, dim, rows)
 
 
 @pytest.mark.parametrize("fault, law, head", [

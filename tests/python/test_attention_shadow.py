@@ -20,8 +20,15 @@ from bellwether._laws.shadow import shadow
 from bellwether.tools.kernel_cases import Case, Shape, make
 from bellwether.tools.kernel_check import graded
 
-from graded_calls import ARITHMETICS, given, planted_kernel, shadow_rows, sound_kernels
-from planted_kernels import FAULTS
+from graded_calls import (
+    ARITHMETICS,
+    given,
+    planted_kernel,
+    shadow_rows,
+    sound_kernels,
+    written_out,
+)
+from planted_kernels import FAULTS, SCALED_FIRST
 
 CPU = torch.device("cpu")
 LIMITS = Limits(10**7)
@@ -88,6 +95,27 @@ def test_sound_kernels_are_within_chance(values: str) -> None:
                 got = shadow_of(call, ARITHMETICS.get(kernel.name, "fused"), 16, 8)
                 wrong = [name for name in TENSORS if over(got, name)]
                 assert not wrong, (kernel.name, dtype, {n: excess(got, n) for n in wrong})
+
+
+@pytest.mark.parametrize("values", ["normal", "broad", "common-mode"])
+@pytest.mark.parametrize("size", [1e-3, 1e-5, 1e-7])
+def test_gradients_that_underflow_are_within_chance(size: float, values: str) -> None:
+    kernels = (planted_kernel(""), planted_kernel(SCALED_FIRST), written_out())
+    for dim in (64, 128):
+        inputs = make(Case("tiny", Shape(2, 2, dim, torch.float16, 300), values=values), CPU)
+        inputs = dataclasses.replace(inputs, d_o=(inputs.d_o.double() * size).half())
+        for kernel in kernels:
+            call = graded(kernel, inputs)
+            got = shadow_of(call, ARITHMETICS.get(kernel.name, "fused"), 32, 16)
+            wrong = [name for name in TENSORS if over(got, name)]
+            assert not wrong, (kernel.name, dim, {n: excess(got, n) for n in wrong})
+
+
+def test_a_fault_shows_where_gradients_underflow() -> None:
+    inputs = make(Case("tiny", Shape(4, 4, 64, torch.float16, 141), batch=2), CPU)
+    inputs = dataclasses.replace(inputs, d_o=(inputs.d_o.double() * 1e-3).half())
+    got = shadow_of(graded(planted_kernel("dq_negated_in_a_head"), inputs), "fused", 32, 16)
+    assert {name for name in TENSORS if over(got, name)} == {"dq"}
 
 
 @pytest.mark.parametrize("fault", [f for f in FAULTS if not f.startswith(("nan", "dv_one"))])

@@ -34,7 +34,8 @@ from bellwether.tools.kernel_backends import Kernel, kernels
 from bellwether.tools.kernel_cases import Case, Shape, make
 from bellwether.tools.kernel_check import graded
 
-from planted_kernels import FAULTS, planted
+from graded_calls import written_out
+from planted_kernels import FAULTS, SCALED_FIRST, planted
 
 CPU = torch.device("cpu")
 LIMITS = Limits(10**7)
@@ -241,6 +242,36 @@ def test_attention_out_of_matrix_products_is_right_and_said() -> None:
             verdict = verdict_on(Kernel("composed", run, ""), Case(values, shape, values=values))
             assert verdict.verdict in (RIGHT, BIASED), verdict
     assert "scores are rounded to the type" in verdict.why
+
+
+@pytest.mark.parametrize("values", ["normal", "broad", "common-mode"])
+@pytest.mark.parametrize("size", [1e-3, 1e-5, 1e-7])
+def test_gradients_that_underflow_are_no_fault(size: float, values: str) -> None:
+    for dim in (64, 128):  # A scale that is a power of two, and one that is not.
+        inputs = make(Case("tiny", Shape(2, 2, dim, torch.float16, 300), values=values), CPU)
+        inputs = dataclasses.replace(inputs, d_o=(inputs.d_o.double() * size).half())
+        for kernel in (a_planted(""), a_planted(SCALED_FIRST), written_out()):
+            verdict = judge(graded(kernel, inputs), LIMITS)
+            assert verdict.verdict in (RIGHT, BIASED), (kernel.name, dim, verdict)
+
+
+def test_faults_are_seen_where_gradients_underflow() -> None:
+    inputs = make(Case("tiny", Shape(4, 4, 64, torch.float16, 141), batch=2), CPU)
+    inputs = dataclasses.replace(inputs, d_o=(inputs.d_o.double() * 1e-3).half())
+    for fault in ("dq_negated_in_a_head", "dk_tail_not_written", "p_does_not_add_up"):
+        assert judge(graded(a_planted(fault), inputs), LIMITS).verdict == BROKEN, fault
+
+
+def test_numbers_inside_lose_at_most_themselves() -> None:
+    x = torch.tensor([2.0**-40, -(2.0**-25), 3 * 2.0**-27, 1.0, 2.0**-13], dtype=torch.float64)
+    error, variance = F16.added(x)
+    assert torch.equal(error[:3], torch.tensor([-(2.0**-40), 2.0**-25, -3 * 2.0**-27]).double())
+    assert torch.equal(variance[:1], x[:1].square()) and error[3] == 0
+    assert torch.equal(variance[3:], F16.variance(x[3:]))
+    # Its eighth is a subnormal number, 2^-24 apart from the next one.
+    error, variance = F16.added(x + 2.0**-23, 1 / 8)
+    assert error[4] == -(2.0**-23) and variance[4] == 2.0**-42 / 12
+    assert F16.added(x + 2.0**-23)[0][4] == 0
 
 
 def test_overflow_of_fp16_is_no_fault() -> None:

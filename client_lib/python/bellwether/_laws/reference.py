@@ -7,7 +7,8 @@ scores before they enter a matrix product, and its results o, dq, dk, dv.  From 
 follows what each of them adds:
 
   variance   of independent roundings to the nearest, ulp^2 / 12 each.  Kernels differ in whether
-             they round P once or twice, and results at random: each counts twice.
+             they round P once or twice, and results at random: each counts twice.  Some round dS
+             times the scale, which makes a difference where that underflows.
   channels   what the sums hold when all of them are rounded as such a kernel does: in broad rows
              all P are alike, so their roundings are, too.  One more is delta = dO . o of the
              rounded o.  A kernel may do so or not, hence each channel counts from 0 to 1 times.
@@ -15,13 +16,15 @@ follows what each of them adds:
 
 That is FUSED.  Two more kinds of arithmetic are known to be in use:
 
-  COMPOSED     attention that is written out of matrix products: scores and dP are rounded, too
+  COMPOSED     attention that is written out of matrix products: scores and dP are rounded, too,
+               and scores once more by each operation behind the product
   ACCUMULATED  dk and dv are kept in the type, and rounded each time some rows are added to them
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Optional
 
 import torch
@@ -148,8 +151,9 @@ def _unseen(call: GradedCall, rows: Tensor) -> Tensor:
 
 def _probabilities(
     call: GradedCall, rows: Tensor, q: Tensor, k: Tensor, which: _Rows, rounds: Optional[Grid]
-) -> tuple[Tensor, Optional[Tensor]]:
-    """P of some rows, and the slope of the softcap.  rounds: scores are rounded to it."""
+) -> tuple[Tensor, Optional[Tensor], Tensor]:
+    """P of some rows, the slope of the softcap, and each row's largest score.  rounds: scores are
+    rounded to it."""
     products = q @ k.mT
     s = call.scale * (rounds.rounded(products) if rounds is not None else products)
     slope = None
@@ -169,14 +173,20 @@ def _probabilities(
         total = total + torch.exp(sink - top)
     p = p.div_(total.masked_fill(unseen, 1.0))
     mean = unseen & ~which.blank & ~which.left_out
-    return p.masked_fill_(mean, 1.0 / p.shape[-1]), slope
+    return p.masked_fill_(mean, 1.0 / p.shape[-1]), slope, top
+
+
+def _score_roundings(call: GradedCall) -> int:
+    """How often scores are rounded once more, behind the product, where they are at all."""
+    scaled = math.frexp(call.scale)[0] != 0.5  # By a power of two nothing is rounded.
+    return int(scaled) + (3 if call.softcap else 0)  # Over the cap, tanh, times the cap.
 
 
 def _block(
     call: GradedCall, rows: Tensor, k: Tensor, v: Tensor, which: _Rows, grid: Grid, composed: bool
 ) -> _Block:
     q, d_o = (call.grouped(t[:, :, rows]).double() for t in (call.q, call.d_o))
-    p, slope = _probabilities(call, rows, q, k, which, grid if composed else None)
+    p, slope, top = _probabilities(call, rows, q, k, which, grid if composed else None)
     d_o = d_o.masked_fill(which.left_out, 0.0)
     d_p = d_o @ v.mT
     if composed:
@@ -184,13 +194,13 @@ def _block(
     delta = (p * d_p).sum(-1, keepdim=True)
     centred = d_p - delta
     d_s = p * centred
-    nothing = p == 0
-    ulp = grid.ulp(p)
-    p_error = torch.round(p / ulp).mul_(ulp).sub_(p)
-    p_variance = grid.variance_of(ulp).masked_fill_(nothing, 0.0)
-    ulp = grid.ulp(d_s)
-    d_s_error = torch.round(d_s / ulp).mul_(ulp).sub_(d_s)
-    own = grid.variance_of(ulp).masked_fill_(nothing, 0.0)
+    p_error, p_variance = grid.added(p)
+    if composed:
+        # P moves with its score; those that count are near the largest.
+        top = top.masked_fill(which.unseen, 0.0)
+        of_score = _score_roundings(call) * grid.variance(top.abs() + 1)
+        p_variance = p_variance + of_score * p.square()
+    d_s_error, own = grid.added(d_s, call.scale)
     own = own.add_(centred.square_().mul_(p_variance))
     square = d_p.square()
     # Of delta: from P rounded in the forward pass.
@@ -389,7 +399,7 @@ def _with_output(call: GradedCall, exact: _Exact, grid: Grid) -> dict[str, Tenso
     for begin in range(0, rows.numel(), step):
         some = slice(begin, begin + step)
         of = q[:, :, :, some]
-        p, slope = _probabilities(call, rows[some], of, k, which.of(some), rounds)
+        p, slope, _ = _probabilities(call, rows[some], of, k, which.of(some), rounds)
         p = p if slope is None else p * slope
         whole["dk+"] += (p.mT @ moved[:, :, :, some]).sum(2)
         whole["dk^2"] += (p.square_().mT @ spread[:, :, :, some]).sum(2)

@@ -35,6 +35,19 @@ class Grid:
         ulp = self.ulp(x)
         return torch.round(x / ulp) * ulp
 
+    def added(self, x: Tensor, factor: float = 1.0) -> tuple[Tensor, Tensor]:
+        """What rounding adds to numbers inside of a kernel, and the variance of it.
+
+        factor: some kernels round factor * x.  Where that is a subnormal number the distances are
+        the least one over the factor.  What comes out as 0 has lost no more than itself.
+        """
+        factor = min(1.0, factor)
+        subnormal = (x * factor).abs() < 2.0**self.exponent_min
+        least = 2.0 ** (self.exponent_min - (self.bits - 1)) / factor
+        ulp = self.ulp(x).masked_fill_(subnormal, least)
+        error = torch.round(x / ulp).mul_(ulp).sub_(x)
+        return error, torch.minimum(self.variance_of(ulp), x.square())
+
 
 BF16 = Grid(8, -126, torch.finfo(torch.bfloat16).max)
 F16 = Grid(11, -14, torch.finfo(torch.float16).max)

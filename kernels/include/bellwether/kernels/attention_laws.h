@@ -53,14 +53,20 @@
 // The column's part is then (1 - a) sum c^2 u + a (sum c e)^2 / 12.
 //
 // Inside.  From the sampled rows, with dS = P (dP - delta_hp) (both in double), e_T as in probe.h:
-//   V_P  = 2 u(P)                        C_P  = r(P)
-//   V_dT = 2 (sum_j dP^2 u(P) + (2^-24 sum |dO o|)^2 + sum dO^2 u(o))
-//   V_S  = 2 (u(dS) + u(P) (dP - delta)^2 + (2^-24 P)^2 (dP^2 + delta^2))     C_S  = r(dS)
+//   V_P  = 2 w(P)                        C_P  = r(P)
+//   V_dT = 2 (sum_j dP^2 w(P) + (2^-24 sum |dO o|)^2 + sum dO^2 u(o))
+//   V_S  = 2 (u(dS) + w(P) (dP - delta)^2 + (2^-24 P)^2 (dP^2 + delta^2))     C_S  = r(dS)
 //   A1  variance (scale q8)^2 (sum_j V_S + V_dT);  channels scale q8 sum_j C_S and -scale q8 w e_T
 //   A2  variance o8^2 sum_j V_P;                   channel o8 sum_j C_P
 //   A4  variance 2 sum_j dP^2 V_P;                 channel sum_j dP C_P, of either sign
 // q8 and o8 are the projections of q_T and dO_T; bits = 8 for bfloat16, 11 for float16.  kComposed
-// rounds q.k (before scale) and dP first.  Besides, A2 and A4 have a channel of either sign of
+// rounds q.k (before scale) and dP first.
+// w(P) = u(P) + n u(|s| + 1) P^2, s = the row's largest score.  n counts how often scores are rounded
+// behind the product, with kComposed alone: once if the scale is no power of two, three times in a softcap.
+// Underflow.  Here u(x) is at most x^2: what is rounded to 0 has lost itself, no more.  Some kernels
+// round scale dS where others round dS.  With f = |scale|, at most 1: where f dS is subnormal, e(dS) is
+// the type's least number over f, and r(dS) = (f dS, rounded) / f - dS.
+// Besides, A2 and A4 have a channel of either sign of
 // 2^-13 |sum_j dv_j| and 2^-13 |sum v . dv|: an exponential that is approximated.
 //
 // From rows to all.  Each sequence and query head by itself: the sum of y over all rows is R X, with

@@ -133,9 +133,6 @@ class LawCalls:
         lacking = None if device in DEVICES else f"no laws on {device} devices yet"
         arithmetic = arithmetic_of(call.kernel(), device)
         lacking = lacking or _lacking(call)
-        if lacking is None and arithmetic == "composed" and call.q.dtype == torch.float16:
-            # Sound attention had 3 times what the shadow check allows, and broke A1.
-            lacking = "fp16 without a fused kernel: what underflows in its products is not known"
         if lacking is None and capturing():
             lacking = "in a CUDA graph"
         if lacking is not None:
