@@ -15,7 +15,9 @@ from bellwether.settings import STATS
 
 from definitions import Expected
 
-# Signals of laws: compiled code is not asked, and which layers are is each monitor's own turn.
+# Signals of laws: which layers are asked is each monitor's own turn.  Compiled code is not asked
+# about linear layers.
+OF_LINEAR = frozenset(law_rows.SIGNALS)
 LAWS = frozenset((*STATS["laws"], *law_rows.SIGNALS))
 # Of all cases: signal -> rows within rounding of the threshold, rows that count, rows.
 counted: dict[str, np.ndarray] = {}

@@ -18,7 +18,7 @@ import torch._dynamo
 import torch.nn.functional as F
 import transformers
 import transformers.models.llama.modeling_llama as llama
-from comparing import LAWS
+from comparing import OF_LINEAR
 from flash_stand_in import four, two
 from torch import Tensor, nn
 from torch.nn.attention import flex_attention as flex
@@ -261,9 +261,9 @@ def test_a_compiled_call_tells_what_the_eager_one_tells(name: str, tmp_path: Pat
     want = train(tmp_path / "e.bwrun", *CASES[name], compiled=False)
     assert got.notes == want.notes and sorted(got.recorded) == list(range(STEPS))
     for step, signals in want.recorded.items():
-        assert got.recorded[step].keys() == signals.keys() - LAWS, step  # Left out.
+        assert got.recorded[step].keys() == signals.keys() - OF_LINEAR, step
         for signal, values in signals.items():
-            if signal not in ("step_seconds", "hook_seconds", *LAWS):
+            if signal not in ("step_seconds", "hook_seconds", *OF_LINEAR):
                 same = np.allclose(got.recorded[step][signal], values, 1e-3, 1e-5, equal_nan=True)
                 assert same, (step, signal)
     assert {"common_mode_sum", "wq_sigma"} <= got.recorded[0].keys()
@@ -277,7 +277,7 @@ def test_the_same_is_told_by_what_inductor_writes(name: str, tmp_path: Path) -> 
     assert all(torch.equal(a, b) for a, b in zip(plain.bits, got.bits))
     want = train(tmp_path / "e.bwrun", shape, kind, compiled=False, steps=1)
     told = got.recorded[0].keys()
-    assert told == want.recorded[0].keys() - LAWS and "key_gradient_sum" in told
+    assert told == want.recorded[0].keys() - OF_LINEAR and "key_gradient_sum" in told
     for signal in told - {"step_seconds", "hook_seconds"}:
         a, b = got.recorded[0][signal], want.recorded[0][signal]
         assert np.allclose(a, b, 2e-2 if "bf16" in name else 1e-3, 1e-4, equal_nan=True), signal

@@ -25,7 +25,7 @@ from bellwether._hook.compiled import compiled_taps
 from models import Attention, Shape
 from recording import Recording
 
-STATS = [part for part in settings.STATS if part not in ("laws", "linear")]  # Of eager calls alone.
+STATS = [part for part in settings.STATS if part != "linear"]  # Of eager calls alone.
 TIMES = {"step_seconds", "hook_seconds"}
 WATCHED = compiled_taps.supported()
 

@@ -182,7 +182,9 @@ def _is_identity(graph: torch.fx.GraphModule) -> bool:
 
 
 def _uses_its_inputs(graph: torch.fx.GraphModule) -> bool:
-    return any(node.op == "placeholder" and node.users for node in graph.graph.nodes)
+    """(Without a mask it is new_ones() of one of them.)"""
+    users = [n for node in graph.graph.nodes if node.op == "placeholder" for n in node.users]
+    return not all("new_ones" in str(user.target) for user in users)
 
 
 def read_operator(

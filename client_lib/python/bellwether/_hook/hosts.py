@@ -195,15 +195,23 @@ class PatchedLayer(Protocol):
         """By their paths, those whose rows a call can show; none where each has its own."""
 
     def compiled_backward(
-        self, read: Callable[[], tuple[CallRead, list[Tensor]]], site: int
+        self, read: Callable[[], tuple[CallRead, list[Tensor]]], site: int, at_once: bool
     ) -> None:
         """Of a module that was compiled.
 
         read  gives the call, its output and the gradient of that; none of them with a reason
         site  which call of its forward, from 0
+        at_once  the gradients of q, k and v are told in the same moment
         """
 
-    def compiled_key_gradient(self, d_k: Callable[[], Tensor], site: int) -> None: ...
+    def compiled_gradients(
+        self, read: Callable[[], dict[str, Tensor]], lost: str, site: int
+    ) -> None:
+        """Of that call.
+
+        read  gives gradients, by what they are of: "q", "k" or "v", of a packed tensor several
+        lost  those that the graph does not write, with a comma between
+        """
 
 
 class Seeker(Protocol):

@@ -24,6 +24,7 @@ ARITHMETICS = {
 LAWS = ("a1", "a2", "a3", "a4")
 # Not yet: sound kernels of fp16 without a loss scale break the laws there (docs/concepts/laws.md).
 ON_GPUS = False
+DEVICES = frozenset({"cpu", "cuda"}) if ON_GPUS else frozenset({"cpu"})
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -146,8 +146,8 @@ class AttentionCall:
     # False: the scores are changed by what is not added to them, so the keys' gradients need not
     # add up to 0.  A softcap and sinks need not be said here.
     cancels: bool = True
-    # Whether a gradient reaches the keys, of a call that was traced; elsewhere k itself tells it.
-    keys_train: bool = True
+    # Which of "q", "k" and "v" a gradient reaches, of a call that was traced; elsewhere they tell.
+    trains: Optional[str] = None
     # Of such a call: how q and k are made of what the projections return.
     shown: Optional[Evidence] = None
     # What the tap has that the keys are behind already: it is told what is kept of the call.
@@ -170,6 +170,40 @@ class AttentionCall:
     ours: Union[Ours, str, None] = None
     # Whether a gradient reaches the mask, of a call that was traced; elsewhere the mask tells it.
     mask_trains: bool = False
+
+    def trained(self) -> str:
+        """Which of "q", "k" and "v" a gradient reaches."""
+        if self.trains is not None:
+            return self.trains
+        return "".join(name for name, t in self.tensors() if t.requires_grad)
+
+    def tensors(self) -> tuple[tuple[str, Tensor], ...]:
+        return ("q", self.q), ("k", self.k), ("v", self.v)
+
+    def groups(self) -> dict[str, Tensor]:
+        """The tensors that q, k and v are, by the names of those that are in them."""
+        found: dict[int, tuple[str, Tensor]] = {}
+        for name, tensor in self.tensors():
+            names, _ = found.get(id(tensor), ("", tensor))
+            found[id(tensor)] = names + name, tensor
+        return dict(found.values())
+
+    def without_laws(self) -> Optional[str]:
+        """Why the gradients of q, k and v do not obey the laws of attention, or cannot be asked
+        for one by one; None where they do."""
+        if self.unread is not None:
+            return self.unread
+        if self.dropout:
+            return "dropout in the attention"
+        if not self.cancels:
+            return "the scores are changed by what is not added to them"
+        if self.laws_lack is not None:
+            return self.laws_lack
+        if self.mask.padded_rows:
+            return "rows of padding that the kernel skips"
+        trained = self.trained()
+        untrained = [name for name, _ in self.tensors() if name not in trained]
+        return f"no gradient reaches {' and '.join(untrained)}" if untrained else None
 
     def key_gradients_cancel(self) -> bool:
         """Whether they add up to 0 in exact arithmetic."""

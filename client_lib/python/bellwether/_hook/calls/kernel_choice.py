@@ -48,7 +48,9 @@ def kernel_of(q: Tensor, k: Tensor, v: Tensor, given: dict[str, Any]) -> str:
     options = {n: given[n] for n in ("scale", "enable_gqa") if n in given}
     mask, dropout = given.get("attn_mask"), float(given.get("dropout_p", 0.0))
     try:
-        with unseen():
+        # (Of torch.compile's stand-ins for tensors dispatch would ask no device.)
+        disabled: Any = torch._C._DisableTorchDispatch
+        with disabled() if isinstance(q, FakeTensor) else unseen():
             picked = choose(q, k, v, mask, dropout, bool(given.get("is_causal", False)), **options)
     except (RuntimeError, TypeError):  # A private function: another torch, another signature.
         return "sdpa"

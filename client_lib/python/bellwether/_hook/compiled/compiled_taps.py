@@ -4,11 +4,14 @@ While it traces, an attention module is known by a tensor that hangs on it, its 
 an input of the graph, so all layers of one class share one graph.  A number or an object would
 compile each of them anew until the limit of recompilations ends the run.  The backward calls an
 operator with the mark, o, dO and the tensors that the call was given.  At the other end is Python
-again, which decides there whether the step is sampled, and reads the call (recipes.py).
+again, which decides there whether the step is sampled, and reads the call (recipes.py).  Another
+operator gets the gradients of q, k and v.  In graphs that inductor makes code of the two are one
+(written_anyway.py): it puts other tensors into memory as soon as the graph is done with it.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import weakref
 from collections.abc import Callable
@@ -28,7 +31,6 @@ ATTRIBUTE = "_bellwether_mark"
 # What is traced here goes to the edge of what dynamo can: with an older one, where nobody has
 # tried it, compiled modules are not watched.
 TORCH_MIN = (2, 11)
-KEYS_NOT_WRITTEN = "torch.compile does not write the keys' gradient: no leak is measured"
 
 _numbers = itertools.count(1)
 _layers: weakref.WeakValueDictionary[int, PatchedLayer] = weakref.WeakValueDictionary()
@@ -97,9 +99,12 @@ _library: Any = torch.library.Library("bellwether", "FRAGMENT")  # type: ignore[
 # The mark counts as changed: an operator without an effect would be left out of the graph.  Tensors
 # are taken as they lie, so none is copied for us.
 for _schema in (
-    "observe(Tensor[] tensors, SymInt[] sizes, int made, Tensor(a!) mark, int recipe, int site)"
-    " -> ()",
-    "observe_keys(Tensor[] tensors, SymInt[] sizes, int made, Tensor(a!) mark, int site) -> ()",
+    "observe(Tensor[] tensors, SymInt[] sizes, int made, Tensor(a!) mark, int recipe, str ran,"
+    " int site) -> ()",
+    "observe_gradients(Tensor[] tensors, SymInt[] sizes, int made, Tensor(a!) mark, str of,"
+    " str lost, int site) -> ()",
+    "observe_call(Tensor[] tensors, SymInt[] sizes, int made, Tensor(a!) mark, int recipe, str ran,"
+    " str of, str lost, int site) -> ()",
 ):
     _library.define(_schema, tags=(torch.Tag.flexible_layout,))
 
@@ -113,44 +118,82 @@ def _layer_of(mark: Tensor) -> Optional[PatchedLayer]:
 
 @harmless("backward of a compiled attention")
 def _observe(
-    tensors: list[Tensor], sizes: list[int], made: int, mark: Tensor, recipe: int, site: int
-) -> None:
-    """tensors, sizes, made  give o, its gradient and what the recipe needs (recorded.py)"""
+    tensors: list[Tensor], sizes: list[int], made: int, mark: Tensor, recipe: int, ran: str,
+    site: int,
+) -> None:  # fmt: skip
+    """tensors, sizes, made  give o, its gradient and what the recipe needs (recorded.py)
+    ran  what the graph runs for the call, as Recipe.read() takes it"""
     layer = _layer_of(mark)
-    module = layer.module() if layer is not None else None
-    if layer is None or module is None:
-        return
+    if layer is not None:
+        make = functools.partial(recorded.made_of, made, tensors, sizes)
+        _tell_call(layer, make, recipe, ran, site, False)
+
+
+def _tell_call(
+    layer: PatchedLayer, make: Callable[[], list[Tensor]], recipe: int, ran: str, site: int,
+    at_once: bool,
+) -> None:  # fmt: skip
+    """make  gives o, its gradient and what the recipe needs"""
+    module = layer.module()
 
     def read() -> tuple[CallRead, list[Tensor]]:
         try:
-            given = recorded.made_of(made, tensors, sizes)
+            given = make()
         except Unsupported as e:
             return str(e), []
-        return recipes.recipe(recipe).read(given[2:], module), given[:2]
+        assert module is not None
+        return recipes.recipe(recipe).read(given[2:], module, ran), given[:2]
 
-    layer.compiled_backward(read, site)
+    if module is not None:
+        layer.compiled_backward(read, site, at_once)
 
 
 @harmless("backward of a compiled attention")
-def _observe_keys(
-    tensors: list[Tensor], sizes: list[int], made: int, mark: Tensor, site: int
+def _observe_gradients(
+    tensors: list[Tensor], sizes: list[int], made: int, mark: Tensor, of: str, lost: str, site: int
 ) -> None:
-    """tensors, sizes, made  give the gradient of k"""
+    """tensors, sizes, made  give gradients
+    of    what they are of, with a comma between: each "q", "k" or "v", of a packed one several
+    lost  of the same those that the graph does not write"""
     layer = _layer_of(mark)
-
-    def read() -> Tensor:
-        if not tensors:
-            raise Unsupported(KEYS_NOT_WRITTEN)
-        return recorded.made_of(made, tensors, sizes)[0]
-
     if layer is not None:
-        layer.compiled_key_gradient(read, site)
+        _tell_gradients(layer, lambda: recorded.made_of(made, tensors, sizes), of, lost, site)
 
 
-for _device in ("CPU", "CUDA"):
-    _library.impl("observe", _observe, _device)
-    _library.impl("observe_keys", _observe_keys, _device)
-for _name in ("observe", "observe_keys"):
+def _tell_gradients(
+    layer: PatchedLayer, make: Callable[[], list[Tensor]], of: str, lost: str, site: int
+) -> None:
+    names = of.split(",") if of else []
+    layer.compiled_gradients(lambda: dict(zip(names, make())) if names else {}, lost, site)
+
+
+@harmless("backward of a compiled attention")
+def _observe_call(
+    tensors: list[Tensor], sizes: list[int], made: int, mark: Tensor, recipe: int, ran: str,
+    of: str, lost: str, site: int,
+) -> None:  # fmt: skip
+    """Both: what is made is that of the call, and then the gradients."""
+    layer = _layer_of(mark)
+    if layer is None:
+        return
+
+    @functools.cache
+    def make() -> list[Tensor]:
+        return recorded.made_of(made, tensors, sizes)
+
+    count = len(of.split(",")) if of else 0
+    _tell_call(layer, lambda: make()[: len(make()) - count], recipe, ran, site, True)
+    _tell_gradients(layer, lambda: make()[len(make()) - count :], of, lost, site)
+
+
+_OPERATORS = {
+    "observe": _observe,
+    "observe_gradients": _observe_gradients,
+    "observe_call": _observe_call,
+}
+for _name, _function in _OPERATORS.items():
+    for _device in ("CPU", "CUDA"):
+        _library.impl(_name, _function, _device)
     torch.library.register_fake(f"bellwether::{_name}", lambda *_: None, lib=_library)
 
 
@@ -175,7 +218,7 @@ class _OutputTap(torch.autograd.Function):
         ctx: Any, o: Tensor, mark: Tensor, recipe: int, site: int, *tensors: Tensor
     ) -> Tensor:
         ctx.save_for_backward(o, *tensors)
-        ctx.mark, ctx.told = mark, (recipe, site)
+        ctx.mark, ctx.told = mark, (recipe, "", site)
         return o.detach()  # No view to autograd: the output may be changed in place.
 
     @staticmethod
@@ -186,16 +229,19 @@ class _OutputTap(torch.autograd.Function):
         return d_o, *([None] * (3 + len(tensors)))
 
 
-class _KeyTap(torch.autograd.Function):
+class _InputTap(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, k: Tensor, mark: Tensor, site: int) -> Tensor:
-        ctx.mark, ctx.site = mark, site
-        return k.view_as(k)
+    def forward(ctx: Any, x: Tensor, mark: Tensor, of: str, site: int) -> Tensor:
+        ctx.mark, ctx.of, ctx.site = mark, of, site
+        return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, d_k: Tensor) -> Any:
-        torch.ops.bellwether.observe_keys([d_k], [], recorded.AS_HANDED, ctx.mark, ctx.site)
-        return d_k, None, None
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        as_handed = recorded.AS_HANDED
+        torch.ops.bellwether.observe_gradients(
+            [gradient], [], as_handed, ctx.mark, ctx.of, "", ctx.site
+        )
+        return gradient, None, None, None
 
 
 def next_site(earlier: list[None]) -> int:
@@ -223,9 +269,9 @@ def tensor_of(mark: Mark) -> Tensor:
     return mark.tensor
 
 
-def tap_keys(k: Tensor, mark: Tensor, site: int) -> Tensor:
-    """Traced."""
-    return _KeyTap.apply(k, mark, site)  # type: ignore[no-untyped-call, no-any-return]
+def tap_input(x: Tensor, mark: Tensor, of: str, site: int) -> Tensor:
+    """Traced.  of: which of "q", "k" and "v" the tensor is; a packed one is several."""
+    return _InputTap.apply(x, mark, of, site)  # type: ignore[no-untyped-call, no-any-return]
 
 
 def tap_output(result: Any, mark: Tensor, recipe: int, site: int, *tensors: Tensor) -> Any:

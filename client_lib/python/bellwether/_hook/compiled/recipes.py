@@ -9,8 +9,9 @@ reads one of eager mode, with the tensors of that pass.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Optional
 
 import torch
@@ -18,9 +19,12 @@ from torch import Tensor, nn
 
 from ..._weights.split_check import Evidence
 from ..calls.call import AttentionCall, CallRead, Reader
+from ..calls.kernel_choice import NAMES
 
 RECIPES_MAX = 4096  # Of a process: each graph of torch.compile has some.
 LOST = "compiled in another process: not measured"
+# What a graph runs for a call, besides kernels of PyTorch: matrix products, or several of all that.
+PRODUCTS, SEVERAL = "products", "several"
 FIXED = "its call is compiled, and compiled ones of scaled_dot_product_attention are served"
 
 
@@ -94,12 +98,15 @@ class Recipe:
     # As they were while the call was traced: the backward may find others in force.
     cast: Optional[torch.dtype] = None
     dropout: float = 0.0
-    keys_train: bool = True
+    trains: str = "qkv"
     shown: Optional[Evidence] = None
+    kernel: str = ""  # Of scaled_dot_product_attention, that PyTorch chose for it then.
     reason: str = ""
     mask_trains: bool = False
 
-    def read(self, tensors: Sequence[Tensor], module: nn.Module) -> CallRead:
+    def read(self, tensors: Sequence[Tensor], module: nn.Module, ran: str = "") -> CallRead:
+        """ran  what the graph runs, of PRODUCTS, SEVERAL and kernel_choice.NAMES; "" = nothing that
+        the reader does not say"""
         if self.reader is None:
             return self.reason
         args = _filled(self.args, tensors, module)
@@ -110,12 +117,22 @@ class Recipe:
                 call,
                 cast=self.cast,
                 dropout=self.dropout,
-                keys_train=self.keys_train,
+                trains=self.trains,
                 mask_trains=self.mask_trains,
                 shown=self.shown,
                 ours=FIXED,
+                kernel=self._kernel(call, ran),
             )
         return call
+
+    def _kernel(self, call: AttentionCall, ran: str) -> Callable[[], str]:
+        """What runs, where the graph or the compiler has told it, else what the reader says."""
+        name = ran or self.kernel
+        if ran == SEVERAL:
+            name = "custom"
+        elif ran == PRODUCTS:
+            name = "math" if call.kernel() in NAMES else ""
+        return functools.partial(str, name) if name else call.kernel
 
 
 _lock = threading.Lock()
@@ -130,8 +147,9 @@ def number_of(recipe: Recipe) -> int:
         recipe.kwargs,
         recipe.cast,
         recipe.dropout,
-        recipe.keys_train,
+        recipe.trains,
         recipe.mask_trains,
+        recipe.kernel,
         recipe.reason,
     )
     key = (*map(id, (recipe.function, recipe.reader, recipe.shown)), repr(told))

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import types
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Optional, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
+from ..._kernels import laws
 from ..._util.guard import harmless, in_words
 from ..._weights import split_check
 from ..calls.call import AttentionCall, Reader, View
@@ -77,7 +79,7 @@ class Plan(NamedTuple):
     number: int  # Of the recipe; below 0 the call is left alone.
     tensors: list[Any]  # Their trackers.
     qkv: tuple[int, ...] = ()  # Places among them; none: the recipe says why nothing is measured.
-    keys: Optional[int] = None  # Of them, k, if its gradient is asked for.
+    taps: Mapping[int, str] = {}  # Of them, whose gradient is asked for: "q", "k", "v", several.
     cast: Optional[torch.dtype] = None
 
 
@@ -215,14 +217,32 @@ def plan_of(
     recipe = Recipe(
         function, reader, tuple(spec for _, spec in given),
         tuple((name, spec) for name, (_, spec) in named.items()), call.cast, call.dropout,
-        call.k.requires_grad, shown(call, trackers[places[0]], trackers[places[1]]),
+        call.trained(), shown(call, trackers[places[0]], trackers[places[1]]),
+        kernel=_chosen(call),
         mask_trains=call.mask.tensor is not None and call.mask.tensor.requires_grad,
     )  # fmt: skip
-    keys = call.k.requires_grad and call.key_gradients_cancel()
+    taps = dict(zip(dict.fromkeys(places), _tapped(call)))
     return Plan(
-        number_of(recipe), trackers, tuple(dict.fromkeys(places)),
-        places[1] if keys else None, call.cast,
+        number_of(recipe), trackers, tuple(taps), {place: of for place, of in taps.items() if of},
+        call.cast,
     )  # fmt: skip
+
+
+def _chosen(call: AttentionCall) -> str:
+    """What PyTorch chooses for a call of scaled_dot_product_attention, where it is traced: in its
+    backward another choice may be in force."""
+    if call.options is None or not isinstance(call.q, FakeTensor):
+        return ""
+    name = call.kernel()
+    return "" if name == "sdpa" else name
+
+
+def _tapped(call: AttentionCall) -> list[str]:
+    """What each of the call's tensors is, or "" where its gradient is not asked for.  This does not
+    look at settings: calls of several models share a graph."""
+    lawful = call.q.device.type in laws.DEVICES and call.without_laws() is None
+    leaks = "k" in call.trained() and call.key_gradients_cancel()
+    return [of if lawful or (leaks and "k" in of) else "" for of in call.groups()]
 
 
 def untapped(reason: str) -> Plan:
@@ -263,10 +283,11 @@ class Taps:
         """(the tensor of the mark, the number of the call)"""
         return self._mark, self._site
 
-    def keys(self, tracker: Any) -> Any:
+    def input(self, tracker: Any, of: str) -> Any:
         if not tracker.requires_grad:  # As it was made: it has been written to since.
             tracker = _inline(self._tx, compiled_taps.alias, tracker)
-        return _inline(self._tx, compiled_taps.tap_keys, tracker, self._mark, self._site)
+        tap = compiled_taps.tap_input
+        return _inline(self._tx, tap, tracker, self._mark, _constant(of), self._site)
 
     def arguments(
         self, plan: Plan, args: list[Any], kwargs: dict[str, Any]
@@ -276,8 +297,8 @@ class Taps:
             old = new = plan.tensors[place]
             if plan.cast is not None:
                 new = _inline(self._tx, compiled_taps.cast_to, new, _constant(plan.cast))
-            if place == plan.keys:
-                new = self.keys(new)
+            if place in plan.taps:
+                new = self.input(new, plan.taps[place])
             if new is not old:
                 args, kwargs = _replaced(args, old, new), _replaced(kwargs, old, new)
                 plan.tensors[place] = new

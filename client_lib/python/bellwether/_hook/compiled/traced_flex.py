@@ -12,6 +12,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, fx, nn
 
+from ..._kernels import laws
 from ..calls.call import Reader, same
 from ..hosts import PatchedLayer
 from .recipes import UNKNOWN, Bound, Recipe, Slot, number_of
@@ -85,7 +86,7 @@ def _plan(
         operator, reader,
         (Slot(0), Slot(1), Slot(2), changes,
          (*(word(item) for item in mask[:-1]), hides), word(scale)),  # type: ignore[index, union-attr]
-        keys_train=tensors.fakes[1].requires_grad,
+        trains="".join(of for of, fake in zip("qkv", tensors.fakes) if fake.requires_grad),
         shown=shown_by(layer, trackers[0], keys, (same, same), tensors.fakes[2].shape[-1]),
     )  # fmt: skip
     return Plan(number_of(recipe), tensors.trackers)
@@ -103,8 +104,11 @@ def call(
         if not torch.is_grad_enabled() or len(fakes) < 3:
             return None
         taps = Taps(tx, place)
-        if apart(fakes) and fakes[1].requires_grad:
-            with_tap[1] = taps.keys(args[1])
+        if apart(fakes):
+            lawful = all(f.requires_grad and f.device.type in laws.DEVICES for f in fakes)
+            for i in (2, 1, 0) if lawful else (1,):
+                if fakes[i].requires_grad:
+                    with_tap[i] = taps.input(args[i], "qkv"[i])
         return taps
 
     def plan() -> Plan:
@@ -114,7 +118,7 @@ def call(
         node: fx.Node = result.items[0].as_proxy().node.args[0]  # It returns (output, ...).
         return _plan(tx, layer, operator, reader, args[1], with_tap, node)
 
-    # The graphs are made with the call, so what is read of it comes behind the tap of the keys.
+    # The graphs are made with the call, so what is read of it comes behind the taps.
     taps = guarded(begin, None)
     result = plain(with_tap)
     if taps is None:

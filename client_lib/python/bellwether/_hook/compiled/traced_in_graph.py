@@ -96,8 +96,8 @@ def _behind_taps(mark: Tensor, site: int, args: tuple[Any, ...], plan: Plan) -> 
     for place in reversed(plan.qkv):  # As autocast does: kernels are made in that order.
         if plan.cast is not None:
             tensors[place] = compiled_taps.cast_to(tensors[place], plan.cast)
-        if place == plan.keys:
-            tensors[place] = compiled_taps.tap_keys(tensors[place], mark, site)
+        if place in plan.taps:
+            tensors[place] = compiled_taps.tap_input(tensors[place], mark, plan.taps[place], site)
     q, k, v = (tensors[place] for place in plan.qkv) if len(plan.qkv) == 3 else args[:3]
 
     def finish(o: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, Optional
 import torch
 from torch import Tensor, fx
 
+from ..calls.kernel_choice import NAMES
 from . import recipes, recorded
 from .recorded import Recorded
 
@@ -225,7 +226,7 @@ class _Handed:
     def __init__(self, tensors: list[fx.Node]) -> None:
         self.tensors: list[fx.Node] = []
         self.sizes: list[fx.Node] = []
-        self._device = _device(tensors[0])
+        self._device = _device(tensors[0]) if tensors else None
         self._made = [self._of(tensor) for tensor in tensors]
 
     def _of(self, tensor: fx.Node) -> Recorded:
@@ -260,14 +261,113 @@ def _tap_of(node: fx.Node) -> Any:
     return node.target
 
 
-def _read_of(tap: fx.Node) -> None:
-    told: dict[str, Any] = dict(tap.kwargs)
+def _mark_before(tap: fx.Node) -> Any:
+    """A tap changes its mark: as it was, ..."""
+    bases: Any = tap.kwargs.get("_all_bases")
+    return bases[0] if bases and len(bases) == 1 else None
+
+
+def _mark_behind(tap: fx.Node) -> Optional[fx.Node]:
+    """... and as it is then, if that is all that comes of the tap."""
+    users = [user for user in tap.users if user.target is operator.getitem and user.args[1] == 1]
+    return users[0] if len(users) == len(tap.users) == 1 else None
+
+
+class _Taps:
+    """Those of a graph.  Each costs in every step, and a tensor is what it was as long as the graph
+    needs it: so a call and all its gradients get one."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        ours = torch.ops.bellwether
+        self._graph, self._gradients = graph, ours.observe_gradients.default
+        operators = ours.observe.default, self._gradients
+        self.all = [n for n in graph.nodes if _tap_of(n) in operators and n.kwargs]
+        # By the mark that each leaves: the next tap of the same module takes it.
+        self._behind = {m: tap for tap in self.all if (m := _mark_behind(tap)) is not None}
+
+    def are_of_gradients(self, tap: fx.Node) -> bool:
+        return bool(_tap_of(tap) is self._gradients)
+
+    def before(self, tap: fx.Node) -> Optional[fx.Node]:
+        """The tap of the same call that comes before it, if nothing stands in between."""
+        mark = _mark_before(tap)
+        found = self._behind.get(mark)
+        same = found is not None and found.kwargs["site"] == tap.kwargs["site"]
+        return found if same and len(mark.users) == 1 else None
+
+    def take(self, tap: fx.Node, before: fx.Node) -> None:
+        """One tap in the place of two."""
+        mark = _mark_behind(before)
+        assert mark is not None
+        tap.kwargs = {**tap.kwargs, "_all_bases": [_mark_before(before)]}
+        self.all.remove(before)
+        del self._behind[mark]
+        self._graph.erase_node(mark)
+        self._graph.erase_node(before)
+
+    def join_gradients(self) -> None:
+        """Of each call."""
+        for tap in list(self.all):
+            other = self.before(tap)
+            if other is None or not (self.are_of_gradients(tap) and self.are_of_gradients(other)):
+                continue
+            of: Any = (other.kwargs["of"], tap.kwargs["of"])
+            tensors: Any = (other.kwargs["tensors"], tap.kwargs["tensors"])
+            if set(of[0]) & set(of[1]) <= {","}:
+                tap.kwargs = {**tap.kwargs, "tensors": [*tensors[0], *tensors[1]],
+                              "of": ",".join(of)}  # fmt: skip
+                self.take(tap, other)
+
+
+_RAN_MAX = 64  # Operations between a kernel and a gradient.
+_SDPA = "_scaled_dot_product_"
+
+
+def _kernel_behind(gradient: fx.Node) -> str:
+    """What has computed it, as Recipe.read() takes it."""
+    found, queue = set(), [gradient]
+    for node in queue:
+        if _is_kernel(node):
+            name = _name(node)
+            if name in _PRODUCTS:
+                found.add(recipes.PRODUCTS)
+            else:
+                known = name.startswith(_SDPA) and name[len(_SDPA) :].split("_")[0]
+                found.add(known if known in NAMES else "")
+        elif len(queue) < _RAN_MAX:
+            queue.extend(n for n in node.all_input_nodes if n not in queue)
+    return found.pop() if len(found) == 1 else recipes.SEVERAL
+
+
+def _ran(gradients: list[fx.Node]) -> str:
+    found = set(map(_kernel_behind, gradients))
+    return found.pop() if len(found) == 1 else recipes.SEVERAL
+
+
+def _is_read(gradient: fx.Node) -> bool:
     try:
-        handed = _Handed(told["tensors"])
+        _Handed([gradient])
+    except _NotRead:
+        return False
+    return True
+
+
+def _hand(tap: fx.Node, of_call: list[fx.Node], gradients: dict[str, fx.Node]) -> None:
+    """gradients  by what they are of"""
+    told: dict[str, Any] = dict(tap.kwargs)
+    given = {of: gradient for of, gradient in gradients.items() if _is_read(gradient)}
+    try:
+        handed = _Handed([*of_call, *given.values()])
         made = handed.number()
         told.update(tensors=handed.tensors, sizes=handed.sizes, made=made)
     except _NotRead as e:
-        told.update(tensors=[], recipe=recipes.number_of(recipes.Recipe(reason=str(e))))
+        given = {}
+        told.update(tensors=[])
+        if of_call:
+            told.update(recipe=recipes.number_of(recipes.Recipe(reason=str(e))))
+    if gradients:
+        lost = ",".join(of for of in gradients if of not in given)
+        told.update(of=",".join(given), lost=lost)
     tap.kwargs = told
 
 
@@ -275,14 +375,29 @@ def read_what_is_written(module: fx.GraphModule) -> None:
     """Of the joint graph of a forward and its backward."""
     from torch._inductor.pattern_matcher import stable_topological_sort
 
-    ours = torch.ops.bellwether
-    operators = ours.observe.default, ours.observe_keys.default
-    taps = [node for node in module.graph.nodes if _tap_of(node) in operators and node.kwargs]
-    if not taps:
+    taps = _Taps(module.graph)
+    if not taps.all:
         return
     try:
-        for tap in taps:
-            _read_of(tap)
+        taps.join_gradients()
+        for tap in list(taps.all):
+            if not taps.are_of_gradients(tap):
+                continue
+            told: dict[str, Any] = dict(tap.kwargs)
+            gradients = dict(zip(told["of"].split(","), told["tensors"]))
+            of_call: Any = []
+            call = taps.before(tap)
+            if call is not None:
+                of_call = call.kwargs["tensors"]
+                tap.args = (torch.ops.bellwether.observe_call.default, *tap.args[1:])
+                tap.kwargs = {**told, "recipe": call.kwargs["recipe"],
+                              "ran": _ran(list(gradients.values()))}  # fmt: skip
+                taps.take(tap, call)
+            taps.all.remove(tap)
+            _hand(tap, list(of_call), gradients)
+        for tap in taps.all:
+            tensors: Any = tap.kwargs["tensors"]
+            _hand(tap, list(tensors), {})
     finally:  # What a tap reads may come after it.
         stable_topological_sort(module.graph)
         module.recompile()

@@ -14,7 +14,7 @@ from ..calls.call import AttentionCall, CallRead
 from ..hosts import Sampling
 from ..running import apart, checkpoint_inside, checkpointed, host_reads_back
 from .kept import Kept, TapListener
-from .law_calls import LawCalls, groups
+from .law_calls import LawCalls
 from .notes import FROZEN, NO_KEY_GRADIENT, NO_LEAK, TRANSFORMED, Notes
 from .seen_calls import SeenCalls
 from .taps import CHECKPOINTS, InputTap, apply_tap, output_tap, same_place
@@ -29,7 +29,7 @@ class TappedCall:
         self, host: Sampling, notes: Notes, call: AttentionCall, kept: Kept,
         tapped: dict[str, Tensor],
     ) -> None:  # fmt: skip
-        """tapped  of groups() those that are behind a tap"""
+        """tapped  of the call's groups() those that are behind a tap"""
         self.host, self._notes = host, notes
         self._call, self._kept, self._tapped = call, kept, tapped
 
@@ -159,8 +159,8 @@ class CallTaps:
         return False
 
     def _behind_taps(self, call: AttentionCall, kept: Kept) -> dict[str, Tensor]:
-        """Of groups() those whose gradient is measured."""
-        wanted = {n: t for n, t in groups(call).items() if kept.laws or (kept.leaks and "k" in n)}
+        """Of the call's groups() those whose gradient is measured."""
+        wanted = {n: t for n, t in call.groups().items() if kept.laws or (kept.leaks and "k" in n)}
         if call.tapped is not None and wanted:  # q and k have their taps already.
             call.tapped.append(kept)
             wanted = {names: t for names, t in wanted.items() if names == "v"}

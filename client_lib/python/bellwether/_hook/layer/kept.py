@@ -58,19 +58,20 @@ class Kept:
     changed, and which hooks of the host see."""
 
     __slots__ = (
-        "_mask", "cast", "compiled", "delta", "group", "host_reads", "k_view", "laws", "leaks",
-        "listener",
+        "_mask", "cast", "compiled", "delta", "fleeting", "group", "host_reads", "k_view",
+        "laws", "leaks", "listener",
         "names", "o_view", "q_view", "scale", "softcap", "statistics", "v_view",
     )  # fmt: skip
 
     def __init__(
         self, listener: TapListener, call: AttentionCall, group: int, host_reads: bool = False,
-        compiled: bool = False,
+        compiled: bool = False, fleeting: bool = False,
     ) -> None:  # fmt: skip
         """group  copies of each key head that the function is given
-        compiled  whether torch.compile made the call"""
+        compiled  whether torch.compile made the call
+        fleeting  the memory of its tensors may hold others before its gradients come"""
         self.listener, self.group, self.host_reads = listener, group, host_reads
-        self.compiled = compiled
+        self.compiled, self.fleeting = compiled, fleeting
         self.q_view: View = call.q_view
         self.k_view: View = call.k_view
         self.v_view: View = call.v_view

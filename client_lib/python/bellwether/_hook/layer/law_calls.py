@@ -8,7 +8,7 @@ held.  What the laws are not asked about is counted, with the reason (`lacks`).
 from __future__ import annotations
 
 import dataclasses
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 from torch import Tensor
@@ -23,8 +23,6 @@ from .notes import Notes
 from .seen_calls import SeenCalls
 from .taps import same_place
 
-# Those of which the library has the laws and the shadow check.
-DEVICES = frozenset({"cpu", "cuda"}) if laws.ON_GPUS else frozenset({"cpu"})
 # Kernels that round the scores, too, as matrix products in the type do; and those that keep dk and
 # dv in the type.  All others round as fused kernels are known to.
 _COMPOSED = frozenset(
@@ -51,34 +49,21 @@ def arithmetic_of(kernel: str, device: str) -> str:
     return "composed" if composed else "fused"
 
 
-def groups(call: AttentionCall) -> dict[str, Tensor]:
-    """The tensors that q, k and v are, by the names of those that are in them."""
-    found: dict[int, tuple[str, Tensor]] = {}
-    for name, tensor in (("q", call.q), ("k", call.k), ("v", call.v)):
-        names, _ = found.get(id(tensor), ("", tensor))
-        found[id(tensor)] = names + name, tensor
-    return dict(found.values())
-
-
 def _lacking(call: AttentionCall) -> Optional[str]:
     """Why the laws of a call are not asked about; None where they are."""
-    if call.unread is not None:
-        return call.unread
-    if call.dropout:
-        return "dropout in the attention"
-    if not call.cancels:
-        return "the scores are changed by what is not added to them"
-    if call.laws_lack is not None:
-        return call.laws_lack
-    if call.mask.padded_rows:
-        return "rows of padding that the kernel skips"
-    untrained = [n for n, t in (("q", call.q), ("k", call.k), ("v", call.v)) if not t.requires_grad]
-    if untrained:
-        return f"no gradient reaches {' and '.join(untrained)}"
+    lacking = call.without_laws()
+    if lacking is not None:
+        return lacking
     pairs = ((call.q, call.k), (call.k, call.v), (call.q, call.v))
     if not call.packed and any(same_place(a, b) for a, b in pairs):
         return "two of q, k and v are one tensor"
     return None
+
+
+def _copied(of: Any, **more: Any) -> Any:
+    """A dataclass with copies of its tensors."""
+    tensors = {name: t.clone() for name, t in vars(of).items() if isinstance(t, Tensor)}
+    return dataclasses.replace(of, **tensors, **more)
 
 
 @dataclasses.dataclass
@@ -95,6 +80,10 @@ class Given:
     sinks: Optional[Tensor]
     rows: int
     seed: int
+
+    def copied(self) -> Given:
+        copied: Given = _copied(self, mask=_copied(self.mask))
+        return copied
 
     def law_rows(self) -> int:
         """How many the laws take.  A mask of the sampled rows alone is one of all of those."""
@@ -130,7 +119,7 @@ class LawCalls:
         if not self._host.measures("laws"):
             return None
         device = call.q.device.type
-        lacking = None if device in DEVICES else f"no laws on {device} devices yet"
+        lacking = None if device in laws.DEVICES else f"no laws on {device} devices yet"
         arithmetic = arithmetic_of(call.kernel(), device)
         lacking = lacking or _lacking(call)
         if lacking is None and capturing():
@@ -141,14 +130,9 @@ class LawCalls:
         if self._host.capture is None and not self._host.law_turn(self.index, device).asked:
             return None
         return Asked(
-            arithmetic, frozenset(groups(call)), call.weights_go_on,
+            arithmetic, frozenset(call.groups()), call.weights_go_on,
             call.kernel() not in _UNSURE, call.others,
         )  # fmt: skip
-
-    def unseen(self) -> None:
-        """A compiled call's backward: its gradients pass no tap."""
-        if self._host.measures("laws"):
-            self.lacks.add("compiled")
 
     # ---- in the backward ----
 
@@ -161,7 +145,7 @@ class LawCalls:
         if asked.others:
             self.lacks.add(f"the scores go on {asked.others[0]}")
         else:
-            self._held = _Held(kept, given)
+            self._held = _Held(kept, given.copied() if kept.fleeting else given)
 
     def add(self, kept: Kept, gradient: Tensor, of: str, alone: bool) -> None:
         """One of them has come."""
@@ -181,6 +165,12 @@ class LawCalls:
                 self._measure(held, kept.laws)
         except Unsupported as e:
             self.lacks.add(str(e))
+
+    def lost(self, kept: Kept, reason: str) -> None:
+        """One of them will not come to a tap."""
+        if self._held is not None and self._held.kept is kept:
+            self.lacks.add(reason)
+            self._held = None
 
     def begin_step(self) -> None:
         self._let_go()

@@ -64,7 +64,7 @@ class Layer:
         )
         self.taps = CallTaps(host, notes, self.seen, laws, self.gradients, watched)
         self.compiled = CompiledBackward(
-            notes, self.passes, self.seen, self.search, self.gradients, laws.unseen
+            notes, self.passes, self.seen, self.search, self.gradients, laws
         )
         self._sites: list[Layer] = []  # Of the other calls that one forward makes.
         self._quiet = False  # The forward that runs is counted, and its calls are not seen.
@@ -318,17 +318,19 @@ class Layer:
 
     @harmless("backward of a compiled attention")
     def compiled_backward(
-        self, read: Callable[[], tuple[CallRead, list[Tensor]]], site: int
+        self, read: Callable[[], tuple[CallRead, list[Tensor]]], site: int, at_once: bool
     ) -> None:
         if not self.watched or not self.host.live():
             return
         self.host.backward_begins()
         layer = self._site(site)
         if layer is not None:
-            layer.compiled.output_gradient(read)
+            layer.compiled.output_gradient(read, at_once)
 
     @harmless("backward of a compiled attention")
-    def compiled_key_gradient(self, d_k: Callable[[], Tensor], site: int) -> None:
+    def compiled_gradients(
+        self, read: Callable[[], dict[str, Tensor]], lost: str, site: int
+    ) -> None:
         layer = self if site == 0 else self._sites[site - 1] if site <= len(self._sites) else None
         if layer is not None:
-            layer.compiled.key_gradient(d_k)
+            layer.compiled.input_gradients(read, lost)
