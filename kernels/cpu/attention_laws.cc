@@ -199,7 +199,8 @@ class ColumnSums {
     double total = 0;
     for (int64_t c = 0; c < dim_; ++c) {
       const double same = Of(kColumnSame, c) / std::max(Of(kColumnNotZero, c), 1.0);
-      const double alike = std::clamp((same - kLawSameFrom) / (kLawSameTo - kLawSameFrom), 0.0, 1.0);
+      const double whole = std::clamp((same - kLawSameFrom) / (kLawSameTo - kLawSameFrom), 0.0, 1.0);
+      const double alike = std::max(whole, same * same);  // One run of all that are the same, at most.
       total += (1 - alike) * Of(squares, c) + alike * Of(sum, c) * Of(sum, c);
     }
     return roundings * total / 12;

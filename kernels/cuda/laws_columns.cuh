@@ -75,7 +75,8 @@ __device__ __forceinline__ LawHead SumColumns(const LawPairsParams& kernel, Pair
       }
     }
     const double share = sums[kColumnNonzero] > 0 ? sums[kColumnEqual] / sums[kColumnNonzero] : 0;
-    const double alike = fmin(fmax((share - kLawSameFrom) / (kLawSameTo - kLawSameFrom), 0.), 1.);
+    const double whole = fmin(fmax((share - kLawSameFrom) / (kLawSameTo - kLawSameFrom), 0.), 1.);
+    const double alike = fmax(whole, share * share);  // One run of all that are the same, at most.
     plain += (1 - alike) * sums[kColumnSquares] + alike * sums[kColumnBases] * sums[kColumnBases];
     partners += (1 - alike) * sums[kColumnPartSquares] + alike * sums[kColumnParts] * sums[kColumnParts];
   }

@@ -150,6 +150,26 @@ def test_gradients_that_underflow_break_no_law(size: float, values: str) -> None
                 assert max(beyond(got, law) for law in LAWS) < LIMIT, (kernel.name, dim, rows)
 
 
+def test_keys_of_padding_may_round_alike() -> None:
+    """A third of all keys is seen by rows of padding alone: what those pass back is one number."""
+    tokens, padding = 512, 170
+    hidden = torch.ones(tokens, tokens, dtype=torch.bool).triu(1)
+    hidden[:, :padding] = True
+    bias = torch.zeros(1, 1, tokens, tokens, dtype=torch.float16).masked_fill_(hidden, -65504.0)
+    inputs = make(Case("tiny", Shape(2, 2, 64, torch.float16, tokens, False), batch=2), CPU)
+    q, k, v = (t.detach().requires_grad_() for t in (inputs.q, inputs.k, inputs.v))
+    d_o = (inputs.d_o.double() * 3e-5).half()
+    o = torch.softmax(q @ k.mT * 0.125 + bias, -1) @ v
+    gradients = torch.autograd.grad(o, (q, k, v), d_o)
+    call = GradedCall(
+        q.detach(), k.detach(), v.detach(), o.detach(), d_o, *gradients, 0.125,
+        ProbeMask(tensor=bias),
+    )  # fmt: skip
+    for rows in (0, 32):
+        got = laws_rows(given(call, "composed"), 2, rows)
+        assert max(beyond(got, law) for law in LAWS) < 3, rows
+
+
 @pytest.mark.parametrize("fault, law, head", [
     ("dq_times_five_in_a_sequence", "a3", None),
     ("dq_negated_in_a_head", "a3", 2),

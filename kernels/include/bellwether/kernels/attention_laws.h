@@ -49,7 +49,8 @@
 //   t = 2^bits s / (sqrt(step) ceil(q_len / step)),  a = min(max((4 - t) / 2, 0), 1)
 // Each head adds a ceil(q_len / step) sum over the columns of (sum c e)^2 / 12 of dv to A2 and A4.
 // Elements of a column (one channel of one head) that are the same are rounded alike.  f = the share
-// of its elements, 0 left out, that equal the one before them; a = min(max((f - 0.4) / 0.2, 0), 1).
+// of its elements, 0 left out, that equal the one before them.  a = min(max((f - 0.4) / 0.2, 0), 1), and
+// at least f^2: they may be one run, as the dv of keys that only rows without keys see.
 // The column's part is then (1 - a) sum c^2 u + a (sum c e)^2 / 12.
 //
 // Inside.  From the sampled rows, with dS = P (dP - delta_hp) (both in double), e_T as in probe.h:
