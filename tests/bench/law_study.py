@@ -242,13 +242,14 @@ class KeptCall:
 Signals = dict[str, list[float]]
 
 
-def measured(of: laws.Graded, rows: int, seed: int) -> Signals:
+def measured(of: laws.Graded, rows: int, seed: int, shadow: bool = True) -> Signals:
     """The laws and the shadow check of a call, as a sample of a job would have them."""
     memory = Memories().of(of.q.device)
     sums = Sums(memory, of.q.shape[1], of.k.shape[1])
     memory.begin_step(True, 0)
     laws.add_laws(sums, of, rows=rows, seed=seed)
-    laws.add_shadow(sums, of, rows=rows, keys=KEYS, seed=seed)
+    if shadow:
+        laws.add_shadow(sums, of, rows=rows, keys=KEYS, seed=seed)
     copy = memory.collect(False)
     return {signal: sums.row(copy, signal).tolist() for signal in _laws_in(sums)}
 

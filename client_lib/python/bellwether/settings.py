@@ -64,6 +64,7 @@ STATS: dict[str, tuple[str, ...]] = {
         ),
     ),
     "linear": (),  # The laws of linear layers.
+    "rest": (),  # Whether weights change between an optimizer's step and the next forward.
 }
 
 

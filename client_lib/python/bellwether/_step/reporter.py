@@ -19,6 +19,7 @@ from .._native import c_api
 from .._native.run_client import RunClient
 from .._util import log
 from ..settings import Settings
+from .at_rest import AtRest
 from .balances import Balances
 from .cost import Cost
 from .events import Events
@@ -39,10 +40,11 @@ class Reporter:
     def __init__(
         self, settings: Settings, placed: Parallel, layers: list[Layer], memories: Memories,
         lock: AbstractContextManager[Any], linears: Linears, balances: Balances,
+        rest: AtRest,
     ) -> None:  # fmt: skip
         """layers  all candidates, filled by attach(); lock  held while memories are read"""
         self._settings, self._placed, self._layers = settings, placed, layers
-        self.linears, self.balances = linears, balances
+        self.linears, self.balances, self.rest = linears, balances, rest
         self._memories, self._lock = memories, lock
         self.link = Link(settings)
         self.frames = Frames()
@@ -150,7 +152,7 @@ class Reporter:
             sample = Sample(
                 self.reporting(), self._settings.stats, weights.increments, copies, self._placed,
                 weights.gram_batch, weights.replicas, self.linears.sample(),
-                self.balances.sample(),
+                self.balances.sample(), self.rest.sample(),
             )  # fmt: skip
             for layer in self._layers:
                 for part in (layer.sums, layer.wq, layer.wk):

@@ -15,6 +15,7 @@ from .._kernels.probe import Spectrum, Sums
 from .._native import c_api
 from .._native.run_client import Block
 from ..settings import STATS
+from .at_rest import FlipSample
 from .balances import BalanceSample
 from .grad_scale import POWERS
 from .grams import GramBatch
@@ -141,10 +142,11 @@ class Sample:
         replicas: Optional[ReplicaSample] = None,
         linears: Optional[LinearSample] = None,
         balances: Optional[BalanceSample] = None,
+        flips: Optional[FlipSample] = None,
     ) -> None:
         self.grams, self.replicas = grams, replicas
         self.linears, self.balances = linears, balances
-        named_laws: tuple[Optional[NamedLaws], ...] = (linears, balances)
+        named_laws: tuple[Optional[NamedLaws], ...] = (linears, balances, flips)
         self._named_laws = [laws for laws in named_laws if laws is not None]
         self._placed = placed or Parallel()
         self._layers = [_layer_sample(layer, increments, copies) for layer in layers]

@@ -67,6 +67,15 @@ class LinearStatus(TypedDict):
     faults: dict[str, str]  # By module: what was wrong when it first was.
 
 
+class RestStatus(TypedDict):
+    """Whether weights change between an optimizer's step and the next forward."""
+
+    elements: int  # That have their turn.
+    compared: int  # Elements, over all samples.
+    not_measured: Optional[str]  # Why none is, or is any more.
+    flips: dict[str, str]  # By parameter: the first of each.
+
+
 class _AlwaysThere(TypedDict):
     live: bool
     why_off: str  # "" while it watches.
@@ -91,6 +100,7 @@ class Status(_AlwaysThere, total=False):
     counters: Counters  # Of the link, where there is one.
     linear: LinearStatus
     law_rows: LawRowsStatus
+    rest: RestStatus
     capture: Optional[CaptureStatus]  # None without capture_dir.
     actions: Optional[ActionsStatus]  # None before attach() and after detach().
 
@@ -151,6 +161,11 @@ def status(steps: Steps, actions: Optional[ActionsStatus]) -> Status:
     rows = reporter.frames.law_rows
     found["law_rows"] = {
         "rows": len(rows.names), "refused": rows.refused, "not_sent": rows.not_sent,
+    }  # fmt: skip
+    rest = reporter.rest
+    found["rest"] = {
+        "elements": rest.elements, "compared": rest.compared,
+        "not_measured": rest.not_measured, "flips": dict(rest.flips),
     }  # fmt: skip
     found["step"] = steps.current_step()
     found["server"] = reporter.link.server

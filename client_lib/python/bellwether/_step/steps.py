@@ -26,10 +26,12 @@ from .._hook.patches.discovery import Discovery
 from .._kernels import probe
 from .._kernels.memory import Memories, capturing
 from .._native.run_client import RunClient
+from .._util import log
 from .._util.guard import harmless, watched_by
 from .._util.integers import step as step_number
 from .._util.ranks import rank_and_world
 from ..settings import Settings
+from .at_rest import AtRest
 from .balances import Balances
 from .frames import number_at_hand
 from .governor import Governor
@@ -64,6 +66,7 @@ class Steps:
         self.reporter = Reporter(
             settings, self.parallel, self.layers, self.memories, self.lock,
             Linears(self, self.model), Balances(self, self.model),
+            AtRest(self.model),
         )  # fmt: skip
         self.discovery: Optional[Discovery] = None
         self.weights = StepWeights(
@@ -168,8 +171,17 @@ class Steps:
 
     def forward_begins(self) -> None:
         self.weights.copies.forward_begins()
+        if self.reporter.rest.pending:
+            self._look_at_weights()
         if self.ends.forward_begins() and self.health.live:
             self._close({})
+
+    def _look_at_weights(self) -> None:
+        start = time.perf_counter()
+        for flip in self.reporter.rest.forward_begins() if self.health.live else ():
+            log.warning(f"step {self._number}: {flip.name}: {flip.text()}")
+            self.tell(self._number, "annotation", f"{flip.name}: {flip.text()}")
+        self.hook_seconds += time.perf_counter() - start
 
     def backward_begins(self) -> None:
         """Of a compiled module, whose forward is not seen."""
@@ -258,6 +270,9 @@ class Steps:
             last = self.ends.is_last(optimizer)
             if ends_step if last is None else last:
                 self._measure_weights()
+                due = self.reporter.governor.due(self._number + 1)
+                if due and self.measures("rest") and not self.silent:
+                    self.reporter.rest.optimizer_stepped()
         if ends_step:
             self.ends.pending = not self.ends.explicit
             self._end_discovery()
