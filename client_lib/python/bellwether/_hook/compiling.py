@@ -1,4 +1,4 @@
-"""Who wants to know that torch.compile is asked for something.
+"""Listeners that learn that torch.compile is asked for something.
 
 Where a compiled model is first called, hooks on all modules would be traced.  torch warns of that,
 and makes anew without them what it has made with them.  So they are taken away when anything is
