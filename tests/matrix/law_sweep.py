@@ -388,7 +388,6 @@ def prepare(device: str, folder: Path, setenv: Callable[[str, str], None] = os.p
         setenv(name, value)
     warnings.simplefilter("ignore")
     import bellwether.hf
-    from bellwether._hook.layer import law_calls
     from bellwether._kernels import laws
 
     import protos
@@ -397,7 +396,7 @@ def prepare(device: str, folder: Path, setenv: Callable[[str, str], None] = os.p
     bellwether.hf.register()
     if device == "cuda":
         laws.ON_GPUS = True
-        law_calls.DEVICES = frozenset({"cpu", "cuda"})
+        laws.DEVICES = frozenset({"cpu", "cuda"})
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:

@@ -486,5 +486,6 @@ def test_transformers_compiled_whole_is_watched(implementation: str, tmp_path: P
         optimizer.zero_grad()
     assert monitor.flush(20) and monitor.status()["errors"] == 0
     assert [layer.fired for layer in monitor.layers] == [STEPS] * 2
-    assert [layer["not_judged_by"] for layer in monitor.status()["layers"]] == [[], []]
+    status = monitor.status()["layers"]
+    assert [(layer["not_judged_by"], layer["without_laws"]) for layer in status] == [([], {})] * 2
     monitor.detach()

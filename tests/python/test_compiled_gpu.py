@@ -18,7 +18,7 @@ import torch
 import torch._dynamo
 import transformers
 import transformers.models.llama.modeling_llama as llama
-from comparing import LAWS
+from comparing import OF_LINEAR
 from torch import Tensor, nn
 
 import bellwether
@@ -110,7 +110,7 @@ def test_a_compiled_call_tells_what_the_eager_one_tells(
     want = train(tmp_path / "e.bwrun", shape, kind, compiled=False)
     assert got.notes == want.notes == [[], []]
     for step in (0, 2):
-        assert got.recorded[step].keys() == want.recorded[step].keys() - LAWS
+        assert got.recorded[step].keys() == want.recorded[step].keys() - OF_LINEAR
         for signal in ("rows", "common_mode_sum", "logit_max", "wq_sigma"):
             a, b = got.recorded[step][signal], want.recorded[step][signal]
             assert np.allclose(a, b, 0.03, 1e-3, equal_nan=True), (step, signal, a, b)

@@ -7,6 +7,7 @@ inductor's graphs run as they are.
 from __future__ import annotations
 
 import types
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,9 +34,10 @@ from test_law_calls import (
 )
 from test_law_numbers import BREAKS, LIMIT, z_of
 from torch import Tensor, nn
+from torch.nn.attention import flex_attention as flex
 
 import bellwether
-from bellwether._hook.compiled import compiled_taps, written_anyway
+from bellwether._hook.compiled import compiled_taps, recorded, written_anyway
 from bellwether._hook.layer import compiled_backward
 from bellwether._kernels import laws
 
@@ -228,3 +230,44 @@ def test_a_gradient_that_no_graph_writes_is_said(heard: list[laws.Graded], tmp_p
     step(compiled(net, inductor_graphs))
     assert without(monitor) == [{compiled_backward.NOT_WRITTEN: 1}] * 2 and not heard
     assert "key_gradient_sum" in sent_by(monitor, tmp_path)
+
+
+class Documents(nn.Module):
+    """A mask that is a function with a tensor of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.document = nn.Buffer(torch.arange(64) // 7)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        def change(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            return score - 0.1 * (self.document[i] - self.document[j]).abs()
+
+        return flex.flex_attention(q, k, v, change)
+
+
+def test_no_tensor_is_held_behind_the_backward(
+    monkeypatch: pytest.MonkeyPatch, heard: list[laws.Graded], tmp_path: Path
+) -> None:
+    """PyTorch's CUDA graphs refuse memory of theirs that is."""
+    monkeypatch.setattr(flex, "_validate_device", lambda *_: None)
+    monkeypatch.setattr(flex, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
+    made_of: list[weakref.ref[Tensor]] = []
+    before = recorded.made_of
+
+    def noted(*args: Any) -> list[Tensor]:
+        # The graph's own tensors live on elsewhere: what is seen are copies.
+        tensors = [t.clone() for t in before(*args)]
+        made_of.extend(map(weakref.ref, tensors))
+        return tensors
+
+    monkeypatch.setattr(recorded, "made_of", noted)
+    net = made(attend=lambda m, q, k, v: m.core(q, k, v))
+    for block in net.blocks:
+        block.core = Documents()
+    monitor = watched(net, tmp_path)
+    step(compiled(net, "aot_eager"))
+    assert without(monitor) == [{}, {}] and len(heard) == 2
+    heard.clear()
+    assert made_of and all(of() is None for of in made_of)
+    monitor.detach()

@@ -75,6 +75,7 @@ class CompiledBackward:
             o, d_o = outputs
             saved = (o, call.q, call.k, call.v, *tensors_of(call).values())
             self._gradients.output_gradient(kept, saved, d_o)
+        kept.measured()  # PyTorch's CUDA graphs refuse memory of theirs that is held.
 
     def _wanted(self) -> bool:
         """Whether anything of this pass is measured; the step before may end by it."""
@@ -105,3 +106,5 @@ class CompiledBackward:
         self._gradients.host.hook_seconds += time.perf_counter() - start
         for of, gradient in gradients.items():
             self._gradients.input_gradient(kept, gradient, of, True)
+        if not kept.fleeting:
+            self._laws.lost(kept, NOT_WRITTEN)  # Of those that are missing no more will come.

@@ -85,6 +85,10 @@ class Kept:
         without: dict[str, Any] = dict.fromkeys(call.mask.tensors())
         self._mask = dataclasses.replace(call.mask, **without) if without else call.mask
 
+    def measured(self) -> None:
+        """Its mask is not asked for any more: a function in it may hold tensors."""
+        self._mask = Mask()
+
     def mask(self, given: dict[str, Tensor]) -> Mask:
         """The call's mask, with its tensors as they came back."""
         own: dict[str, Any] = {name: t for name, t in given.items() if name != "sinks"}
