@@ -46,6 +46,7 @@ class Training:
         self.run: Any = self.model
         make = optimizer or (lambda parameters: torch.optim.AdamW(parameters, lr=1e-3))
         self.optimizer = make(self.model.parameters())
+        self.take_step: Any = None  # Instead of the optimizer's.
         self.monitor: Any = None
         self.steps = 0
         self.losses: list[Tensor] = []
@@ -59,7 +60,7 @@ class Training:
         for _ in range(count):
             loss = self.run(batch(self.shape, self.steps)).float().square().mean()
             loss.backward()
-            self.optimizer.step()
+            (self.take_step or self.optimizer.step)()
             self.optimizer.zero_grad()
             self.losses.append(loss.detach())
             self.steps += 1

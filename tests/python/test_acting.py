@@ -268,6 +268,8 @@ def boundaries_of(steps: str, explicit: bool = True, graphed: bool = False) -> s
     [("fas|fas|fas|", True), ("ffas|ffas|", True), ("fa|sfa|sfa|", False),
      ("fs|afsa|fsa|", True),  # Told before the optimizer (the first one is not known yet).
      ("fas|fsfas|", True),  # A GradScaler skipped a step.
+     ("fas|fsfs|fs|", True),  # From the second step on the optimizer is compiled.
+     ("fas|fsfas|fsfs|fas|", True),
      ("fabs|fabs|", True), ("fa|b|sfab|sfab|s", False)],
 )  # fmt: skip
 def test_a_boundary_lies_behind_the_last_optimizer(steps: str, explicit: bool) -> None:

@@ -106,6 +106,43 @@ def test_told_to_the_server_and_kept_out_of_checkpoints(tmp_path: Path) -> None:
     assert [(e.step, e.value) for e in recorded.events if e.kind == 1] == [(3, 5e-4)]
 
 
+def compiled(training: Training, how: str) -> None:
+    """From here on the training steps by what torch.compile makes of its optimizer's step."""
+    step = training.optimizer.step
+
+    def by_hand() -> None:
+        step()
+
+    training.take_step = torch.compile(step if how == "step" else by_hand, backend="eager")
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["told", "seen"])
+@pytest.mark.parametrize("how", ["step", "function"])
+@pytest.mark.parametrize("eager", [0, 3])
+def test_a_compiled_step_is_said_to_ignore_the_rate(
+    eager: int, how: str, told: bool, tmp_path: Path
+) -> None:
+    training = Training(
+        tmp_path / "a.bwrun", told=told,
+        optimizer=lambda p: torch.optim.AdamW(p, lr=RATE, foreach=False),
+    )  # fmt: skip
+    training.step(eager)
+    before = training.ask("lr.scale", value=0.5) if eager else None
+    training.step(eager)
+    compiled(training, how)
+    training.step(6)
+    answer = training.answer(training.ask("lr.scale", value=0.5))
+    assert answer is not None and "optimizer.step() is compiled" in answer["reason"]
+    status = training.monitor.status()
+    assert status["actions"]["in_force"] == []
+    if before is not None:
+        assert training.answer(before) == {"applied": True, "step": 4, "reason": "factor 0.5"}
+    training.step(3)
+    lost = 0 if told or not eager else 3  # Until it is seen that the optimizer has gone quiet.
+    assert training.monitor.status()["step"] >= training.steps - lost - 1
+    training.ends()
+
+
 def test_an_optimizer_that_raises_leaves_no_scaled_rate_behind(tmp_path: Path) -> None:
     class Raises(torch.optim.SGD):
         broken = False

@@ -34,6 +34,10 @@ class Applier(ABC):
     def undo(self, action: Action, step: int) -> None:
         """`action` was applied, and is not any more."""
 
+    def holds(self, action: Action) -> bool:
+        """`action` was applied and not undone: whether it has an effect now."""
+        return True
+
     def end(self) -> None:  # noqa: B027 (most hold nothing)
         """The monitor detaches: what can be taken back is."""
 

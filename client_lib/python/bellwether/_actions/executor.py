@@ -307,7 +307,11 @@ class Actions:
             "possible": {kind: self._impossible(kind) for kind in kinds},
             "ranks_agree": self.agreement is not None and not self.agreement.why_off,
             "waiting": [action.id for action in self._waiting],
-            "in_force": list(self._applied),
+            "in_force": [
+                id
+                for id, action in list(self._applied.items())
+                if self._applier(action.kind).holds(action)
+            ],
             "answers": {
                 id: {"applied": a.applied, "step": a.step, "reason": a.reason}
                 for id, a in list(self._answers.items())

@@ -30,6 +30,10 @@ class ActionHost(Protocol):
         """Whether optimizer.step() was captured in a CUDA graph."""
 
     @property
+    def steps_unheard(self) -> int:
+        """Steps in a row that ended, and no hook of an optimizer of the model was called."""
+
+    @property
     def layers(self) -> Sequence[Layer]: ...
 
     @property

@@ -17,11 +17,14 @@ from ..actions import Action
 from .applier import Applier
 from .host import ActionHost
 
+_COMPILED = "optimizer.step() is compiled: no hook is called"
+
 
 class RateScale(Applier):
     def __init__(self, host: ActionHost) -> None:
         super().__init__(host)
         self._factors: dict[str, float] = {}  # By the action's id; they multiply.
+        self._asked: Optional[tuple[int, bool]] = None  # (steps unheard then, whether compiled)
         self._scaled: list[tuple[dict[str, Any], Any, Any]] = []  # (group, its rate, ours)
 
     @property
@@ -61,17 +64,24 @@ class RateScale(Applier):
     # ---- the action ----
 
     def impossible(self, kind: str) -> Optional[str]:
-        if not self.host.optimizers():
-            return "no optimizer of torch.optim has stepped"
         if self.host.graphed_step:
             return "optimizer.step() was captured in a CUDA graph, which replays its rate"
+        if self.host.steps_unheard > 1 and self._compiled():
+            return _COMPILED
+        if not self.host.optimizers():
+            return "no optimizer of torch.optim has stepped"
         return None
 
+    def _compiled(self) -> bool:
+        """Whether optimizer.step() is compiled; a GradScaler may have skipped it as well.  All
+        objects of the process are looked at, once for each time that it has gone quiet."""
+        unheard = self.host.steps_unheard
+        if self._asked is None or unheard <= self._asked[0]:
+            self._asked = unheard, already_compiled.optimizer_step()
+        return self._asked[1]
+
     def refusal(self, action: Action) -> Optional[str]:
-        why = self.impossible(action.kind)
-        if why is None and already_compiled.optimizer_step():
-            why = "optimizer.step() is compiled: no hook is called"
-        return why
+        return self.impossible(action.kind)
 
     def apply(self, action: Action, step: int) -> str:
         self._factors[action.id] = action.value
@@ -81,6 +91,9 @@ class RateScale(Applier):
     def undo(self, action: Action, step: int) -> None:
         self._factors.pop(action.id, None)
         self._tell(step)
+
+    def holds(self, action: Action) -> bool:
+        return self.impossible(action.kind) is None
 
     def _tell(self, step: int) -> None:
         rate = self.host.own_rate()

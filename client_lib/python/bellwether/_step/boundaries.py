@@ -17,6 +17,7 @@ class Boundaries:
         self._owed = False  # The step was told before its optimizer: the hook is the boundary.
         self._seen: list[int] = []  # ids of the optimizers of the running step, in order.
         self._last: Optional[int] = None  # The one that came last in the step before.
+        self._unheard = 0  # Steps in a row that were told, and no optimizer has stepped.
 
     def computes(self) -> None:
         """A forward or backward pass has begun."""
@@ -25,7 +26,7 @@ class Boundaries:
     def optimizer_stepped(self, optimizer: int, explicit: bool) -> Optional[int]:
         """None if this is no boundary, else how many steps the next forward pass is ahead of the
         running one.  `explicit`: mon.step() is called."""
-        self._between = True
+        self._between, self._unheard = True, 0
         if optimizer not in self._seen:
             self._seen.append(optimizer)
         if self._last is not None and optimizer != self._last:
@@ -53,6 +54,8 @@ class Boundaries:
             return True
         if graphed or not known:
             return True
-        # Told after the step and nothing stepped: a GradScaler has skipped it.
+        # Told after the step and nothing stepped: a GradScaler has skipped it, or the optimizer's
+        # step is compiled since, and will never be heard again.
         self._owed = not self._told_after
-        return False
+        self._unheard += 1
+        return self._told_after and self._unheard > 1

@@ -21,6 +21,7 @@ from .trainers import Trainers
 from .under_way import UnderWay
 
 PASSES_MAX = 64  # Forward or backward passes without a step, then one warning.
+_QUIET = 2  # So many times as many passes as a step ever had are no longer one.
 _LOOKS_MAX = 8  # At values that are on a device, for which it is waited.
 
 
@@ -47,6 +48,10 @@ class StepEnds:
         self._held = False  # A change was once taken for a part of the step, not for its end.
         self._within_backward = False  # An optimizer has stepped while gradients were computed.
         self._backward = -1  # That of a compiled module that was seen last.
+        self.unheard = 0  # Steps in a row that ended, and no optimizer of the model was heard.
+        self._heard = False  # One was, in the running step.
+        self._quiet = False  # The parameters are looked at though it was heard before.
+        self._passes_max = 1  # Of a step in which one was heard.
 
     def forward_begins(self) -> bool:
         """Whether the step before it is over and has to be closed."""
@@ -81,7 +86,9 @@ class StepEnds:
     def over(self) -> bool:
         """Whether the running step has ended, though no optimizer that is known to train the model
         has said so: its parameters have changed since the last pass began."""
-        if self.explicit or self.pending or self.trainers.owned() or capturing():
+        if self.explicit or self.pending or capturing():
+            return False
+        if self.trainers.owned() and not self._gone_quiet():
             return False
         if self.under_way.any():  # Its closure makes passes, between changes of its own.
             return False
@@ -100,6 +107,18 @@ class StepEnds:
         if not adopted and not at_hand:
             self._say_how("the parameters change, and no optimizer of torch.optim steps")
         return adopted or at_hand
+
+    def _gone_quiet(self) -> bool:
+        """Whether the optimizer may step without being heard, though it was heard before: its step
+        is compiled since."""
+        if self._heard:
+            return False
+        if self.unheard > 0 or self._quiet:
+            return True
+        self._quiet = self._looked > _QUIET * self._passes_max
+        if self._quiet:
+            self._changes.look(True)  # What it has changed until now, it was heard doing.
+        return False
 
     def _warn(self, count: int) -> None:
         if self.explicit or count <= PASSES_MAX:
@@ -127,11 +146,16 @@ class StepEnds:
         self.under_way.ends(optimizer)
         if not self.trainers.trains(optimizer) or self.under_way.any(self.trainers.trains):
             return False, None  # A part of the step of another is no step.
+        self._heard, self._quiet = True, False
         ahead = self._boundaries.optimizer_stepped(id(optimizer), self.explicit)
         return self.trainers.ends_step(optimizer), ahead
 
     def closed(self) -> bool:
         """The step is closed.  Whether that is a boundary for actions."""
+        if self._heard:
+            self._passes_max = max(self._passes_max, self._looked)
+        self.unheard = 0 if self._heard else self.unheard + 1
+        self._heard = False
         self._looked = min(self._looked, 1)
         self.endless = False
         return self._boundaries.closed(self.explicit, self.graphed)

@@ -393,6 +393,10 @@ class Steps:
         return self.ends.graphed
 
     @property
+    def steps_unheard(self) -> int:
+        return self.ends.unheard
+
+    @property
     def governor(self) -> Governor:
         return self.reporter.governor
 
