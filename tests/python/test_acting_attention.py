@@ -117,6 +117,30 @@ def test_switched_in_flight_layer_by_layer_and_back(tmp_path: Path) -> None:
     assert all(coherence[step] < 0.01 for step in (3, 4, 5))
 
 
+def test_a_mode_beneath_a_later_one_is_not_in_force(tmp_path: Path) -> None:
+    training = Training(tmp_path / "a.bwrun", shape=SHAPE)
+    training.step(2)
+
+    def in_force(kind: str, **fields: Any) -> tuple[str, list[str]]:
+        id = training.ask(kind, **fields)
+        training.step()
+        answer = training.answer(id)
+        assert answer and answer["applied"]
+        return id, training.monitor.status()["actions"]["in_force"]
+
+    centred, ids = in_force("attention.center_k", value=1)
+    assert ids == [centred]
+    hp, ids = in_force("attention.mode", mode="hp")
+    assert ids == [centred, hp]
+    first, ids = in_force("attention.mode", mode="sdpa", scope={"layers": [0]})
+    assert ids == [centred, hp, first]  # Layer 1 has it still.
+    sdpa, ids = in_force("attention.mode", mode="sdpa")
+    assert ids == [centred, sdpa]
+    _, ids = in_force("attention.mode", undoes=sdpa)
+    assert ids == [centred, hp, first]
+    training.ends()
+
+
 KINDS = [
     models.PaddedRight, models.PaddedLeft, models.KeysAlone, models.Window, models.Packed,
     models.NarrowValues,

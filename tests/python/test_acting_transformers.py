@@ -221,14 +221,22 @@ def test_padded_llama_is_switched_by_an_action_of_the_server(tmp_path: Path) -> 
             assert not layer["notes"] and layer["fired"] == layer["calls"] == last + 1, layer
 
 
+def in_force(run: Run) -> list[str]:
+    found: list[str] = run.monitor.status()["actions"]["in_force"]
+    return found
+
+
 def test_a_mode_that_a_compiled_call_leaves_is_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = Run(model_of("Llama", "eager"), padded(left=True), tmp_path / "late.bwrun")
     run.step(2)
-    assert run.ask("attention.mode", mode="hp")["applied"]
+    answer = run.ask("attention.mode", mode="hp")
+    run.step()
+    assert answer["applied"] and in_force(run) == [answer["id"]]
     run.run = torch.compile(run.model, backend="aot_eager")
     run.step(2)
+    assert in_force(run) == []
     _, notes = run.ends()
     torch._dynamo.reset()
     said = f"attention.mode hp does not hold: {recipes.FIXED}"

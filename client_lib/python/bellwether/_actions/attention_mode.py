@@ -180,6 +180,7 @@ class AttentionSwitch(Applier):
             if module is not None and attention_switch.of(module) != text:
                 before = self._centred_here(layer)
                 attention_switch.put(module, text)
+                layer.seen.unheld = None  # Until its next call.
                 after = self._centred_here(layer)
                 layer.seen.centred = after if before != after else layer.seen.centred
 
@@ -206,6 +207,25 @@ class AttentionSwitch(Applier):
             if action.kind == "attention.mode" and action.mode != "sdpa":
                 return f"bellwether-{action.mode}"
         return next((layer.seen.kernel for layer in self.host.layers if layer.index >= 0), "sdpa")
+
+    def holds(self, action: Action) -> bool:
+        """Whether some layer of it is computed so.  A later action of the kind may be upon it, and
+        a layer may be gone or have calls that stay as they are."""
+        held = self._held.get(action.id)
+        if held is None:
+            return False
+        upon = {
+            id(layer)
+            for other, layers in list(self._held.values())[list(self._held).index(action.id) + 1 :]
+            if other.kind == action.kind
+            for layer in layers
+        }
+        return not held.layers or any(
+            id(layer) not in upon
+            and layer.module() is not None
+            and (action.kind != "attention.mode" or layer.seen.unheld is None)
+            for layer in held.layers
+        )
 
     def apply(self, action: Action, step: int) -> str:
         layers, stay = self._places(action)

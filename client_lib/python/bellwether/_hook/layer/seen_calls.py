@@ -54,6 +54,7 @@ class SeenCalls:
         # Why our attention cannot take the place of some call; the mode of a call that is ours.
         self.unserved: Optional[str] = None
         self.own_mode = ""
+        self.unheld: Optional[str] = None  # Why a mode in force did not hold for the last call.
         # Key heads that a call is given -> copies of each of the layer's own among them.
         self._groups: dict[int, int] = {}
         self.sums: Optional[Sums] = None  # Where their statistics are added up.
@@ -149,9 +150,9 @@ class SeenCalls:
             self.unserved = attention_switch.lacks(call)
             self.own_mode = getattr(call.ours, "mode", "")
         module = self._module()
-        told = attention_switch.not_held(module, call) if module is not None else None
-        if told is not None:
-            self._notes.add(told)
+        self.unheld = attention_switch.not_held(module, call) if module is not None else None
+        if self.unheld is not None:
+            self._notes.add(self.unheld)
 
     def _kv_heads(self, heads: int, k: Tensor, dim: int) -> int:
         """Key heads that are apart, of those that the first call is given."""
