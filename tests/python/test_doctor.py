@@ -61,6 +61,17 @@ class P(A):
         return F.scaled_dot_product_attention(q, k, v, scale=-1.0)
 model = P()
 """ + TAIL  # fmt: skip
+TOWERS = HEAD + """
+class T(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.text, self.vision, self.teacher = A(), A(), A()
+    def forward(self, x):
+        with torch.no_grad():
+            aim = self.teacher(x)
+        return self.text(x) - aim
+model = T()
+""" + TAIL  # fmt: skip
 NO_ATTENTION = "import torch, torch.nn as nn\nmodel = nn.Linear(16, 16)" + TAIL
 NO_OPTIMIZER = "import torch\nprint('nothing to see')\n"
 
@@ -114,6 +125,20 @@ def test_partly_measured_layer_fails(tmp_path: Path) -> None:
 def test_frozen_upstream(tmp_path: Path) -> None:
     done = doctor(tmp_path, FROZEN)
     assert done.returncode == 1 and "frozen upstream" in failures(done), done.stdout
+
+
+def test_towers_that_are_not_used_are_no_failure(tmp_path: Path) -> None:
+    done = doctor(tmp_path, TOWERS)
+    assert not [x for x in failures(done).splitlines() if "bellwetherd" not in x], done.stdout
+    assert "text: layer 0" in done.stdout
+    assert "vision: not used in these steps, its forward never ran: not watched" in done.stdout
+    assert "teacher: not used in these steps, it runs without gradients only" in done.stdout
+
+
+def test_without_a_layer_that_is_measured_unused_ones_fail(tmp_path: Path) -> None:
+    done = doctor(tmp_path, TOWERS.replace("self.text(x) - aim", "self.text.qkv(x)"))
+    said = failures(done)
+    assert done.returncode == 1 and "text: never called" in said and "vision: never" in said
 
 
 def test_no_attention_found(tmp_path: Path) -> None:
@@ -170,7 +195,7 @@ def test_a_layer_that_reports_nothing_is_not_ok(notes: dict[str, int], cause: st
     layer = {
         "name": "a", "index": -1, "watched": True, "attention": True, "calls": 3, "fired": 3,
         "heads": 4, "kv_heads": 4, "head_dim": 8, "weights": None, "notes": notes,
-        "not_judged_by": [], "lends": False,
+        "not_judged_by": [], "lends": False, "unused": "",
     }  # fmt: skip
     (told,) = layer_findings({"layers": [layer], "why_off": "", "live": True})
     assert told.ok is False and cause in told.text

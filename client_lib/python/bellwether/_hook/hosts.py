@@ -159,6 +159,9 @@ class PatchedLayer(Protocol):
     def ends(self) -> None:
         """The monitor detaches: nothing of the module is heard any more."""
 
+    def runs(self) -> None:
+        """Its module's forward begins."""
+
     def expects(self) -> bool:
         """Whether the calls of the module, whose forward begins, are to be seen."""
 

@@ -28,6 +28,7 @@ class LayerStatus(TypedDict):
     not_judged_by: list[str]  # Families of rules that have no numbers of it.
     known_faults: list[str]  # Ids of known_kernels.json that its calls fit: hints.
     lends: bool  # It is no attention: its projections are those of one beside it.
+    unused: str  # How the job does not train it: its forward never ran; "" = it does.
 
 
 class AnswerStatus(TypedDict):
@@ -122,6 +123,7 @@ def _layer_status(layer: Layer, not_judged_by: list[str]) -> LayerStatus:
         "not_judged_by": not_judged_by,
         "known_faults": list(layer.seen.known.found),
         "lends": layer.search.lends,
+        "unused": layer.unused(),
     }
 
 

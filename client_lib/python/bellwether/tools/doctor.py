@@ -21,6 +21,7 @@ from typing import Any, Optional
 from .. import __version__
 from .._hook.calls import known_kernels
 from .._hook.layer.notes import FROZEN, why
+from .._hook.model import already_compiled
 from .._native import c_api
 from .._server import private_server
 from .._util.ranks import ASIDE
@@ -123,6 +124,8 @@ def layer_findings(status: dict[str, Any]) -> list[Finding]:
         ]
     found = []
     measured = any(layer["index"] >= 0 for layer in layers)
+    # What torch.compile has made runs without coming by.
+    sees_use = measured and not already_compiled.anything()
     for layer in layers:
         name = layer["name"] or "(the model)"
         notes = "; ".join(layer["notes"])
@@ -132,6 +135,10 @@ def layer_findings(status: dict[str, Any]) -> list[Finding]:
             found.append(Finding(None, f"{name}: holds the projections of an attention beside it"))
         elif not layer["attention"]:
             found.append(Finding(None, f"{name}: no softmax in its code: nothing to watch"))
+        elif layer["unused"] and sees_use:
+            found.append(
+                Finding(None, f"{name}: not used in these steps, {layer['unused']}: not watched")
+            )
         elif layer["calls"] == 0:
             found.append(
                 Finding(

@@ -17,6 +17,7 @@ from typing import Any, Optional, cast
 
 import torch
 from torch import Tensor, nn
+from torch.jit import ScriptModule
 
 from ..._kernels.memory import capturing
 from ..._kernels.probe import Spectrum, Sums
@@ -66,6 +67,7 @@ class Layer:
         self.compiled = CompiledBackward(
             notes, self.passes, self.seen, self.search, self.gradients, laws
         )
+        self._ran: Optional[bool] = None  # Its forward; False = without gradients only.
         self._sites: list[Layer] = []  # Of the other calls that one forward makes.
         self._quiet = False  # The forward that runs is counted, and its calls are not seen.
         self._looks_closer = False  # They are, though the step is not sampled.
@@ -156,7 +158,19 @@ class Layer:
         module = self.module()
         return module is not None and any(p.requires_grad for p in module.parameters())
 
+    def unused(self) -> str:
+        """How this job does not train it, in words; "" if it does, or if that cannot be seen."""
+        module = self.module()
+        if module is None or self.calls > 0 or self._ran:
+            return ""
+        if self._ran is None and ("forward" in vars(module) or isinstance(module, ScriptModule)):
+            return ""  # Its forward may run and not come by.
+        return "its forward never ran" if self._ran is None else "it runs without gradients only"
+
     # ---- the forward of its module ----
+
+    def runs(self) -> None:
+        self._ran = bool(self._ran) or torch.is_grad_enabled()
 
     def expects(self) -> bool:
         # A recomputation must find the taps exactly if the forward had them, whatever has

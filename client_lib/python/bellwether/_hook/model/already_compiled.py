@@ -31,6 +31,11 @@ def _functions() -> list[types.FunctionType]:
     return found
 
 
+def anything() -> bool:
+    """Whether torch.compile has compiled any function in this process."""
+    return bool(_functions())
+
+
 def optimizer_step() -> bool:
     """Whether the step of an optimizer of torch was compiled."""
     folder = optimizers.__file__.rpartition("/")[0] + "/"

@@ -109,6 +109,8 @@ def _entering(module: nn.Module) -> Optional[Entry]:
     layer = registry.layer_of(module)
     if layer is not None and being_traced():
         layer = None
+    if layer is not None:
+        layer.runs()
     known = layer is not None or function is not SDPA or bool(word)
     if not known and not running.stack:
         seeks = registry.seekers and registry.is_root(module) and not being_traced()
