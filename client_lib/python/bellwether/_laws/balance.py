@@ -39,9 +39,11 @@ OTHER_LOSS = 0.05
 AGAINST = -0.25
 UNLIKE = 1e-3  # Of the squares of a row's gradients, that a softmax does not explain.
 UNLIKE_ROWS = 0.1
+FORM = 0.01  # Of the squares of a result, that what a module is taken for does not explain.
 _LEAST = 1e-300
 # Why nothing is judged.
 OTHER = "its loss is not known to be a softmax and its cross entropy"
+OTHER_FORM = "its result is not that of a norm that is known"
 Z_LOSS = "its loss has a z-loss, or what looks like one"
 
 
@@ -53,10 +55,15 @@ class Balance:
     degrees: float
     share: float  # Of the sum's norm in that of the sums of absolute values.
     along: float = 0.0  # Cosine with the mean row of words that did not come.
+    largest: float = 0.0  # Of its elements, where each is a law.
 
     def alike(self) -> float:
         """What a norm may be where roundings are alike."""
         return math.sqrt(ALIKE * self.degrees)
+
+    def largest_alike(self) -> float:
+        """The same of the largest element: twice what so many normal numbers have."""
+        return 2 * math.sqrt(2 * math.log(2 * max(1.0, self.degrees)))
 
     def times(self) -> float:
         """How many times what independent roundings give."""
@@ -64,7 +71,9 @@ class Balance:
 
     def z(self) -> float:
         """Beyond alike(); nan where something was not finite."""
-        return self.norm - self.alike() if math.isfinite(self.norm) else math.nan
+        if not math.isfinite(self.norm):
+            return math.nan
+        return max(self.norm - self.alike(), self.largest - self.largest_alike())
 
 
 def of_rows(sums: Tensor, variance: Tensor, sizes: Tensor, some: Tensor, equals: float) -> Balance:
@@ -105,20 +114,42 @@ def tolerance(variance: Tensor, sizes: Tensor, ulps: Tensor) -> Tensor:
     return _alike(sizes, ulps) + Z_MIN * (TIMES * variance.double()).sqrt()
 
 
-def of_classes(sums: Tensor, variance: Tensor, sizes: Tensor, ulps: Tensor) -> Balance:
+def loss_in_its_type(z: Tensor, bits: int) -> float:
+    """What all p of a row may be off where log p was rounded to a type of so many bits behind the
+    leading one: the largest entropy of some rows by its rounding.  z [n, classes], the logits"""
+    logs = z.double().log_softmax(1)
+    return float(-(logs.exp() * logs).sum(1).max()) * 2.0 ** -(bits + 1)
+
+
+def of_classes(
+    sums: Tensor, variance: Tensor, sizes: Tensor, ulps: Tensor, off: float = 0.0
+) -> Balance:
     """Of the gradients of logits: a number for each row [n], where all roundings of a row may be
     alike: the half of an ulp each, and what an exponential is off.
 
     sizes, ulps  [n], of the absolute values, and of the distances of neighbours
+    off          what all p of a row may be off otherwise
     """
-    beyond = (sums.double().abs() - _alike(sizes, ulps)).clamp(min=0)
     total = float(sizes.double().norm())
     share = float(sums.double().norm()) / total if total else 0.0
+    alike = _alike(sizes, ulps) + off * sizes.double()
+    return of_vector(sums.double(), variance, alike, share)
+
+
+def of_vector(differences: Tensor, variance: Tensor, alike: Tensor, share: float = 0.0) -> Balance:
+    """Of differences that are zero, each a law [n].
+
+    variance  by independent roundings
+    alike     what each may be otherwise
+    """
+    beyond = (differences.abs() - alike).clamp(min=0)
     deviation = (TIMES * variance.double()).sqrt()
     there = deviation > 0
     if not bool(there.any()):
         return Balance(0.0, 1.0, share)
-    return Balance(float((beyond[there] / deviation[there]).norm()), float(there.sum()), share)
+    vector = beyond[there] / deviation[there]
+    largest = float(vector.max())
+    return Balance(float(vector.norm()), float(there.sum()), share, largest=largest)
 
 
 def unlike_a_softmax(

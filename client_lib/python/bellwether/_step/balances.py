@@ -1,7 +1,8 @@
-"""The laws outside attention whose sums are zero, in a running job: those of lm_head and its loss.
+"""The laws outside attention whose sums are zero, in a running job: lm_head and its loss, norms.
 
-_hook/layer/head_tap.py says what is measured, _laws/balance.py what must hold.  In each sample all
-heads are asked: there are few, and the sums of one take less than its products by far.
+_hook/layer/head_tap.py and norm_laws.py say what is measured, _laws/balance.py what must hold.  In
+each sample all heads are asked: there are few, and the sums of one take less than its products by
+far.  Norms take turns, as linear layers do.
 
 Left out, and said in Monitor.status(): what linears.py leaves out, sparse gradients, weights with
 hooks of their own, and what _laws/balance.py takes for another loss.
@@ -12,46 +13,66 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import torch
 from torch import nn
 
 from .._hook.hosts import LinearHost
+from .._hook.layer.edge_tap import EdgeTap, VectorsMeasured
 from .._hook.layer.head_tap import HeadTap, Lookups, RowsMeasured
 from .._hook.layer.linear_tap import Held, Taps
+from .._hook.layer.norm_laws import is_norm, norm_laws
 from .._hook.model.parallel import is_fully_sharded
 from .._laws.balance import (
     AGAINST,
+    FORM,
     OTHER,
+    OTHER_FORM,
     OTHER_LOSS,
     Z_LOSS,
     Balance,
+    loss_in_its_type,
     of_classes,
     of_rows,
+    of_vector,
     tolerance,
     unlike_a_softmax,
 )  # fmt: skip
 from .._laws.linear import limit
+from .._native import c_api
 from . import linears
 from .law_rows import LawRow
-from .linears import COMPILED, GPU, HELD_BYTES_MAX, LEFT_OUT_MAX, SHARDED, Arriving, why_not
+from .linears import (
+    COMPILED,
+    GPU,
+    HELD_BYTES_MAX,
+    LEFT_OUT_MAX,
+    SHARDED,
+    TURNS_MAX,
+    Arriving,
+    why_not,
+)
 
 HEADS_MAX = 8
 SOFTCAP = "its model caps the logits, or has a z-loss, and its loss is not seen"
+DZ, DW = "dz:classes", "dW:classes"
 WORDS = {
-    "dz": "the gradients of the logits do not add up to 0 over the classes",
-    "dW": "the rows of dW do not add up to 0, as behind a softmax and its cross entropy",
+    DZ: "the gradients of the logits do not add up to 0 over the classes",
+    DW: "the rows of dW do not add up to 0, as behind a softmax and its cross entropy",
+    "dx:scale": "dx is wrong: it is not the gradient of what does not change with the scale of x",
+    "dx:mean": "dx is wrong: its rows do not add up to 0",
+    "y=dg": "y or the gain's gradient is wrong: the one times dy is not the gain times the other",
 }
 SEEN = "the rows of dW do not add up to those of x by the gradients of the logits"
 
 
-class HeadLaws:
-    """What one head gave."""
+class ModuleLaws:
+    """What one module gave."""
 
     def __init__(self, fused: bool) -> None:
         self.fused = fused
-        self.laws: dict[str, Balance] = {}  # By the tensor that is wrong where it breaks.
+        self.laws: dict[str, Balance] = {}  # By their names, as LawRow has them.
         self.not_judged: dict[str, str] = {}  # By the law: why.
 
 
@@ -59,23 +80,25 @@ class BalanceSample:
     """What the heads of one step gave, perhaps still on its way from a GPU."""
 
     def __init__(
-        self, names: list[str], measured: list[RowsMeasured], not_judged: Callable[[str, str], None]
-    ) -> None:
+        self, names: list[str], measured: list[Union[RowsMeasured, VectorsMeasured]],
+        not_judged: Callable[[str, str], None],
+    ) -> None:  # fmt: skip
         self._names, self._measured, self._not_judged = names, measured, not_judged
         self._arriving = Arriving([t for m in measured for t in m.tensors()])
-        self._found: Optional[dict[str, HeadLaws]] = None
+        self._found: Optional[dict[str, ModuleLaws]] = None
 
     def ready(self) -> bool:
         return self._arriving.ready()
 
-    def laws(self) -> dict[str, HeadLaws]:
+    def laws(self) -> dict[str, ModuleLaws]:
         """By the module's name.  Must be ready."""
         if self._found is None:
             tensors = iter(self._arriving.tensors())
             self._found = {}
             for m in self._measured:
                 given = [next(tensors) for _ in m.tensors()]
-                found = self._found[self._names[m.row]] = _laws_of(m, given)
+                of = _laws_of(m, given) if isinstance(m, RowsMeasured) else _of_vectors(m, given)
+                found = self._found[self._names[m.row]] = of
                 for why in found.not_judged.values():
                     self._not_judged(self._names[m.row], why)
         return self._found
@@ -86,47 +109,48 @@ class BalanceSample:
         laws = self.laws()
         z = limit(sample, sum(len(head.laws) for head in laws.values()))
         for name, head in laws.items():
-            for tensor, law in head.laws.items():
-                if law.z() > z and tensor not in head.not_judged:
-                    text = SEEN if tensor == "dW" and not head.fused else WORDS[tensor]
-                    found.setdefault(
-                        name,
-                        f"{text}: {law.times():.3g} times what rounding gives, "
-                        f"{law.share:.2g} of the absolute values",
-                    )
+            for kind, law in head.laws.items():
+                if law.z() > z and kind not in head.not_judged:
+                    text = SEEN if kind == DW and not head.fused else WORDS[kind]
+                    times = max(law.times(), law.largest)
+                    share = f", {law.share:.2g} of the absolute values" if law.share else ""
+                    found.setdefault(name, f"{text}: {times:.3g} times what rounding gives{share}")
         return found
 
     def law_rows(self) -> list[LawRow]:
-        """Each law's norm is of several sums in units of their roundings, so its variance is 1."""
+        """A law's z is of several sums in units of their roundings, so its variance is 1."""
         return [
-            LawRow(name, f"{tensor}:classes", law.norm, 1.0, law.alike())
+            LawRow(name, kind, max(law.z(), 0.0) if law.z() == law.z() else law.z(), 1.0)
             for name, head in self.laws().items()
-            for tensor, law in head.laws.items()
-            if tensor not in head.not_judged
+            for kind, law in head.laws.items()
+            if kind not in head.not_judged
         ]
 
     def summary(self) -> dict[str, float]:
         """How many times what rounding gives, for people and other loggers."""
         return {
-            f"{name}/{tensor}_classes": law.times()
+            f"{name}/{kind.replace(':', '_').replace('=', '_')}": law.times()
             for name, head in self.laws().items()
-            for tensor, law in head.laws.items()
+            for kind, law in head.laws.items()
         }
 
 
-def _laws_of(measured: RowsMeasured, given: list[Any]) -> HeadLaws:
+def _laws_of(measured: RowsMeasured, given: list[Any]) -> ModuleLaws:
     sums, some, equals = given[:3]
-    found = HeadLaws(measured.fused)
+    found = ModuleLaws(measured.fused)
     alike = max((b / a if a else 1.0 for a, b in equals.tolist()), default=1.0)
-    law = found.laws["dW"] = of_rows(sums[0], sums[2], sums[1], some, alike)
+    law = found.laws[DW] = of_rows(sums[0], sums[2], sums[1], some, alike)
     if measured.fused:
         if law.share > OTHER_LOSS:
-            found.not_judged["dW"] = OTHER
+            found.not_judged[DW] = OTHER
         elif law.along > AGAINST and law.z() > 0:
-            found.not_judged["dW"] = Z_LOSS
+            found.not_judged[DW] = Z_LOSS
     if measured.classes is not None:
         classes = given[3]
-        law = found.laws["dz"] = of_classes(classes[0], classes[3], classes[1], classes[2])
+        off = 0.0
+        if measured.logits is not None and measured.bits is not None:
+            off = loss_in_its_type(given[4], measured.bits)
+        law = found.laws[DZ] = of_classes(classes[0], classes[3], classes[1], classes[2], off)
         if law.z() > 0 and measured.logits is not None:
             at = (
                 torch.arange(len(given[4]), dtype=torch.int64, device="cpu")
@@ -139,7 +163,24 @@ def _laws_of(measured: RowsMeasured, given: list[Any]) -> HeadLaws:
             if why is None and law.share > OTHER_LOSS:  # Small p of sigmoids are as a softmax's.
                 why = OTHER
             if why is not None:
-                found.not_judged["dz"] = why
+                found.not_judged[DZ] = why
+    return found
+
+
+def _of_vectors(measured: VectorsMeasured, given: list[Any]) -> ModuleLaws:
+    found, form = ModuleLaws(False), 0
+    if measured.unlike is not None:
+        unlike = given.pop(0)
+        form = int(unlike.argmin())
+        if not float(unlike[form]) <= FORM:
+            found.not_judged["y"] = OTHER_FORM
+            return found
+    numbers = iter(given)
+    for at, laws in enumerate(measured.laws):
+        for law in laws:
+            vectors = next(numbers)
+            if at == form:
+                found.laws[law.law] = of_vector(*vectors)
     return found
 
 
@@ -162,12 +203,15 @@ class Balances:
         self.names: list[str] = []
         self.left_out: Counter[tuple[str, str]] = Counter()  # Name of the module, why.
         self.not_measured: Optional[str] = None  # Why none is.
+        self.heads = 0  # The first so many of them.
         self._heads: Optional[list[weakref.ref[nn.Module]]] = None
+        self._others: list[weakref.ref[nn.Module]] = []
+        self._turn = 0
         self._words: list[weakref.ref[nn.Embedding]] = []
         self._capped = False
         self._watching = False
         self._taps = Taps(host)
-        self._measured: list[RowsMeasured] = []
+        self._measured: list[Union[RowsMeasured, VectorsMeasured]] = []
 
     def watch(self) -> None:
         """From the next sampled step on."""
@@ -197,6 +241,11 @@ class Balances:
                 self.names.append(name or "the model")
             elif why:
                 self.leave_out(name, why)
+        self.heads = len(self._heads)
+        for name, module in model.named_modules():
+            if is_norm(module) and len(self.names) < c_api.NAMED_ROWS_MAX:
+                self._others.append(weakref.ref(module))
+                self.names.append(name or "the model")
 
     def begin_step(self, sampled: bool) -> None:
         """What was measured before is forgotten; in a sampled step the heads get their taps."""
@@ -207,15 +256,16 @@ class Balances:
             return
         if self._heads is None:
             self._find(model)
-        if self.not_measured not in (None, GPU) or not self._heads:
+        if self.not_measured not in (None, GPU) or not self.names:
             return
         if linears.compiles(model):
             self.not_measured = COMPILED
             return
-        heads = [head() for head in self._heads]
+        heads = [head() for head in self._heads or ()]
         if not all(head is None or self._measures_on(head) for head in heads):
             return
         held = Held(HELD_BYTES_MAX)
+        self._tap_others(held)
         lookups: list[tuple[nn.Embedding, Lookups]] = []
         weights = {id(head.weight) for head in heads if head is not None}
         for of in self._words:
@@ -233,6 +283,20 @@ class Balances:
                 )  # fmt: skip
                 self._taps.add(head, tap)
 
+    def _tap_others(self, held: Held) -> None:
+        """Those whose turn it is."""
+        turns = min(TURNS_MAX, max(1, len(self._others)))
+        turn = self._turn % turns
+        self._turn += 1
+        for at in range(turn, len(self._others), turns):
+            module = self._others[at]()
+            if module is not None and self._measures_on(module):
+                tap = EdgeTap(
+                    self._host, self.heads + at, module, held, norm_laws, self._measured.append,
+                    self._left_out_row,
+                )  # fmt: skip
+                self._taps.add(module, tap)
+
     def _finished(self, measured: RowsMeasured) -> None:
         if measured.fused and self._capped:
             self.leave_out(self.names[measured.row], SOFTCAP)
@@ -243,7 +307,9 @@ class Balances:
         self.leave_out(self.names[row], why)
 
     def _measures_on(self, module: nn.Module) -> bool:
-        device = next(module.parameters()).device
+        device = next((p.device for p in module.parameters()), None)
+        if device is None:
+            return False
         if device.type != "cpu" and not linears.ON_GPUS:
             self.not_measured = GPU
             return False

@@ -62,6 +62,7 @@ class LinearStatus(TypedDict):
     """The laws of linear layers."""
 
     modules: int  # That have their turn.
+    norms: int  # That have their turn, too.
     heads: list[str]  # Layers that make logits of words, whose loss has laws, too.
     not_measured: Optional[str]  # Why none has.
     left_out: dict[str, int]  # "module: why", how often.
@@ -151,7 +152,8 @@ def status(steps: Steps, actions: Optional[ActionsStatus]) -> Status:
     found["numbers_left_out"] = dict(reporter.frames.left_out)
     found["linear"] = {
         "modules": len(reporter.linears.names),
-        "heads": reporter.balances.names,
+        "heads": reporter.balances.names[: reporter.balances.heads],
+        "norms": len(reporter.balances.names) - reporter.balances.heads,
         "not_measured": reporter.linears.not_measured,
         "left_out": {
             f"{name}: {why}": n

@@ -24,7 +24,7 @@ from ..._util.guard import harmless
 from ..hosts import LinearHost
 from ..running import apart, being_traced, checkpointed
 from .linear_tap import Held, equal_rows, product_node, readable, wrapped
-from .row_sums import over_columns, over_rows, some_rows
+from .row_sums import over_columns, over_rows, significand_bits, some_rows
 
 LOOKUP = "EmbeddingBackward0"
 _NEAR = 4  # Nodes between a module's result and what made it.
@@ -127,6 +127,7 @@ class RowsMeasured:
     def __init__(
         self, row: int, sums: Tensor, some: Tensor, equals: Tensor, fused: bool,
         classes: Optional[Tensor] = None, logits: Optional[tuple[Tensor, Tensor]] = None,
+        bits: Optional[int] = None,
     ) -> None:  # fmt: skip
         self.row = row
         self.sums = sums  # float64 [3, d], as over_rows() has them.
@@ -134,6 +135,7 @@ class RowsMeasured:
         self.fused = fused  # What has made the gradient was not seen.
         self.classes = classes  # float64 [4, tokens], as over_columns() has them.
         self.logits = logits  # z and dz at some of the tokens.
+        self.bits = bits  # Behind the leading one, of logits in 16 bits.
 
     def tensors(self) -> list[Tensor]:
         optional = [self.classes, *(self.logits or ())]
@@ -234,9 +236,10 @@ class HeadTap:
                 here = slice(at, at + 4096)
                 sums[0] -= classes[0, here] @ rows[here].double()
             logits = None if y is None else (y.float(), some_rows(d_y).float())
+            bits = significand_bits(d_y) if d_y.element_size() == 2 else None
             self._finished(
                 RowsMeasured(
-                    self.row, sums, some_rows(d_w), equal_rows(d_w), False, classes, logits
+                    self.row, sums, some_rows(d_w), equal_rows(d_w), False, classes, logits, bits
                 )
             )
         self.host.hook_seconds += time.perf_counter() - start

@@ -23,6 +23,11 @@ def power_of_two(t: Tensor) -> Tensor:
     return (t.view(integers) & exponent).view(t.dtype).float().clamp(min=least)
 
 
+def significand_bits(t: Tensor) -> int:
+    """Of its type, behind the leading one."""
+    return _GRIDS[t.dtype][2]
+
+
 def grid_bits(t: Tensor, coarse: int) -> Tensor:
     """Bits behind the leading one of what the elements were rounded to, float64.
 

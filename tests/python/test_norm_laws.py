@@ -1,0 +1,269 @@
+"""Goal: the gradients of norms agree with their laws in healthy trainings, which stay the same bit
+for bit, and one that is wrong is named.
+Method: calls of norms of torch and transformers, healthy and damaged where no tap sees it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Optional
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import bellwether
+from bellwether._hook.layer import edge_tap
+from bellwether._hook.layer.edge_tap import EdgeTap, edges
+from bellwether._hook.layer.linear_tap import Held, Taps
+from bellwether._hook.layer.norm_laws import is_norm, norm_laws
+from bellwether._kernels.memory import Memories
+from bellwether._laws import balance
+from bellwether._step.balances import BalanceSample, ModuleLaws
+
+from models import Model, Shape, batch
+
+TYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def classes() -> dict[str, Callable[[int], nn.Module]]:
+    gemma = pytest.importorskip("transformers.models.gemma.modeling_gemma")
+    llama = pytest.importorskip("transformers.models.llama.modeling_llama")
+    return {
+        "torch": nn.RMSNorm, "layer": nn.LayerNorm, "llama": llama.LlamaRMSNorm,
+        "gemma": gemma.GemmaRMSNorm,
+    }  # fmt: skip
+
+
+NAMES = ("torch", "layer", "llama", "gemma")
+
+
+class Host:
+    def __init__(self) -> None:
+        self.lock, self.hook_seconds, self.memories = threading.RLock(), 0.0, Memories()
+        self.left_out: list[str] = []
+        self.errors: list[Exception] = []
+
+    def live(self) -> bool:
+        return True
+
+    def in_backward(self) -> bool:
+        return torch._C._current_graph_task_id() != -1
+
+    def trouble(self, error: Exception, where: str) -> None:
+        self.errors.append(error)
+
+
+def measured(
+    module: nn.Module, run: Callable[[], Any], host: Optional[Host] = None, room: int = 1 << 30
+) -> tuple[Optional[ModuleLaws], dict[str, str]]:
+    """The laws of the module's first call in run(), and what is told of them."""
+    host, found = host or Host(), []
+    taps, left_out = Taps(host), host.left_out
+    tap = EdgeTap(
+        host, 0, module, Held(room), norm_laws, found.append, lambda _, why: left_out.append(why)
+    )
+    taps.add(module, tap)
+    run()
+    taps.close()
+    assert not host.errors
+    sample = BalanceSample(["it"], found, lambda _, why: left_out.append(why))
+    return sample.laws().get("it"), sample.faults(1)
+
+
+def case(
+    name: str, dtype: torch.dtype, values: str = "plain"
+) -> tuple[nn.Module, Callable[[], Any]]:
+    module = classes()[name](48)
+    x, u = torch.randn(512, 48), torch.randn(4, 128, 48)
+    if values == "small":
+        x = 1e-3 * x
+    elif values == "an outlier":
+        x[:, 3] = 50
+    elif values == "repeated":
+        x, u = x[torch.randint(0, 20, (512,))], u[:, :1]
+    with torch.no_grad():
+        module.weight.add_(0.5 * torch.randn(48))  # type: ignore[operator]
+    module = module.to(dtype)
+    x = x.to(dtype).view(4, 128, 48).requires_grad_()
+
+    def run() -> None:
+        # The input goes on beside the norm, as in a residual stream.
+        inner = 1 * x
+        (module(inner).float() * u + inner.float()).mean().mul(64).backward()
+
+    return module, run
+
+
+@pytest.mark.parametrize("values", ("plain", "small", "an outlier", "repeated"))
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("name", NAMES)
+def test_rounding_alone_breaks_no_law(name: str, dtype: torch.dtype, values: str) -> None:
+    for seed in range(2):
+        torch.manual_seed(seed)
+        laws, faults = measured(*case(name, dtype, values))
+        assert laws is not None and not laws.not_judged and not faults
+        expected = {"dx:scale"} | ({"dx:mean"} if name == "layer" else set())
+        if name != "layer" or dtype == torch.float32:
+            expected.add("y=dg")
+        assert set(laws.laws) == expected
+        assert all(law.z() < 4 for law in laws.laws.values())
+
+
+def damaged(output: Tensor, x: Tensor, damage: Callable[[Tensor], Any]) -> None:
+    """The gradient that the call returns for its input is another."""
+    found = edges(output, {"x": x})
+    assert found is not None
+    node, at = found["x"][0]
+
+    def hook(inputs: Any, outputs: Any) -> Any:
+        changed = list(inputs)
+        changed[at] = changed[at].clone()
+        damage(changed[at].view(-1, changed[at].shape[-1]))
+        return tuple(changed)
+
+    node.register_hook(hook)
+
+
+def one_element(d_x: Tensor) -> None:
+    d_x[5, 7] = 100 * d_x.abs().max()
+
+
+def rows_not_written(d_x: Tensor) -> None:
+    d_x[64:128, :16] = 0
+
+
+def part_of_a_row_negated(d_x: Tensor) -> None:
+    d_x[:, :24].neg_()
+
+
+@pytest.mark.parametrize("damage", (one_element, rows_not_written, part_of_a_row_negated))
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_damaged_gradient_of_the_input_is_named(
+    name: str, dtype: torch.dtype, damage: Any
+) -> None:
+    torch.manual_seed(2)
+    module = classes()[name](48).to(dtype)
+    x, u = torch.randn(512, 48).to(dtype).requires_grad_(), torch.randn(512, 48)
+
+    def run() -> None:
+        inner = 1 * x
+        y = module(inner)
+        damaged(y, inner, damage)
+        (y.float() * u).mean().mul(64).backward()
+
+    laws, faults = measured_behind(module, run)
+    assert laws is not None and faults["it"].startswith("dx is wrong")
+
+
+def measured_behind(module: nn.Module, run: Callable[[], Any]) -> Any:
+    """As measured(), with hooks behind those of run()."""
+    host, found, later = Host(), [], []
+    tap = EdgeTap(host, 0, module, Held(1 << 30), norm_laws, found.append, lambda *_: None)
+    forward = module.forward
+
+    def called(x: Tensor) -> Tensor:
+        y: Tensor = forward(x)
+        later.append((x, y))
+        return y
+
+    backward = Tensor.backward
+
+    def before(loss: Tensor) -> None:
+        tap.output((later[0][0],), later[0][1])
+        backward(loss)
+
+    module.forward = called  # type: ignore[method-assign]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Tensor, "backward", before)
+        run()
+    assert not host.errors
+    sample = BalanceSample(["it"], found, lambda _, why: None)
+    return sample.laws().get("it"), sample.faults(1)
+
+
+class FaultyGain(torch.autograd.Function):
+    """The gain's gradient lacks half of the rows."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gain: Tensor) -> Tensor:
+        ctx.save_for_backward(x, gain)
+        return x * gain
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        x, gain = ctx.saved_tensors
+        return gradients[0] * gain, (gradients[0] * x)[: len(x) // 2].sum(0)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_a_damaged_gradient_of_the_gain_is_named(dtype: torch.dtype) -> None:
+    torch.manual_seed(3)
+    module = nn.RMSNorm(48, eps=1e-6).to(dtype)
+
+    def forward(x: Tensor) -> Tensor:
+        numbers = x.float()
+        scaled = numbers * (numbers.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
+        return FaultyGain.apply(scaled.to(dtype), module.weight)  # type: ignore[no-any-return]
+
+    module.forward = forward  # type: ignore[method-assign]
+    x, u = torch.randn(512, 48).to(dtype).requires_grad_(), torch.randn(512, 48)
+    _, faults = measured(module, lambda: (module(1 * x).float() * u).mean().mul(64).backward())
+    assert faults["it"].startswith("y or the gain's gradient is wrong")
+
+
+def test_other_modules_are_no_norms() -> None:
+    class Other(nn.RMSNorm):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) + x.square()
+
+    torch.manual_seed(0)
+    module, x, host = Other(16), torch.randn(8, 16, requires_grad=True), Host()
+    assert (
+        not is_norm(module) and not is_norm(nn.BatchNorm1d(4)) and not is_norm(nn.GroupNorm(2, 4))
+    )
+    assert all(is_norm(make(16)) for make in classes().values())
+    _, faults = measured(module, lambda: module(1 * x).sum().backward(), host)
+    assert not faults and host.left_out == [balance.OTHER_FORM]
+
+
+@pytest.mark.parametrize(
+    ("grad", "room", "why"), ((False, 1 << 20, edge_tap.NO_EDGE), (True, 8, edge_tap.NO_ROOM))
+)
+def test_an_input_without_a_gradient_or_room_is_told(grad: bool, room: int, why: str) -> None:
+    module, x, host = nn.RMSNorm(16), torch.randn(8, 16, requires_grad=grad), Host()
+    assert measured(module, lambda: module(x).sum().backward(), host, room) == (None, {})
+    assert host.left_out == [why]
+
+
+def test_no_bit_changes_and_every_norm_has_its_turn(tmp_path: Path) -> None:
+    def train(path: Optional[Path]) -> tuple[list[Tensor], Any, set[str]]:
+        torch.manual_seed(3)
+        shape = Shape(fused=False)
+        model = Model(shape).bfloat16()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        handle, seen, status = None, set(), None
+        if path is not None:
+            handle = bellwether.attach(
+                model, record=str(path), run="norms", every=1, overhead_budget=1e9
+            )
+        for step in range(8):
+            loss = model(batch(shape, step).bfloat16()).float().square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if handle is not None:
+                handle.step(loss=loss.detach())
+                seen |= {name for name in handle.metrics() if name.endswith("dx_scale")}
+        if handle is not None:
+            assert handle.why_off == "", handle.why_off
+            status = handle.status()["linear"]
+            handle.detach()
+        return [p.detach() for p in model.parameters()], status, seen
+
+    (plain, _, _), (watched, status, seen) = train(None), train(tmp_path / "a.bwrun")
+    assert all(torch.equal(a, b) for a, b in zip(plain, watched))
+    assert len(seen) == status["norms"] > 1 and not status["faults"]
