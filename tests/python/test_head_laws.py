@@ -270,6 +270,10 @@ OTHERS: dict[str, tuple[Loss, str]] = {
     "capped": (
         lambda z, words: F.cross_entropy(2 * torch.tanh(z.float() / 2), words), balance.OTHER,
     ),
+    "hardly capped": (
+        lambda z, words: F.cross_entropy(30 * torch.tanh(z.float() / 30), words),
+        balance.OTHER,
+    ),
     "sigmoids": (
         lambda z, words: F.binary_cross_entropy_with_logits(
             z.float(), F.one_hot(words, WORDS).float()
@@ -292,7 +296,8 @@ def test_other_losses_are_left_out(
     loss, why = OTHERS[name]
     seen = train(apart(loss), tmp_path / "a.bwrun", monkeypatch, steps=8, **KINDS[kind])
     assert not seen.status["faults"] and seen.largest(balances.DW) < 0
-    assert why in seen.why_not()
+    # In bf16 a cap that hardly shows is less than rounding.
+    assert why in seen.why_not() or (name, kind) == ("hardly capped", "bf16")
 
 
 class Faulty(torch.autograd.Function):

@@ -37,7 +37,8 @@ OTHER_LOSS = 0.05
 # Cosine with the rows of words that did not come, up to which it is no z-loss.  A z-loss adds to
 # their rows; roundings lose a part of them, as they are small.
 AGAINST = -0.25
-UNLIKE = 1e-3  # Of the squares of a row's gradients, that a softmax does not explain.
+# Of the squares of a row's gradients, that a softmax does not explain; True: they have 16 bits.
+UNLIKE = {True: 1e-5, False: 1e-8}
 UNLIKE_ROWS = 0.1
 FORM = 0.01  # Of the squares of a result, that what a module is taken for does not explain.
 _LEAST = 1e-300
@@ -153,7 +154,7 @@ def of_vector(differences: Tensor, variance: Tensor, alike: Tensor, share: float
 
 
 def unlike_a_softmax(
-    sums: Tensor, tolerance: Tensor, z: Tensor, dz: Tensor, largest: float
+    sums: Tensor, tolerance: Tensor, z: Tensor, dz: Tensor, largest: float, in_16_bits: bool
 ) -> Optional[str]:
     """Why the gradients of some rows of logits need not add up to zero; None if their loss is a
     softmax and its cross entropy.
@@ -162,6 +163,7 @@ def unlike_a_softmax(
     tolerance  [n], what rounding may make of them
     z, dz      [n, classes]
     largest    of what any row's sum is beyond its tolerance
+    in_16_bits of what dz was rounded to
     """
     there = (dz != 0).any(1)
     if not bool(there.any()):
@@ -176,8 +178,9 @@ def unlike_a_softmax(
     got = (dz - (dz * others).sum(1, keepdim=True) / count) * others
     squares = flat.square().sum(1, keepdim=True).clamp(min=_LEAST)
     factor = (flat * got).sum(1, keepdim=True) / squares
-    rest = (got - factor * flat).square().sum(1) / got.square().sum(1).clamp(min=_LEAST)
-    if float((rest > UNLIKE).double().mean()) > UNLIKE_ROWS:
+    sizes = dz * others if in_16_bits else got  # Rounding is of what is there.
+    rest = (got - factor * flat).square().sum(1) / sizes.square().sum(1).clamp(min=_LEAST)
+    if float((rest > UNLIKE[in_16_bits]).double().mean()) > UNLIKE_ROWS:
         return OTHER
     # A z-loss adds a multiple of p log Z, the same one in all rows, or times the row's weight.
     weights = (factor * p.gather(1, at) - dz.gather(1, at)).squeeze(1)

@@ -57,6 +57,7 @@ from .linears import (
 HEADS_MAX = 8
 SOFTCAP = "its model caps the logits, or has a z-loss, and its loss is not seen"
 DZ, DW = "dz:classes", "dW:classes"
+CAPPED = "its model caps the logits, or has a z-loss: their gradients are not judged"
 WORDS = {
     DZ: "the gradients of the logits do not add up to 0 over the classes",
     DW: "the rows of dW do not add up to 0, as behind a softmax and its cross entropy",
@@ -159,7 +160,9 @@ def _laws_of(measured: RowsMeasured, given: list[Any]) -> ModuleLaws:
             )
             over = tolerance(classes[3], classes[1], classes[2])
             largest = float((classes[0].abs() - over).max())
-            why = unlike_a_softmax(classes[0][at], over[at], given[4], given[5], largest)
+            why = unlike_a_softmax(
+                classes[0][at], over[at], given[4], given[5], largest, measured.bits is not None
+            )
             if why is None and law.share > OTHER_LOSS:  # Small p of sigmoids are as a softmax's.
                 why = OTHER
             if why is not None:
@@ -300,8 +303,11 @@ class Balances:
     def _finished(self, measured: RowsMeasured) -> None:
         if measured.fused and self._capped:
             self.leave_out(self.names[measured.row], SOFTCAP)
-        else:
-            self._measured.append(measured)
+            return
+        if self._capped:
+            self.leave_out(self.names[measured.row], CAPPED)
+            measured.classes = measured.logits = None
+        self._measured.append(measured)
 
     def _left_out_row(self, row: int, why: str) -> None:
         self.leave_out(self.names[row], why)
