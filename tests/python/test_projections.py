@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 import bellwether
-from bellwether._weights import locate
+from bellwether._actions import head_rows
+from bellwether._weights import locate, location
 from bellwether._weights.adapters import Unreadable
 from bellwether._weights.projection import read
 from bellwether.tools.doctor import layer_findings
@@ -273,6 +274,32 @@ def test_keys_whose_queries_come_from_experts_are_named(tmp_path: Path) -> None:
     assert any("W_K is kv_proj, and no one projection" in note for note in status["notes"]), status
     assert not any("not found" in note for note in status["notes"])
     assert all("wq_sigma" not in sample for sample in samples)
+
+
+class ByHead(nn.Module):
+    """As XLNet: each projection is a parameter [width, heads, dim]."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        for name in "qkv":
+            weight = torch.randn(WIDTH, HEADS, dim) / WIDTH**0.5
+            self.register_parameter(name, nn.Parameter(weight))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (torch.einsum("bti,ind->bntd", x, w) for w in (self.q, self.k, self.v))
+        y = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        return x + F.pad(y, (0, WIDTH - y.shape[2]))
+
+
+@pytest.mark.parametrize("dim", [DIM, 3])
+def test_parameters_of_width_by_heads_by_dimension(dim: int, tmp_path: Path) -> None:
+    status = check(
+        ByHead(dim), tmp_path / "a.bwrun",
+        lambda m: (m.q.permute(1, 2, 0), m.k.permute(1, 2, 0)),
+    )  # fmt: skip
+    assert status["weights"].startswith("separate q k")
+    place = location.separate(("q", "k"), HEADS, HEADS, dim)
+    assert head_rows.unchangeable(ByHead(dim), place) == "a weight of three dimensions"
 
 
 def test_key_heads_are_known_without_the_names_of_weights(tmp_path: Path) -> None:

@@ -65,8 +65,11 @@ def unchangeable(module: nn.Module, location: Location) -> Optional[str]:
     for query in (True, False):
         rows = location.query if query else location.key
         try:
-            if read(resolve(module, rows.path)).updates:
+            found = read(resolve(module, rows.path))
+            if found.updates:
                 return "adapters beside a weight"
+            if found.by_head:
+                return "a weight of three dimensions"
         except Unreadable as e:
             return str(e)
         for part in parts(module, location, query, 0):

@@ -55,10 +55,18 @@ def shape_of(item: object) -> Optional[tuple[int, int]]:
     shape = unpacked.shape if unpacked is not None else whole
     if shape is None:
         shape = _local(weight).shape
-    if len(shape) != 2 and not (is_pointwise(_base(item)) and len(shape) > 2):
+    sizes = [int(size) for size in shape]
+    if _by_head(item, len(sizes)):
+        return sizes[1] * sizes[2], sizes[0]
+    if len(sizes) != 2 and not (is_pointwise(_base(item)) and len(sizes) > 2):
         return None
-    rows, width = int(shape[0]), int(shape[1])
+    rows, width = sizes[:2]
     return (width, rows) if _transposed(item) else (rows, width)
+
+
+def _by_head(item: object, dimensions: int) -> bool:
+    """Whether it is a parameter [width, heads, dim], as XLNet has them: not a module's weight."""
+    return dimensions == 3 and isinstance(item, nn.Parameter)
 
 
 def is_pointwise(module: object) -> bool:
@@ -88,7 +96,11 @@ class Projection:
     packed: Optional[Packed]
     transposed: bool
     convolves: int  # The dimensions of its weight, where it is a convolution; else 0.
+    by_head: bool  # Its weight is [width, heads, dim].
     updates: list[LowRank]
+
+    def _dimensions(self) -> int:
+        return 3 if self.by_head else self.convolves or 2
 
     def base(self) -> Tensor:
         """[rows, width] without the adapters: a view, or unpacked.  Raises Unreadable."""
@@ -102,13 +114,13 @@ class Projection:
             matrix = self.packed.unpack().detach()
         elif type(self.weight) not in (Tensor, nn.Parameter):
             raise Unreadable(f"{type(self.weight).__name__} as a weight")
-        elif self.weight.dim() != (self.convolves or 2) or not _there(matrix):
+        elif self.weight.dim() != self._dimensions() or not _there(matrix):
             raise NotWhole("sharded weights, which were not whole")
-        elif self.convolves:
+        elif self.convolves or self.by_head:
             matrix = matrix.flatten(1)
         if not matrix.is_floating_point() or matrix.element_size() < 2:
             raise Unreadable(f"{matrix.dtype} as a weight")
-        return matrix.t() if self.transposed else matrix
+        return matrix.t() if self.transposed or self.by_head else matrix
 
     def stamp(self) -> Optional[tuple[int, int]]:
         """Changes when the base does; None if it is trained, and changes each step."""
@@ -129,4 +141,5 @@ def read(item: object) -> Projection:
         raise Unreadable("the weights are gone")
     local = _local(weight)
     convolves = local.dim() if is_pointwise(base) else 0
-    return Projection(local, packed(base, local), _transposed(base), convolves, updates)
+    by_head = _by_head(item, local.dim())
+    return Projection(local, packed(base, local), _transposed(base), convolves, by_head, updates)
