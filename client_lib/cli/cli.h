@@ -32,6 +32,7 @@ void AddRuns(Cli* cli);
 void AddRunWatch(Cli* cli, CLI::App* noun);
 void AddHeads(Cli* cli);  // head top, matrix
 void AddSeries(Cli* cli);
+void AddTensors(Cli* cli);  // tensor top
 void AddAlerts(Cli* cli);
 void AddActions(Cli* cli);
 void AddPolicies(Cli* cli);

@@ -105,6 +105,7 @@ int main(int argc, char** argv) {
   AddRuns(&cli);
   AddHeads(&cli);
   AddSeries(&cli);
+  AddTensors(&cli);
   AddAlerts(&cli);
   AddActions(&cli);
   AddPolicies(&cli);

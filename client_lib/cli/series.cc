@@ -21,8 +21,13 @@ bool ParseIndex(const std::string& text, uint32_t* index) {
   return error == std::errc() && end == text.data() + text.size();
 }
 
-// signal, or signal:layer:head.
+// signal, or signal:layer:head, or signal@name of a tensor or module, which may hold anything.
 bool ParseSeries(const std::string& text, v1::SeriesId* id) {
+  if (const size_t name = text.find('@'); name != std::string::npos) {
+    id->set_signal(text.substr(0, name));
+    id->set_name(text.substr(name + 1));
+    return name > 0 && name + 1 < text.size();
+  }
   const size_t first = text.find(':');
   id->set_signal(text.substr(0, first));
   if (first == std::string::npos) return !text.empty();
@@ -41,8 +46,10 @@ ExitCode GetSeries(Cli* cli, const GetSeriesOptions& options) {
   request.set_run(options.run);
   for (const std::string& text : options.series) {
     if (!ParseSeries(text, request.add_series())) {
-      Complain("series \"" + text +
-               "\": must be SIGNAL:LAYER:HEAD, such as drift_ratio:3:5, or SIGNAL for a run's own");
+      Complain(
+          "series \"" + text +
+          "\": must be SIGNAL:LAYER:HEAD, such as drift_ratio:3:5, SIGNAL@NAME of a tensor or module, or SIGNAL for "
+          "a run's own");
       return kUsage;
     }
   }
@@ -75,7 +82,9 @@ void AddSeries(Cli* cli) {
                                                  "bellwether series get my-run drift_ratio:3:5 loss --from 1000 -o csv",
                                                  &GetSeries, &command);
   command->add_option("run", get->run, "the run's name or uuid")->required()->type_name("RUN");
-  command->add_option("series", get->series, "SIGNAL:LAYER:HEAD, or SIGNAL for a run's own; up to 64")
+  command
+      ->add_option("series", get->series,
+                   "SIGNAL:LAYER:HEAD, SIGNAL@NAME of a tensor or module, or SIGNAL for a run's own; up to 64")
       ->required()
       ->type_name("SERIES");
   command->add_option("--from", get->from, "first step")->check(CLI::NonNegativeNumber);

@@ -34,6 +34,7 @@ enum class Case : uint8_t {
   kAllSilent,
   kOverhead,
   kKernel,
+  kArithmetic,
 };
 
 constexpr char kGoBack[] = "Stop, or go back to a checkpoint";
@@ -106,8 +107,15 @@ constexpr Row kRows[] = {
      "another version of the library, or attention.mode = hp replace it. If the same kernel is right on another "
      "machine, test this GPU. Steps since {begin} were trained on wrong numbers: resume from a checkpoint from before "
      "it, if there is one."},
+    {Family::kArithmetic, "always", "Test the GPUs, and the kernel of the named layer",
+     "No rounding explains these numbers, whatever the model: what the layer computed is wrong. Once and on one "
+     "machine "
+     "it is a flipped bit or a bad device: drain that host. In every sample and on all machines it is what computes "
+     "the layer: a fused operation, a scale of FP8, a sum kept in 16 bits. Replace it by PyTorch's own, or by another "
+     "version. Steps since {begin} were trained on wrong numbers: resume from a checkpoint from before it, if there is "
+     "one."},
 };
-static_assert(std::size(kRows) == static_cast<size_t>(Case::kKernel) + 1);
+static_assert(std::size(kRows) == static_cast<size_t>(Case::kArithmetic) + 1);
 
 const Row& RowOf(Case which) { return kRows[static_cast<size_t>(which)]; }
 
@@ -141,9 +149,11 @@ Case CaseOf(Family family, const RunDescription& run, const AdviceState& state) 
     case Family::kOverhead:
       return Case::kOverhead;
     case Family::kKernel:
+      return Case::kKernel;
+    case Family::kArithmetic:
       break;
   }
-  return Case::kKernel;
+  return Case::kArithmetic;
 }
 
 constexpr char kCentre[] = "entre the keys (attention.center_k)";

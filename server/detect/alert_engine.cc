@@ -42,6 +42,8 @@ const char* NameOf(Rule rule) {
       return "overhead";
     case Rule::kKernel:
       return "kernel";
+    case Rule::kArithmetic:
+      return "arithmetic";
     case Rule::kUser:
       return "user";
   }

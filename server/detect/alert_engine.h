@@ -97,10 +97,11 @@ class AlertEngine {
   void Visit(A& a) {
     for (size_t i = 0; i < kFamiliesBefore; ++i) a(open_[i]);
   }
-  // The families that older states do not have.
+  // A family that older states do not have.
   template <class A>
-  void VisitLater(A& a) {
-    for (size_t i = kFamiliesBefore; i < open_.size(); ++i) a(open_[i]), a(open_[i].told);
+  void VisitLater(Family family, A& a) {
+    Open& open = open_[static_cast<size_t>(family)];
+    a(open), a(open.told);
   }
   // The alerts of the rules that people wrote.
   template <class A>

@@ -42,6 +42,8 @@ std::string CauseOf(Family family, const std::vector<Finding>& findings) {
       return "corruption";
     case Family::kKernel:
       return "faulty kernel";
+    case Family::kArithmetic:
+      return "wrong arithmetic";
     default:
       return "unknown";
   }

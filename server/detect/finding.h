@@ -25,6 +25,7 @@ enum class Rule : uint8_t {
   kSilent,
   kOverhead,
   kKernel,
+  kArithmetic,
   kUser,  // A rule that people wrote; its name is in user_rule.h.
 };
 
@@ -40,8 +41,9 @@ enum class Family : uint8_t {
   kSilent,
   kOverhead,
   kKernel,
+  kArithmetic,
 };
-inline constexpr int kFamilies = 9;
+inline constexpr int kFamilies = 10;
 
 const char* NameOf(Rule rule);
 

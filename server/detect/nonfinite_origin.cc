@@ -104,6 +104,7 @@ Side SideOf(SignalId id) {
     case SignalId::kLawDifference:
     case SignalId::kLawVariance:
     case SignalId::kLawAlike:
+    case SignalId::kLawAlikeSigma:
     case SignalId::kLawInNonfinite:
     case SignalId::kLawOutNonfinite:
     case SignalId::kLawZ:

@@ -48,10 +48,10 @@ constexpr RuleField kFields[] = {
      "",
      "small letters, digits and _, a letter first; alerts are called by it"},
     {"signal", BW_FIELD(signal), 0, 0, {}, kAll, true, "", "", "a name of signals.md, measured or derived"},
-    {"scope", BW_CHOICE(scope), 0, 0, kScopes, kAll, false, "head, run for a signal of the run", "",
-     "what is judged: every head, every layer, the run"},
-    {"aggregate", BW_CHOICE(aggregate), 0, 0, kAggregates, kAll, false, "max, median for the run", "",
-     "how heads become one value, where the scope is layer or run"},
+    {"scope", BW_CHOICE(scope), 0, 0, kScopes, kAll, false, "head, run for a signal of the run, of tensors or modules",
+     "", "what is judged: every head, every layer, the run"},
+    {"aggregate", BW_CHOICE(aggregate), 0, 0, kAggregates, kAll, false, "max, median for the heads of a run", "",
+     "how heads, tensors or modules become one value, where the scope is layer or run"},
     {"detector", BW_CHOICE(detector), 0, 0, kDetectors, kAll, true, "", "", "what is asked of the value"},
     {"stage",
      BW_FIELD(stage),
@@ -300,7 +300,9 @@ UserRule DefaultRule(const JudgeOptions& thresholds, SignalId signal, RuleScope 
   rule.scope = scope;
   rule.detector = detector;
   for (const RuleField& field : kFields) SetDefault(field, thresholds, &rule);
-  if (scope == RuleScope::kRun) rule.aggregate = RuleAggregate::kMedian;
+  // One of many tensors or modules may be wrong; a run's heads are asked together.
+  const bool of_rows = signal != SignalId::kNone && OfNamedRows(FindSignal(signal)->granularity);
+  if (scope == RuleScope::kRun && !of_rows) rule.aggregate = RuleAggregate::kMedian;
   if (detector == RuleDetector::kCusum) rule.window_batches = 50;
   // The sum of one head in a thousand goes further by chance.
   if (scope == RuleScope::kHead) rule.h = 12;

@@ -106,11 +106,12 @@ class RuleReader {
     if (!ReadField("signal", &kind) || !ReadField("detector", &kind)) return false;
     const Granularity granularity = FindSignal(kind.signal)->granularity;
     const bool of_run = granularity == Granularity::kRun;
-    if (!of_run && !OfHeads(granularity)) {
+    const bool of_rows = OfNamedRows(granularity);
+    if (!of_run && !of_rows && !OfHeads(granularity)) {
       return Refuse("signal", absl::StrCat("= ", FindSignal(kind.signal)->name,
-                                           ": must be a signal of heads or of the run; others have no rules yet"));
+                                           ": must be a signal of heads, tensors, modules or the run"));
     }
-    kind.scope = of_run ? RuleScope::kRun : RuleScope::kHead;
+    kind.scope = of_run || of_rows ? RuleScope::kRun : RuleScope::kHead;
     if (said_.contains("scope") && !ReadField("scope", &kind)) return false;
     *rule = DefaultRule(thresholds_, kind.signal, kind.scope, kind.detector);
     bool good = true;
@@ -119,7 +120,7 @@ class RuleReader {
         good = ReadField(field.name, rule) && good;
       }
     }
-    return good && Check(*rule, of_run);
+    return good && Check(*rule, of_run, of_rows);
   }
 
  private:
@@ -182,14 +183,15 @@ class RuleReader {
   }
 
   // What no range of one field says.
-  bool Check(const UserRule& rule, bool of_run) {
+  bool Check(const UserRule& rule, bool of_run, bool of_rows) {
     const std::string signal = FindSignal(rule.signal)->name;
     if (!IsRuleName(rule.name)) {
       return Refuse("name",
                     absl::StrCat("= ", rule.name, ": must match [a-z][a-z0-9_]{0,62} and not be a built-in rule's"));
     }
-    if (of_run && rule.scope != RuleScope::kRun) {
-      return Refuse("scope", absl::StrCat("= ", NameOf(rule.scope), ": must be run, since ", signal, " is of the run"));
+    if ((of_run || of_rows) && rule.scope != RuleScope::kRun) {
+      return Refuse("scope", absl::StrCat("= ", NameOf(rule.scope), ": must be run, since ", signal, " is of ",
+                                          of_run ? "the run" : "tensors or modules"));
     }
     if (said_.contains("aggregate") && (of_run || rule.scope == RuleScope::kHead)) {
       return Refuse("aggregate", "has nothing to add up: scope must be layer or run, and the signal of heads");

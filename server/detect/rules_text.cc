@@ -89,6 +89,11 @@ constexpr const char* kBuiltinSentences[] = {
     "long, "
     "share one probability of a false alarm, {kernel.chance}. A difference that roundings explain which are all alike "
     "is no alarm, and neither is A1 alone below twice of it. Such a bias is evidence in the alert of a drift.",
+    "What another layer computed breaks a law that exact arithmetic keeps by more than rounding and chance explain, "
+    "and "
+    "by {arithmetic.z_min} standard deviations at least. Or it is not finite where all that the layer was given is. "
+    "Critical, from one sample on, at any step. All questions of a run share one probability of a false alarm, "
+    "{arithmetic.chance}. It ends where the named layers have been asked again and found right.",
 };
 static_assert(std::size(kBuiltinSentences) == kBuiltins);
 
@@ -133,6 +138,11 @@ std::string SubjectOf(const UserRule& rule) {
   const SignalInfo& signal = *FindSignal(rule.signal);
   if (rule.scope == RuleScope::kHead) return absl::StrCat("A head's ", signal.name);
   if (signal.granularity == Granularity::kRun) return absl::StrCat("The run's ", signal.name);
+  if (OfNamedRows(signal.granularity)) {
+    return absl::StrCat("The ", NameOf(rule.aggregate), " over the ",
+                        signal.granularity == Granularity::kTensor ? "tensors" : "modules", " of the run of ",
+                        signal.name);
+  }
   return absl::StrCat("The ", NameOf(rule.aggregate), " over the heads of ",
                       rule.scope == RuleScope::kLayer ? "a layer" : "the run", " of ", signal.name);
 }

@@ -15,6 +15,7 @@
 #include "server/detect/alert_text.h"
 #include "server/detect/announced_change.h"
 #include "server/detect/archive.h"
+#include "server/detect/arithmetic_watch.h"
 #include "server/detect/change_watch.h"
 #include "server/detect/detector_bank.h"
 #include "server/detect/head_rules.h"
@@ -32,7 +33,8 @@ constexpr uint32_t kStateMagic = 0x314a5742;     // "BWJ1": no alert was numbere
 constexpr uint32_t kNumberedMagic = 0x324a5742;  // "BWJ2": nothing was kept across changes.
 constexpr uint32_t kKeptMagic = 0x334a5742;      // "BWJ3": how much was excused was not counted.
 constexpr uint32_t kExcusesMagic = 0x344a5742;   // "BWJ4": no kernel was judged.
-constexpr uint32_t kLawsMagic = 0x354a5742;      // "BWJ5"
+constexpr uint32_t kLawsMagic = 0x354a5742;      // "BWJ5": no other layer was judged.
+constexpr uint32_t kLayersMagic = 0x364a5742;    // "BWJ6"
 
 // A loss scaler needs 16 steps in a row to find its factor, from its first one of 2^16 on.
 constexpr int32_t kOverflowsMax = 32;
@@ -71,6 +73,7 @@ struct RunJudge::State {
   LossWatch loss;
   ChangeWatch changes;
   LawWatch laws;
+  ArithmeticWatch arithmetic;
   UserRules user;
   AlertEngine alerts;
   int64_t first_step = -1;
@@ -94,6 +97,7 @@ struct RunJudge::State {
         loss(from.loss),
         changes(from.loss),
         laws(from.kernel),
+        arithmetic(from.arithmetic),
         user(from, description.layout),
         alerts(from.alert),
         attempt(description.attempt) {
@@ -120,7 +124,12 @@ struct RunJudge::State {
   template <class A>
   void VisitLaws(A& a) {
     a(laws);
-    alerts.VisitLater(a);
+    alerts.VisitLater(Family::kKernel, a);
+  }
+  template <class A>
+  void VisitArithmetic(A& a) {
+    a(arithmetic);
+    alerts.VisitLater(Family::kArithmetic, a);
   }
   // The part that belongs to the rules that people wrote.
   template <class A>
@@ -159,6 +168,7 @@ struct RunJudge::State {
   void Announce(const AnnouncedChange& change);
 
   void JudgeKernel(const StepSample& sample, std::vector<AlertTransition>* out);
+  void JudgeArithmetic(const StepSample& sample, std::vector<AlertTransition>* out);
   void JudgeNonfinite(const StepSample& sample, std::vector<AlertTransition>* out);
   void JudgeReplicas(const StepSample& sample, std::vector<Finding>* findings) const;
   void JudgeDisagreements(const StepSample& sample, std::vector<AlertTransition>* out);
@@ -294,6 +304,13 @@ void RunJudge::State::JudgeKernel(const StepSample& sample, std::vector<AlertTra
   alerts.Update(Family::kKernel, sample.step, run, laws.findings(), out);
 }
 
+void RunJudge::State::JudgeArithmetic(const StepSample& sample, std::vector<AlertTransition>* out) {
+  if (!arithmetic.Observe(sample, rows == nullptr ? nullptr : &rows->modules) || !on(Builtin::kArithmetic)) return;
+  // Other layers that are right are no sign that the wrong one is.
+  if (arithmetic.findings()->empty() && arithmetic.any_wrong()) return;
+  alerts.Update(Family::kArithmetic, sample.step, run, arithmetic.findings(), out);
+}
+
 // Copies of a tensor that differ.  A tensor has two sums, of which both or one may differ.
 void RunJudge::State::JudgeReplicas(const StepSample& sample, std::vector<Finding>* findings) const {
   std::map<int32_t, const StepSample::Disagreement*> tensors;
@@ -392,6 +409,7 @@ void RunJudge::Observe(const StepSample& sample, std::vector<AlertTransition>* o
     s.finite_step = -1;
     s.loss.Excuse(s.changes.Rewind(sample.step, s.loss.highest(), s.course()));
     s.heads.Rewind();
+    s.arithmetic.Rewind();
     s.user.Forget();
     s.ahead.clear();
     // Not what was announced behind the checkpoint.
@@ -409,6 +427,7 @@ void RunJudge::Observe(const StepSample& sample, std::vector<AlertTransition>* o
 
   if (s.on(Builtin::kNonfinite)) s.JudgeNonfinite(sample, out);
   s.JudgeKernel(sample, out);
+  s.JudgeArithmetic(sample, out);
   if (s.on(Builtin::kDisagreement)) s.JudgeDisagreements(sample, out);
   if (s.on(Builtin::kOverhead)) s.JudgeOverhead(sample, out);
   const float loss = sample.scalar(SignalId::kLoss);
@@ -444,6 +463,7 @@ void RunJudge::Observe(const StepSample& sample, std::vector<AlertTransition>* o
       update(Family::kLogits, s.heads.logits());
     }
   }
+  s.user.SetRows(s.rows.get());
   s.user.Observe(sample, s.run.attention, excused, [&](size_t rule, std::vector<Finding>* findings) {
     s.alerts.UpdateRule(rule, sample.step, s.run, findings, out);
   });
@@ -543,6 +563,7 @@ void RunJudge::SetOptions(const JudgeOptions& options, std::vector<AlertTransiti
   s.loss.SetOptions(options.loss);
   s.changes.SetOptions(options.loss);
   s.laws.SetOptions(options.kernel);
+  s.arithmetic.SetOptions(options.arithmetic);
   // What a family's alert can come from; without any of it, it ends.
   const std::pair<Family, std::vector<Builtin>> sources[] = {
       {Family::kRounding, {Builtin::kDrift, Builtin::kTies, Builtin::kNorm}},
@@ -554,6 +575,7 @@ void RunJudge::SetOptions(const JudgeOptions& options, std::vector<AlertTransiti
       {Family::kSilent, {Builtin::kSilent}},
       {Family::kOverhead, {Builtin::kOverhead}},
       {Family::kKernel, {Builtin::kKernel}},
+      {Family::kArithmetic, {Builtin::kArithmetic}},
   };
   for (const auto& [family, rules] : sources) {
     if (std::none_of(rules.begin(), rules.end(), [&](Builtin rule) { return s.on(rule); }))
@@ -578,18 +600,26 @@ std::string RunJudge::Save() const {
   std::string out;
   StateWriter writer(&out);
   // With neither servers of before read it: those of a cluster are replaced one after the other.
-  const bool laws = state_->laws.samples() > 0;
+  const bool layers = state_->arithmetic.samples() > 0;
+  const bool laws = state_->laws.samples() > 0 || layers;
   const bool excuses = state_->excuses() || laws;
   const bool kept = state_->kept() || excuses;
   const bool numbered = state_->numbered() || kept;
-  writer(laws ? kLawsMagic : excuses ? kExcusesMagic : kept ? kKeptMagic : numbered ? kNumberedMagic : kStateMagic);
+  writer(layers     ? kLayersMagic
+         : laws     ? kLawsMagic
+         : excuses  ? kExcusesMagic
+         : kept     ? kKeptMagic
+         : numbered ? kNumberedMagic
+                    : kStateMagic);
   writer(state_->run.layout.layers);
   writer(state_->run.layout.heads);
   writer(state_->run.layout.kv_heads);
   if (numbered) {
     // First: a key must not be given twice, also where the rest cannot be read.
     std::vector<uint32_t> numbers = state_->alerts.numbered();
-    if (!laws) numbers.pop_back();  // As it was written before there was a family more.
+    // As it was written before there were families more.
+    if (!layers) numbers.pop_back();
+    if (!laws) numbers.pop_back();
     writer(numbers);
   }
   writer(*state_);
@@ -604,6 +634,7 @@ std::string RunJudge::Save() const {
   if (kept) state_->VisitKept(writer);
   if (excuses) state_->VisitExcuses(writer);
   if (laws) state_->VisitLaws(writer);
+  if (layers) state_->VisitArithmetic(writer);
   // Left out where it says nothing: servers of before read the rest.
   if (const uint32_t families = state_->alerts.went_back(); families != 0) writer(families);
   return out;
@@ -613,7 +644,9 @@ bool RunJudge::Restore(std::string_view saved) {
   const RunDescription description = state_->run;
   const JudgeOptions options = state_->options;
   DetectorBank* const bank = state_->bank;
+  const std::shared_ptr<const RunRows> rows = state_->rows;
   auto fresh = std::make_unique<State>(options, description, bank);
+  fresh->rows = rows;
   StateReader reader(saved);
   uint32_t magic = 0;
   Layout layout;
@@ -621,7 +654,8 @@ bool RunJudge::Restore(std::string_view saved) {
   reader(layout.layers);
   reader(layout.heads);
   reader(layout.kv_heads);
-  const bool laws = magic == kLawsMagic;
+  const bool layers = magic == kLayersMagic;
+  const bool laws = magic == kLawsMagic || layers;
   const bool excuses = magic == kExcusesMagic || laws;
   const bool kept = magic == kKeptMagic || excuses;
   const bool numbered = magic == kNumberedMagic || kept;
@@ -635,6 +669,7 @@ bool RunJudge::Restore(std::string_view saved) {
   }
   const auto begin_afresh = [&] {
     state_ = std::make_unique<State>(options, description, bank);
+    state_->rows = rows;
     state_->alerts.SetNumbered(numbers);
     return false;
   };
@@ -650,10 +685,11 @@ bool RunJudge::Restore(std::string_view saved) {
   if (fits && kept) fresh->VisitKept(reader);
   if (fits && excuses) fresh->VisitExcuses(reader);
   if (fits && laws) fresh->VisitLaws(reader);
+  if (fits && layers) fresh->VisitArithmetic(reader);
   uint32_t went_back = 0;
   if (fits && reader.ok() && !reader.at_end()) reader(went_back);
   if (!fits || !reader.at_end() || !fresh->heads.Consistent() || !fresh->changes.Consistent() ||
-      !fresh->laws.Consistent() || fresh->ahead.size() > kChangesAheadMax)
+      !fresh->laws.Consistent() || !fresh->arithmetic.Consistent() || fresh->ahead.size() > kChangesAheadMax)
     return begin_afresh();
   if (fingerprint == fresh->user_rules_fingerprint()) {
     StateReader rules_reader(of_rules);

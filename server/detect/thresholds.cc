@@ -90,6 +90,9 @@ constexpr Threshold kThresholds[] = {
 
     BW_ROW(kernel, chance, 1e-12, 1, "", "that a run of whatever length has a false alarm of this rule"),
 
+    BW_ROW(arithmetic, chance, 1e-12, 1, "", "that a run of whatever length has a false alarm of this rule"),
+    BW_ROW(arithmetic, z_min, 0, 1e6, "", "standard deviations of rounding that are none of a fault in any case"),
+
     BW_ROW(context, warmup_steps, 0, 1e7, "steps", "at the start of a run of which nothing is said"),
     BW_ROW(context, settle_steps, 0, 1e7, "steps", "after an announced change of which nothing is said, but of states"),
     BW_ROW(context, rate_factor, 1, 1e6, "", "of the learning rate between two reports: a change, announced or not"),
@@ -153,13 +156,14 @@ static_assert(RowCount("norm") == FieldCount<NormOptions>());
 static_assert(RowCount("logits") == FieldCount<LogitsOptions>());
 static_assert(RowCount("loss") == FieldCount<LossOptions>());
 static_assert(RowCount("kernel") == FieldCount<KernelOptions>());
+static_assert(RowCount("arithmetic") == FieldCount<ArithmeticOptions>());
 static_assert(RowCount("context") == FieldCount<ContextOptions>());
 static_assert(RowCount("alert") == FieldCount<AlertOptions>());
 static_assert(SectionCount() + 2 == FieldCount<JudgeOptions>(), "beside the sections there are off and rules");
 
 constexpr const char* kBuiltinNames[] = {
-    "drift", "drift.growth", "drift.level", "drift.common_mode", "drift.leak", "ties",     "norm",  "logits",
-    "loss",  "gradient",     "nonfinite",   "disagreement",      "silent",     "overhead", "kernel"};
+    "drift", "drift.growth", "drift.level", "drift.common_mode", "drift.leak", "ties",     "norm",   "logits",
+    "loss",  "gradient",     "nonfinite",   "disagreement",      "silent",     "overhead", "kernel", "arithmetic"};
 static_assert(std::size(kBuiltinNames) == kBuiltins);
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <limits>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "server/detect/head_tests.h"
 #include "server/detect/multiplicity.h"
@@ -126,7 +127,15 @@ float UserRules::Aggregate(RuleAggregate how, size_t begin, size_t end) {
   return how == RuleAggregate::kMean && found > 0 ? result / static_cast<float>(found) : result;
 }
 
-bool UserRules::Extract(const StepSample& sample, const Track& track) {
+std::string UserRules::NameOfRow(const Track& track) const {
+  const Granularity granularity = FindSignal(track.signal)->granularity;
+  if (rows_ == nullptr || track.row < 0 || !OfNamedRows(granularity)) return {};
+  const RowNames& names = rows_->of(granularity);
+  return track.row < names.size() ? names.names()[static_cast<size_t>(track.row)] : std::string();
+}
+
+bool UserRules::Extract(const StepSample& sample, Track* into) {
+  Track& track = *into;
   if (!DeriveMatrix(sample, *FindSignal(track.signal), &matrix_)) return false;
   values_.resize(track.cells);
   if (track.scope == RuleScope::kHead) {
@@ -136,13 +145,17 @@ bool UserRules::Extract(const StepSample& sample, const Track& track) {
   } else {
     const size_t each = matrix_.size() / track.cells;
     for (size_t i = 0; i < track.cells; ++i) values_[i] = Aggregate(track.aggregate, i * each, (i + 1) * each);
+    if (track.cells == 1) {
+      const auto row = std::find(matrix_.begin(), matrix_.end(), values_[0]);
+      track.row = row == matrix_.end() ? -1 : static_cast<int32_t>(row - matrix_.begin());
+    }
   }
   return true;
 }
 
 void UserRules::Observe(const StepSample& sample, const AttentionTraits& traits, bool excused, const Found& found) {
   for (Track& track : tracks_) {
-    if (!Extract(sample, track)) continue;
+    if (!Extract(sample, &track)) continue;
     track.series.Add(values_);
     const int64_t gap = track.last_step < 0 ? 0 : sample.step - track.last_step;
     track.last_step = sample.step;
@@ -199,7 +212,7 @@ void UserRules::Judge(size_t index, const Track& track, std::vector<Finding>* fi
     reading.fires = reading.fires && reading.p <= p_max;
     const bool active =
         reading.known ? Hold(&memory, cell, reading.fires, r.hold_batches, track.last_step) : memory.active[cell] != 0;
-    if (active) findings->push_back(FindingOf(r, memory, cell));
+    if (active) findings->push_back(FindingOf(r, track, memory, cell));
   }
 }
 
@@ -215,7 +228,7 @@ bool UserRules::Hold(Memory* memory, size_t cell, bool fires, int32_t hold, int6
   return memory->active[cell] != 0;
 }
 
-Finding UserRules::FindingOf(const UserRule& r, const Memory& memory, size_t cell) const {
+Finding UserRules::FindingOf(const UserRule& r, const Track& track, const Memory& memory, size_t cell) const {
   const Reading& reading = readings_[cell];
   Finding finding;
   finding.rule = Rule::kUser;
@@ -241,6 +254,12 @@ Finding UserRules::FindingOf(const UserRule& r, const Memory& memory, size_t cel
     finding.note = absl::StrFormat("sum %.1f, which fires above %.4g", reading.score, r.h);
   } else if (r.detector == RuleDetector::kImpulse) {
     finding.note = absl::StrFormat("%.1f standard deviations off", reading.score);
+  }
+  if (const std::string name = NameOfRow(track); !name.empty()) {
+    finding.note = finding.note.empty() ? name : absl::StrCat(name, ": ", finding.note);
+    finding.summary =
+        absl::StrFormat("%s: %s of %s %.4g (threshold %.4g), since step %d", r.name, FindSignal(r.signal)->name, name,
+                        reading.value, reading.threshold, memory.since[cell]);
   }
   return finding;
 }

@@ -20,6 +20,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "server/detect/batch_series.h"
@@ -29,6 +30,7 @@
 #include "server/detect/judge_options.h"
 #include "server/detect/trend.h"
 #include "server/detect/user_rule.h"
+#include "server/model/row_names.h"
 #include "server/model/run_types.h"
 #include "server/model/step_sample.h"
 
@@ -40,6 +42,9 @@ class UserRules {
 
   size_t size() const { return memories_.size(); }
   const UserRule& rule(size_t index) const { return (*options_.rules)[index]; }
+
+  // Of which tensors and modules the next samples are; null = not known.  Not owned.
+  void SetRows(const RunRows* rows) { rows_ = rows; }
 
   // Takes the sample.  Calls `found` for every rule that was judged by it;
   // without findings it was looked for and not found.  `excused`: something
@@ -79,6 +84,7 @@ class UserRules {
     BatchSeries series;
     int64_t batch_begin = -1;
     int64_t last_step = -1;
+    int32_t row = -1;  // Of a tensor or module: that whose value the newest sample's aggregate is.
     std::vector<size_t> rules;
 
     bool SameSeries(const UserRule& rule) const {
@@ -109,7 +115,7 @@ class UserRules {
   void AddTrack(size_t rule);
   void SetBankOptions(size_t rule);
   // Fills values_; false if the sample lacks the signal.
-  bool Extract(const StepSample& sample, const Track& track);
+  bool Extract(const StepSample& sample, Track* track);
   float Aggregate(RuleAggregate how, size_t begin, size_t end);
   void Judge(size_t rule, const Track& track, std::vector<Finding>* findings);
   void ReadLevel(const UserRule& rule, const Track& track);
@@ -117,11 +123,14 @@ class UserRules {
   void ReadGrowth(const UserRule& rule, const Track& track);
   void ReadBank(const UserRule& rule, const Track& track, Memory* memory);
   bool Hold(Memory* memory, size_t cell, bool fires, int32_t hold, int64_t step) const;
-  Finding FindingOf(const UserRule& rule, const Memory& memory, size_t cell) const;
+  Finding FindingOf(const UserRule& rule, const Track& track, const Memory& memory, size_t cell) const;
+  // What the newest value is of, if it is of one tensor or module whose name is known.
+  std::string NameOfRow(const Track& track) const;
   Head At(RuleScope scope, size_t cell) const;
 
   JudgeOptions options_;
   Layout layout_;
+  const RunRows* rows_ = nullptr;
   std::vector<Track> tracks_;
   std::vector<Memory> memories_;  // One per rule.
 

@@ -20,7 +20,7 @@ constexpr NamedRule kNames[] = {
     {"loss", "BellwetherDiverging"},           {"gradient", "BellwetherGradientJump"},
     {"nonfinite", "BellwetherNonFinite"},      {"disagreement", "BellwetherWeightsDisagree"},
     {"silent", "BellwetherRanksMissing"},      {"overhead", "BellwetherHookOverBudget"},
-    {"kernel", "BellwetherKernelWrong"},
+    {"kernel", "BellwetherKernelWrong"},       {"arithmetic", "BellwetherArithmeticWrong"},
 };
 
 // For a fragment of an address: everything but unreserved characters.

@@ -15,6 +15,9 @@ namespace {
 constexpr SignalId kTopSignals[] = {SignalId::kDriftRatio, SignalId::kTiedFractionBf16, SignalId::kKeyLeak,
                                     SignalId::kDeltaBiasT, SignalId::kWqSigma,          SignalId::kLogitMax};
 
+// Samples in which every row that takes turns has had its own.
+constexpr int kTurnsMax = 64;
+
 uint32_t StageOf(const RunSnapshot& run, const MatrixShape& shape, int32_t layer, int32_t head) {
   const Layout& layout = run.record.description.layout;
   if (run.head_stage.size() != static_cast<size_t>(layout.layers) * static_cast<size_t>(layout.heads)) return 0;
@@ -42,7 +45,7 @@ absl::StatusOr<v1::TopHeadsResponse> QueryEngine::TopHeads(const v1::TopHeadsReq
     BW_ASSIGN_OR_RETURN(const SignalInfo* const named, Signal("signal", request.signal()));
     candidates.assign(1, named->id);
   }
-  constexpr int64_t kCellBytes = 64;  // Its value, itself with where it is, and its peers.
+  constexpr int64_t kCellBytes = 96;  // Its value, an older one, itself with where it is, and its peers.
   int64_t cells_max = int64_t{layout.layers} * layout.heads;
   for (const SignalId id : candidates) cells_max = std::max(cells_max, ShapeOf(*FindSignal(id), layout).size());
   BW_RETURN_IF_ERROR(context.Reserve(cells_max * kCellBytes));
@@ -61,22 +64,40 @@ absl::StatusOr<v1::TopHeadsResponse> QueryEngine::TopHeads(const v1::TopHeadsReq
   if (at < 0) return response;
 
   const MatrixShape shape = ShapeOf(*signal, layout);
+  std::vector<int64_t> steps(values.size(), at);
+  if (OfNamedRows(signal->granularity)) {
+    int64_t before = at;
+    const auto lacking = [&] { return std::any_of(values.begin(), values.end(), IsNotMeasured); };
+    for (int turn = 1; turn < kTurnsMax && before > 0 && lacking(); ++turn) {
+      BW_RETURN_IF_ERROR(Check(context));
+      BW_ASSIGN_OR_RETURN(const std::vector<float> older,
+                          stores_.series->ReadMatrix(run->record.id, layout, signal->id, before - 1, &before));
+      for (size_t i = 0; i < std::min(values.size(), older.size()); ++i) {
+        if (!IsNotMeasured(values[i]) || IsNotMeasured(older[i])) continue;
+        values[i] = older[i];
+        steps[i] = before;
+      }
+    }
+  }
+  // What is a number of standard deviations has two ends.
+  const bool two_ends = OfNamedRows(signal->granularity) && signal->denominator_root;
   struct Cell {
     Head where;
     double value;
+    int64_t step;
   };
   std::vector<Cell> cells;
   std::vector<double> peers;
   for (size_t i = 0; i < values.size(); ++i) {
     if (IsNotMeasured(values[i])) continue;
     const auto index = static_cast<int32_t>(i);
-    cells.push_back({{index / shape.heads, index % shape.heads}, double{values[i]}});
+    cells.push_back({{index / shape.heads, index % shape.heads}, double{values[i]}, steps[i]});
     peers.push_back(double{values[i]});
   }
   const PeerStatistics statistics = DescribePeers(std::move(peers));
-  std::stable_sort(cells.begin(), cells.end(), [](const Cell& a, const Cell& b) {
+  std::stable_sort(cells.begin(), cells.end(), [two_ends](const Cell& a, const Cell& b) {
     if (std::isnan(a.value) || std::isnan(b.value)) return std::isnan(a.value) && !std::isnan(b.value);
-    return a.value > b.value;
+    return two_ends ? std::abs(a.value) > std::abs(b.value) : a.value > b.value;
   });
   BW_ASSIGN_OR_RETURN(const std::shared_ptr<const RunRows> rows, RowsOf(*run, *stores_.database));
   for (size_t i = 0; i < std::min(limit, cells.size()); ++i) {
@@ -85,6 +106,7 @@ absl::StatusOr<v1::TopHeadsResponse> QueryEngine::TopHeads(const v1::TopHeadsReq
     head->set_layer(static_cast<uint32_t>(cells[i].where.layer));
     head->set_head(static_cast<uint32_t>(cells[i].where.head));
     head->set_value(cells[i].value);
+    head->set_step(cells[i].step);
     head->set_median(statistics.median);
     head->set_peer_score(statistics.Score(cells[i].value));
     head->set_stage(StageOf(*run, shape, cells[i].where.layer, cells[i].where.head));

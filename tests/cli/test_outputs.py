@@ -33,6 +33,7 @@ SHOWING = {
     "run compare": (RUN, "gpt-fp32"),
     "head top": (RUN,),
     "matrix": (RUN, "drift_ratio"),
+    "tensor top": (RUN,),
     "series get": (RUN, "loss", "--points", "5"),
     "alert list": (),
     "alert get": (RUN, KEY),
@@ -51,7 +52,7 @@ SHOWING = {
     "server info": (),
 }
 # Those whose table is one table with a header.
-ONE_TABLE = {"run list", "run get", "run events", "run compare", "head top", "series get"}
+ONE_TABLE = {"run list", "run get", "run events", "run compare", "head top", "tensor top", "series get"}
 ONE_TABLE |= {"alert list", "alert ack", "action list", "baseline list"}
 # The others that ask a server.
 ASKING = {

@@ -71,6 +71,7 @@ RUNBOOKS = {
     "nonfinite": (),
     "weightsdisagree": (),
     "kernelwrong": (),
+    "arithmeticwrong": (),
     "ranksmissing": (),
     "hookoverbudget": ("more than {alert.hook_overhead_max:%} of the step, for {alert.hook_overhead_steps} steps",),
 }

@@ -304,6 +304,7 @@ export interface TopHead {
   peer_score: Real;
   stage: number;
   name: string;
+  step: string;
 }
 
 export interface CompareRunsRequest {

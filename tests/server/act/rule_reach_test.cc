@@ -25,13 +25,14 @@ constexpr int64_t kOnset = 1500;
 constexpr int64_t kAction = 4500;
 constexpr int64_t kLast = 9500;
 
-const char* const kRules[] = {"drift",     "ties",         "norm",   "logits",   "loss",  "gradient",
-                              "nonfinite", "disagreement", "silent", "overhead", "kernel"};
+const char* const kRules[] = {"drift",     "ties",         "norm",   "logits",   "loss",   "gradient",
+                              "nonfinite", "disagreement", "silent", "overhead", "kernel", "arithmetic"};
 
 RunDescription Description() {
   RunDescription run;
   run.name = "r";
   run.layout = {.layers = 4, .heads = 4, .kv_heads = 4, .head_dim = 64, .seq_len = 1024};
+  run.layout.modules = 1;
   run.attention.score_dtype = "bf16";
   return run;
 }
@@ -79,6 +80,8 @@ StepSample SampleAt(const RunDescription& run, int64_t step, const std::string& 
         std::pair(SignalId::kLawA3Alike, 0.0f)}) {
     sample.Add(signal)[9] = value;
   }
+  sample.Add(SignalId::kLawDifference)[0] = is("arithmetic") ? 500.0f : 0.5f;
+  sample.Add(SignalId::kLawVariance)[0] = 1;
   if (is("disagreement")) sample.disagreements.push_back({SignalId::kWqSigma, kIll.layer, kIll.head, 1, 2});
   return sample;
 }

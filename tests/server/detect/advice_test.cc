@@ -37,6 +37,7 @@ const std::map<Family, std::vector<std::string>> kRunbooks = {
     {Family::kSilent, {"ranksmissing"}},
     {Family::kOverhead, {"hookoverbudget"}},
     {Family::kKernel, {"kernelwrong"}},
+    {Family::kArithmetic, {"arithmeticwrong"}},
 };
 
 std::string Runbook(const std::string& name) {
@@ -108,7 +109,7 @@ TEST(AdviceTest, FirstActionIsAlwaysOneOfTheRunbooks) {
       }
     }
   }
-  EXPECT_EQ(told.size(), 16u);
+  EXPECT_EQ(told.size(), 17u);
 }
 
 class AdviceOfAlertsTest : public testing::Test {

@@ -164,6 +164,47 @@ TEST(UserRulesTest, ASignalOfTheRunIsJudgedToo) {
   EXPECT_EQ(run.out[0].step, 701) << "the second step after the warm-up";
 }
 
+TEST(UserRulesTest, ASignalOfModulesNamesTheWorstOne) {
+  RunDescription description = Description();
+  description.layout.modules = 2;
+  auto rows = std::make_shared<RunRows>();
+  rows->modules.Add("up_proj dx=dW");
+  rows->modules.Add("lm_head dx=dW");
+  Judged run(Options("rules: [{name: mine, signal: law_z, severity: warning, stage: 1, detector: level, above: 4}]"),
+             description);
+  run.judge.SetRows(rows);
+  for (int64_t step = 0; step <= 2000; step += kPeriod) {
+    StepSample sample;
+    sample.Reset(description.layout);
+    sample.step = step;
+    for (const SignalId id : {SignalId::kLawDifference, SignalId::kLawVariance}) sample.Add(id);
+    // They take turns; the second one is at 5 from step 1000 on.
+    const size_t row = static_cast<size_t>(step / kPeriod % 2);
+    sample.Add(SignalId::kLawDifference)[row] = row == 1 && step >= 1000 ? 10 : 2;
+    sample.Add(SignalId::kLawVariance)[row] = 4;
+    run.judge.Observe(sample, &run.out);
+  }
+  // A batch of 20 steps holds one of them: every other one fires.
+  EXPECT_THAT(run.out, IsEmpty());
+  Judged longer(Options("rules: [{name: mine, signal: law_z, severity: warning, stage: 1, detector: level, above: 2.5, "
+                        "batch_steps: 40}]"),
+                description);
+  longer.judge.SetRows(rows);
+  for (int64_t step = 0; step <= 2000; step += kPeriod) {
+    StepSample sample;
+    sample.Reset(description.layout);
+    sample.step = step;
+    const size_t row = static_cast<size_t>(step / kPeriod % 2);
+    sample.Add(SignalId::kLawDifference)[row] = row == 1 && step >= 1000 ? 10 : 2;
+    sample.Add(SignalId::kLawVariance)[row] = 4;
+    longer.judge.Observe(sample, &longer.out);
+  }
+  ASSERT_EQ(longer.out.size(), 1u);
+  EXPECT_THAT(longer.out[0].summary, HasSubstr("r: mine: law_z of lm_head dx=dW 3 (threshold 2.5), since step 10"));
+  ASSERT_EQ(longer.out[0].evidence.size(), 1u);
+  EXPECT_EQ(longer.out[0].evidence[0].text, "lm_head dx=dW");
+}
+
 TEST(UserRulesTest, PeersAreAsManyAsTheyMustBe) {
   const Shape shape = Healthy([](int64_t) { return 1.7; });
   Judged above(OneRule("detector: peers, factor: 3"));

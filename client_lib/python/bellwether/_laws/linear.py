@@ -49,6 +49,12 @@ class Side:
         rounding = _TIMES * self.result_variance * max(1.0, self.equals)
         return rounding + self.terms * (_FP32 * self.sum) ** 2
 
+    def alike_variance(self) -> float:
+        """That part of it which may be the same on other ranks: of rows that come again, which do
+        so there, too, and of sums in fp32."""
+        again = _TIMES * self.result_variance * (max(1.0, self.equals) - 1.0)
+        return again + self.terms * (_FP32 * self.sum) ** 2
+
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
@@ -56,6 +62,7 @@ class Difference:
 
     value: float
     variance: float
+    alike_variance: float = 0.0  # Of it, what may be the same on all ranks.
 
     def z(self) -> float:
         """nan where something was not finite."""
@@ -76,7 +83,8 @@ def differences(sides: Mapping[str, Side], by_operands: bool) -> dict[tuple[str,
     for a, b in PAIRS:
         if a in sides and b in sides:
             variance = sides[a].own_variance() + sides[b].own_variance() + _TIMES * operands
-            found[a, b] = Difference(sides[a].sum - sides[b].sum, variance)
+            alike = sides[a].alike_variance() + sides[b].alike_variance() + _TIMES * operands
+            found[a, b] = Difference(sides[a].sum - sides[b].sum, variance, alike)
     return found
 
 

@@ -28,6 +28,7 @@ class LawRow:
     difference  of two sums that exact arithmetic makes equal; nan where an element is not finite
     variance    of it, by independent roundings
     alike       how far roundings that are all alike can move it
+    alike_sigma  standard deviation of that part of the variance which may be the same on all ranks
     in_nonfinite, out_nonfinite  elements that are not finite in what the call was given, and in
                 what it computed and the law names; None = not counted
     """
@@ -39,6 +40,7 @@ class LawRow:
     alike: float = 0.0
     in_nonfinite: Optional[int] = None
     out_nonfinite: Optional[int] = None
+    alike_sigma: float = 0.0
 
 
 class NamedLaws(Protocol):
@@ -59,19 +61,20 @@ SIGNALS = (
     "law_alike",
     "law_in_nonfinite",
     "law_out_nonfinite",
+    "law_alike_sigma",
 )
 _FLOAT_MAX = 3.4e38
 
 
 def _values(row: LawRow, scale: float) -> tuple[float, ...]:
     """In the order of SIGNALS."""
-    sums = (row.difference / scale, row.variance / scale**2, row.alike / scale)
-    counts = (row.in_nonfinite, row.out_nonfinite)
-    return (
-        # What a float32 does not hold is infinite, and is asked nothing.
-        *(math.copysign(math.inf, s) if abs(s) > _FLOAT_MAX else s for s in sums),
-        *(c_api.NOT_MEASURED if n is None else float(n) for n in counts),
+    counts = (
+        c_api.NOT_MEASURED if n is None else float(n) for n in (row.in_nonfinite, row.out_nonfinite)
     )
+    sums = (row.difference / scale, row.variance / scale**2, row.alike / scale)
+    # What a float32 does not hold is infinite, and is asked nothing.
+    held = (math.copysign(math.inf, s) if abs(s) > _FLOAT_MAX else s for s in sums)
+    return (*held, *counts, row.alike_sigma / scale)
 
 
 class LawRows:

@@ -11,6 +11,7 @@ transformers' Conv1D.  The base layer of an adapter (LoRA) is such a module itse
 
 from __future__ import annotations
 
+import math
 import sys
 import weakref
 from collections import Counter
@@ -177,6 +178,7 @@ class LinearSample:
                     LawRow(
                         self._names[measured.row], f"{TENSORS[a]}={TENSORS[b]}",
                         law.value, law.variance, 0.0, given, computed if counted else None,
+                        math.sqrt(law.alike_variance),
                     )
                 )  # fmt: skip
         return found
