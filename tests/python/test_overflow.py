@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import bellwether
-from bellwether._step import grad_scale
+from bellwether._step import grad_scale, law_rows
 from bellwether.settings import STATS
 
 from gpu import DEVICES
@@ -72,7 +72,7 @@ def test_a_healthy_run_has_no_alert(how: str, fused: bool, device: str, tmp_path
         for block in frame.blocks:
             name = recorded.names[block.signal]
             # NaN where the weights have not changed, and in layers whose turn it is not.
-            if name != "qk_increment_rank" and name not in STATS["laws"]:
+            if name != "qk_increment_rank" and name not in (*STATS["laws"], *law_rows.SIGNALS):
                 assert all(map(math.isfinite, block.values)), (frame.step, name)
     told = [step for step in steps if "delta_abs_sum" in steps[step]]
     if count == STEPS:  # The next step makes up for a sample whose gradients were thrown away.

@@ -67,7 +67,6 @@ class Layer:
         self.compiled = CompiledBackward(
             notes, self.passes, self.seen, self.search, self.gradients, laws
         )
-        self._ran: Optional[bool] = None  # Its forward; False = without gradients only.
         self._sites: list[Layer] = []  # Of the other calls that one forward makes.
         self._quiet = False  # The forward that runs is counted, and its calls are not seen.
         self._looks_closer = False  # They are, though the step is not sampled.
@@ -161,16 +160,17 @@ class Layer:
     def unused(self) -> str:
         """How this job does not train it, in words; "" if it does, or if that cannot be seen."""
         module = self.module()
-        if module is None or self.calls > 0 or self._ran:
+        if module is None or self.calls > 0 or self.passes.ran:
             return ""
-        if self._ran is None and ("forward" in vars(module) or isinstance(module, ScriptModule)):
+        never = self.passes.ran is None
+        if never and ("forward" in vars(module) or isinstance(module, ScriptModule)):
             return ""  # Its forward may run and not come by.
-        return "its forward never ran" if self._ran is None else "it runs without gradients only"
+        return "its forward never ran" if never else "it runs without gradients only"
 
     # ---- the forward of its module ----
 
     def runs(self) -> None:
-        self._ran = bool(self._ran) or torch.is_grad_enabled()
+        self.passes.module_runs(torch.is_grad_enabled())
 
     def expects(self) -> bool:
         # A recomputation must find the taps exactly if the forward had them, whatever has

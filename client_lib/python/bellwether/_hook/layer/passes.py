@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Optional
+
 from ..hosts import Passing
 from .notes import CALLED_AGAIN, Notes
 
@@ -9,10 +11,15 @@ from .notes import CALLED_AGAIN, Notes
 class Passes:
     def __init__(self, host: Passing, notes: Notes) -> None:
         self.host, self._notes = host, notes
+        self.ran: Optional[bool] = None  # The module's forward; False = without gradients only.
         self.calls = 0  # Of attention, with gradients on.
         self.fired = 0  # Backward passes through the output tap.
         self.calls_in_step = self.fired_in_step = 0
         self.captured = 0  # Of them, those in a row that went into a CUDA graph.
+
+    def module_runs(self, with_gradients: bool) -> None:
+        """Its forward does, whether or not it calls attention."""
+        self.ran = bool(self.ran) or with_gradients
 
     def in_step(self) -> bool:
         """Whether there was one in the running step."""
