@@ -18,6 +18,7 @@ import torch
 
 from bellwether import Parallel
 from bellwether._hook.model import parallel
+from bellwether._step import law_rows
 
 import parallel_job
 from conftest import ROOT
@@ -92,6 +93,8 @@ def merged(recordings: list[Recording], step: int) -> dict[str, np.ndarray]:
         for frame in recorded.frames:
             for block in frame.blocks if frame.step == step else ():
                 name = recorded.names[block.signal]
+                if name in law_rows.SIGNALS:
+                    continue  # Their rows are modules.
                 whole = found.setdefault(name, np.full((layout.layers, layout.heads), np.nan))
                 place = np.s_[
                     block.layer_begin : block.layer_begin + block.layer_count,
