@@ -24,6 +24,7 @@ DASHBOARDS = ROOT / "dashboards"
 LAYERS = HEADS = 4
 EVERY = 10  # Steps between two frames.
 SICK = (1, 0)
+MODULE = 8  # Of the granularities.
 HEAD_SIGNALS = {
     "rows": 1024.0, "common_mode_sum": 1024.0, "spread_sum": 1024.0, "key_leak_sum": 1e-4, "key_gradient_sum": 1.0,
     "tied_rows_bf16": 50.0, "logit_max": 9.0, "entropy_sum": 512.0, "delta_bias_sum": 0.01, "delta_bias_sumsq": 1e-3, "wq_sigma": 2.0,
@@ -40,6 +41,7 @@ class Trainer:
         self._client = RunClient(RunOptions(run=run, layers=LAYERS, heads=HEADS, score_dtype="bf16", server=server.grpc, **options))
         self._without = without
         self._random = random.Random(run)
+        self._named = False  # The one row of its modules.
         self.step = 0
 
     def __enter__(self) -> Trainer:
@@ -49,7 +51,7 @@ class Trainer:
         self._client.close()
 
     def report(self, **unusual: float) -> None:
-        """One frame; a value of a head signal is the sick head's."""
+        """One frame; a value of a head signal is the sick head's, law_difference that of lm_head."""
         blocks = []
         for name, usual in RUN_SIGNALS.items():
             blocks.append(Block(name, [unusual.get(name, usual * self._random.uniform(0.98, 1.02))]))
@@ -59,6 +61,10 @@ class Trainer:
             values = [usual] * (LAYERS * HEADS)
             values[SICK[0] * HEADS + SICK[1]] = unusual.get(name, usual)
             blocks.append(Block(name, values, 0, LAYERS, 0, HEADS))
+        if "law_difference" in unusual:
+            if not self._named:
+                self._named = self._client.push_names(MODULE, ["lm_head dx=dW"]) == 1
+            blocks += [Block("law_difference", [unusual["law_difference"]], 0, 1), Block("law_variance", [1.0], 0, 1)]
         assert self._client.push(self.step, blocks)
         self.step += EVERY
         if self.step % 500 == 0:

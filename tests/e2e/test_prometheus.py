@@ -57,14 +57,17 @@ def without_threshold(expr: str) -> str:
 
 @contextmanager
 def breaking(server: Server) -> Iterator[None]:
-    """A run of two ranks whose rounding ties, whose hook is slow, whose kernel breaks a law and whose
-    ranks disagree.  Its gradients jump, its loss is no number, and one rank falls silent."""
+    """A run of two ranks whose rounding ties, whose hook is slow, whose kernel and lm_head break a law
+    and whose ranks disagree.  Its gradients jump, its loss is no number, and one rank falls silent."""
     without = ("key_leak_sum", "key_gradient_sum")
     with Trainer(server, "breaks", without, rank=0, world=2) as talker, Trainer(server, "breaks", without, rank=1, world=2) as other:
         while other.step < 1600:
             grad_norm = 1.0 if other.step < 1500 else 100.0
             for trainer, wq_sigma in ((talker, 2.0), (other, 3.0)):
-                trainer.report(tied_rows_bf16=950.0, hook_seconds=0.005, wq_sigma=wq_sigma, grad_norm=grad_norm, law_a3=100.0)
+                trainer.report(
+                    tied_rows_bf16=950.0, hook_seconds=0.005, wq_sigma=wq_sigma, grad_norm=grad_norm,
+                    law_a3=100.0, law_difference=100.0,
+                )  # fmt: skip
         talker.report(loss=math.nan)
         yield
 
