@@ -27,19 +27,19 @@ import json
 import math
 import os
 import re
-import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Optional
 
 import torch
-import zstandard
 from torch import Tensor
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / part) for part in ("client_lib/python", "examples", "tests/bench")]
+PARTS = ("client_lib/python", "examples", "tests/bench", "tests/python")
+sys.path[:0] = [str(ROOT / part) for part in PARTS]
 import divergence_gpt as example  # noqa: E402
 from planted_below import FAULTS, OPERATOR, Fault, Planted  # noqa: E402
 
@@ -52,6 +52,9 @@ from bellwether._kernels.probe import Sums  # noqa: E402
 from bellwether._native import c_api  # noqa: E402
 from bellwether._step.sample import _laws_in  # noqa: E402
 from bellwether.client import Block, RunClient, RunOptions  # noqa: E402
+
+import protos  # noqa: E402
+from recording import replayed_alerts  # noqa: E402
 
 # What an alert says of a tensor, and of a set by laws: SuspectsOf() in law_watch.cc.
 SETS = {
@@ -156,26 +159,6 @@ class Study:
         monitor.detach()
         if status["errors"] or lacks:
             raise SystemExit(f"not all was measured: {status['last_error']} {lacks}")
-
-
-def judged(path: Path) -> list[dict[str, Any]]:
-    """The transitions of a recording's alerts, once its sender has written its end."""
-    deadline = time.monotonic() + 60
-    while not (path.exists() and is_whole(path.read_bytes())):
-        if time.monotonic() > deadline:
-            raise SystemExit(f"{path} was not ended")
-        time.sleep(0.01)
-    tool = c_api.find("bellwetherd")
-    got = subprocess.run([str(tool), "replay", "--json", str(path)], capture_output=True, text=True)
-    if got.returncode != 0:
-        raise SystemExit(got.stderr)
-    return [json.loads(line) for line in got.stdout.splitlines()]
-
-
-def is_whole(recording: bytes) -> bool:
-    stream = zstandard.ZstdDecompressor().decompressobj()
-    stream.decompress(recording[8:])
-    return bool(stream.eof)
 
 
 def heads_of(summary: str) -> tuple[int, Optional[frozenset[int]]]:
@@ -378,7 +361,7 @@ def faults(
         else:
             with Planted(size.layers) as planted:
                 study.record(path, planted, fault, layer, head, strength, 1, size.layers)
-        result = graded(fault, layer, head, size.heads, 1, judged(path))
+        result = graded(fault, layer, head, size.heads, 1, replayed_alerts(path))
         # The first sample with the fault in which the layer is compared to a reference.
         compared = layer or size.layers
         what = dict(way=way, dtype=study.dtype, fault=name, strength=strength, layer=layer,
@@ -399,7 +382,7 @@ def healthy(study: Study, results: Results, samples: int) -> None:
                 path.unlink(missing_ok=True)
                 study.batches.manual_seed(1000 + at)
                 study.record(path, planted, None, 0, 0, 0, 20, 0)
-                said = judged(path)
+                said = replayed_alerts(path)
                 results.add(key, dict(dtype=study.dtype, fault="healthy", samples=20,
                                       asked=study.questions(20), alerts=len(said),
                                       said=[t["summary"] for t in said]))  # fmt: skip
@@ -493,4 +476,6 @@ def main(argv: Optional[Sequence[str]] = None, size: Size = Size()) -> int:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    sys.exit(main())
+    with tempfile.TemporaryDirectory() as generated:
+        protos.generate(Path(generated))
+        sys.exit(main())

@@ -20,7 +20,7 @@ from bellwether._step.at_rest import AtRest, flipped
 from bellwether._step.replicas import CHUNK, INTEGERS, sum_of_bits
 
 from models import Model, Shape, batch
-from recording import Recording
+from recording import Recording, replayed_alerts
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -126,6 +126,8 @@ def test_a_flipped_bit_is_told_before_it_is_used(
     assert event.step in (at, at + 1)
     told = [step for step, signals in recording.steps().items() if "law_difference" in signals]
     assert at + 1 in told
+    (alert,) = [a for a in replayed_alerts(tmp_path / "a.bwrun") if a["rule"] == "arithmetic"]
+    assert f"{name}: W" in alert["summary"]
 
 
 def test_a_trainers_own_changes_are_no_flips(tmp_path: Path) -> None:

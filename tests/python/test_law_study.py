@@ -57,7 +57,7 @@ def test_a_result_that_is_there_is_not_measured_again(
 ) -> None:
     options = ["--only", "NaN", "--stated", "--heads", "0", "--layers", "1"]
     before = run(folder, *options)
-    monkeypatch.setattr(law_study, "judged", None)
+    monkeypatch.setattr(law_study, "replayed_alerts", None)
     assert run(folder, *options) == before
 
 

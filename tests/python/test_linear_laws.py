@@ -10,7 +10,6 @@ import contextlib
 import copy
 import dataclasses
 import math
-import threading
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -43,33 +42,17 @@ from bellwether._laws.linear import (
     suspects,
 )  # fmt: skip
 from bellwether._native import c_api
-from bellwether._step import linears
-from bellwether._step.linears import TURNS_MAX, LinearSample, why_not
+from bellwether._step import linears, tapped_modules
+from bellwether._step.linears import LinearSample, why_not
+from bellwether._step.tapped_modules import TURNS_MAX
 
 from models import Model, Shape, batch
 from recording import Recording
+from tap_host import Host
 
 HALF = (torch.bfloat16, torch.float16)
 BROKEN = 8.0  # Of a single z: beyond what some 10^5 questions give by chance.
 Laws = dict[tuple[str, str], Difference]
-
-
-class Host:
-    """Of a tap without a monitor."""
-
-    def __init__(self) -> None:
-        self.lock, self.hook_seconds, self.memories = threading.RLock(), 0.0, Memories()
-        self.left_out: list[str] = []
-        self.errors: list[Exception] = []
-
-    def live(self) -> bool:
-        return True
-
-    def in_backward(self) -> bool:
-        return torch._C._current_graph_task_id() != -1
-
-    def trouble(self, error: Exception, where: str) -> None:
-        self.errors.append(error)
 
 
 def measured(
@@ -608,9 +591,9 @@ def test_compiled_models_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     host: Any = Host()
     found = linears.Linears(host, lambda: model)
     found.watch()
-    monkeypatch.setattr(linears, "compiles", lambda model: True)
+    monkeypatch.setattr(tapped_modules, "compiles", lambda model: True)
     found.begin_step(True)
-    assert found.not_measured == linears.COMPILED and not found._taps._taps
+    assert found.not_measured == tapped_modules.COMPILED and not found._taps._taps
 
 
 @pytest.mark.parametrize("fullgraph", [False, True])
@@ -618,9 +601,9 @@ def test_compiled_code_is_seen(fullgraph: bool) -> None:
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     layer = nn.Linear(8, 8)
-    assert not linears.compiles(layer)
+    assert not tapped_modules.compiles(layer)
     torch.compile(layer.forward, backend="eager", fullgraph=fullgraph)(torch.ones(1, 8))
-    assert linears.compiles(layer)
+    assert tapped_modules.compiles(layer)
 
 
 @pytest.mark.parametrize("before", (False, True))
@@ -661,7 +644,7 @@ def test_torch_compile_finds_no_hook_of_ours(
             handle.step(loss=loss.detach())
     assert not [w for w in warned if "global hooks" in str(w.message)]
     assert made == [0] and handle.why_off == ""
-    assert handle.status()["linear"]["not_measured"] == linears.COMPILED
+    assert handle.status()["linear"]["not_measured"] == tapped_modules.COMPILED
     handle.detach()
     assert torch._dynamo.eval_frame.OptimizeContext.__init__ is init
 

@@ -5,7 +5,6 @@ Method: calls of norms of torch and transformers, healthy and damaged where no t
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Optional
@@ -19,11 +18,11 @@ from bellwether._hook.layer import edge_tap
 from bellwether._hook.layer.edge_tap import EdgeTap, edges
 from bellwether._hook.layer.linear_tap import Held, Taps
 from bellwether._hook.layer.norm_laws import is_norm, norm_laws
-from bellwether._kernels.memory import Memories
 from bellwether._laws import balance
 from bellwether._step.balances import BalanceSample, ModuleLaws
 
 from models import Model, Shape, batch
+from tap_host import Host
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -38,22 +37,6 @@ def classes() -> dict[str, Callable[[int], nn.Module]]:
 
 
 NAMES = ("torch", "layer", "llama", "gemma")
-
-
-class Host:
-    def __init__(self) -> None:
-        self.lock, self.hook_seconds, self.memories = threading.RLock(), 0.0, Memories()
-        self.left_out: list[str] = []
-        self.errors: list[Exception] = []
-
-    def live(self) -> bool:
-        return True
-
-    def in_backward(self) -> bool:
-        return torch._C._current_graph_task_id() != -1
-
-    def trouble(self, error: Exception, where: str) -> None:
-        self.errors.append(error)
 
 
 def measured(

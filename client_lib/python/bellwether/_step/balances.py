@@ -11,7 +11,6 @@ hooks of their own, and what _laws/balance.py takes for another loss.
 from __future__ import annotations
 
 import weakref
-from collections import Counter
 from collections.abc import Callable
 from typing import Any, Optional, Union
 
@@ -21,9 +20,8 @@ from torch import nn
 from .._hook.hosts import LinearHost
 from .._hook.layer.edge_tap import EdgeTap, VectorsMeasured
 from .._hook.layer.head_tap import HeadTap, Lookups, RowsMeasured
-from .._hook.layer.linear_tap import Held, Taps
+from .._hook.layer.linear_tap import Held
 from .._hook.layer.norm_laws import is_norm, norm_laws
-from .._hook.model.parallel import is_fully_sharded
 from .._laws.balance import (
     AGAINST,
     FORM,
@@ -41,18 +39,9 @@ from .._laws.balance import (
 )  # fmt: skip
 from .._laws.linear import limit
 from .._native import c_api
-from . import linears
 from .law_rows import LawRow
-from .linears import (
-    COMPILED,
-    GPU,
-    HELD_BYTES_MAX,
-    LEFT_OUT_MAX,
-    SHARDED,
-    TURNS_MAX,
-    Arriving,
-    why_not,
-)
+from .linears import why_not
+from .tapped_modules import Arriving, TappedModules
 
 HEADS_MAX = 8
 SOFTCAP = "its model caps the logits, or has a z-loss, and its loss is not seen"
@@ -195,40 +184,16 @@ def _caps(model: nn.Module) -> bool:
     return any(bool(getattr(config, name, None)) for name in names)
 
 
-class Balances:
-    """
-    host   of the taps
-    model  gives the model, None once it is gone
-    """
-
+class Balances(TappedModules[Union[RowsMeasured, VectorsMeasured]]):
     def __init__(self, host: LinearHost, model: Callable[[], Optional[nn.Module]]) -> None:
-        self._host, self._model = host, model
-        self.names: list[str] = []
-        self.left_out: Counter[tuple[str, str]] = Counter()  # Name of the module, why.
-        self.not_measured: Optional[str] = None  # Why none is.
-        self.heads = 0  # The first so many of them.
-        self._heads: Optional[list[weakref.ref[nn.Module]]] = None
+        super().__init__(host, model)
+        self.heads = 0  # The first so many of the rows; behind them are the others.
+        self._heads: list[weakref.ref[nn.Module]] = []
         self._others: list[weakref.ref[nn.Module]] = []
-        self._turn = 0
         self._words: list[weakref.ref[nn.Embedding]] = []
         self._capped = False
-        self._watching = False
-        self._taps = Taps(host)
-        self._measured: list[Union[RowsMeasured, VectorsMeasured]] = []
-
-    def watch(self) -> None:
-        """From the next sampled step on."""
-        self._watching = True
-
-    def leave_out(self, name: str, why: str) -> None:
-        if (name, why) in self.left_out or len(self.left_out) < LEFT_OUT_MAX:
-            self.left_out[name, why] += 1
 
     def _find(self, model: nn.Module) -> None:
-        self._heads = []
-        if is_fully_sharded(model):
-            self.not_measured = SHARDED
-            return
         words = [m for m in model.modules() if isinstance(m, nn.Embedding)]
         self._words = [weakref.ref(m) for m in words]
         self._capped = _caps(model)
@@ -250,24 +215,10 @@ class Balances:
                 self._others.append(weakref.ref(module))
                 self.names.append(name or "the model")
 
-    def begin_step(self, sampled: bool) -> None:
-        """What was measured before is forgotten; in a sampled step the heads get their taps."""
-        self.stop()
-        self._measured = []
-        model = self._model() if sampled and self._watching else None
-        if model is None or torch.compiler.is_compiling():
-            return
-        if self._heads is None:
-            self._find(model)
-        if self.not_measured not in (None, GPU) or not self.names:
-            return
-        if linears.compiles(model):
-            self.not_measured = COMPILED
-            return
-        heads = [head() for head in self._heads or ()]
+    def _tap(self, held: Held) -> None:
+        heads = [head() for head in self._heads]
         if not all(head is None or self._measures_on(head) for head in heads):
             return
-        held = Held(HELD_BYTES_MAX)
         self._tap_others(held)
         lookups: list[tuple[nn.Embedding, Lookups]] = []
         weights = {id(head.weight) for head in heads if head is not None}
@@ -287,18 +238,12 @@ class Balances:
                 self._taps.add(head, tap)
 
     def _tap_others(self, held: Held) -> None:
-        """Those whose turn it is."""
-        turns = min(TURNS_MAX, max(1, len(self._others)))
-        turn = self._turn % turns
-        self._turn += 1
-        for at in range(turn, len(self._others), turns):
-            module = self._others[at]()
-            if module is not None and self._measures_on(module):
-                tap = EdgeTap(
-                    self._host, self.heads + at, module, held, norm_laws, self._measured.append,
-                    self._left_out_row,
-                )  # fmt: skip
-                self._taps.add(module, tap)
+        for at, module in self._in_turn(self._others):
+            tap = EdgeTap(
+                self._host, self.heads + at, module, held, norm_laws, self._measured.append,
+                self._left_out_row,
+            )  # fmt: skip
+            self._taps.add(module, tap)
 
     def _finished(self, measured: RowsMeasured) -> None:
         if measured.fused and self._capped:
@@ -309,29 +254,7 @@ class Balances:
             measured.classes = measured.logits = None
         self._measured.append(measured)
 
-    def _left_out_row(self, row: int, why: str) -> None:
-        self.leave_out(self.names[row], why)
-
-    def _measures_on(self, module: nn.Module) -> bool:
-        device = next((p.device for p in module.parameters()), None)
-        if device is None:
-            return False
-        if device.type != "cpu" and not linears.ON_GPUS:
-            self.not_measured = GPU
-            return False
-        return self._host.cannot_measure_on(device.type) is None
-
-    def compiled(self) -> None:
-        """torch.compile is asked for something: nothing is measured any more."""
-        if self._watching:
-            self.not_measured = COMPILED
-            self.stop()
-
-    def stop(self) -> None:
-        """No module is looked at any more."""
-        self._taps.close()
-
     def sample(self) -> Optional[BalanceSample]:
         """What was measured in this step."""
-        measured, self._measured = self._measured, []
+        measured = self._taken()
         return BalanceSample(self.names, measured, self.leave_out) if measured else None

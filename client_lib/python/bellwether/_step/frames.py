@@ -199,17 +199,18 @@ class Frames:
         if sample.linears is None and sample.balances is None:
             return
         self._law_samples += 1
-        found: dict[str, str] = {}
+        found: list[tuple[str, str, str]] = []  # The module's name, the subject, what is wrong.
         if sample.linears is not None:
             for name, text in sample.linears.faults(self._law_samples).items():
-                found[name] = f"the linear layer {name} computes wrongly: {text}"
+                found.append((name, f"the linear layer {name} computes wrongly", text))
         if sample.balances is not None:
             for name, text in sample.balances.faults(self._law_samples).items():
-                found.setdefault(name, f"{name}: {text}")
-        for name, sentence in found.items():
+                found.append((name, name, text))
+        for name, subject, text in found:
             if name in self.faults or len(self.faults) >= FAULTS_MAX:
                 continue
-            self.faults[name] = sentence.split(": ", 1)[1]
+            self.faults[name] = text
+            sentence = f"{subject}: {text}"
             log.warning(f"step {step}: {sentence}")
             if client is not None:
                 client.push_event(step, "annotation", sentence)

@@ -12,9 +12,7 @@ transformers' Conv1D.  The base layer of an adapter (LoRA) is such a module itse
 from __future__ import annotations
 
 import math
-import sys
 import weakref
-from collections import Counter
 from collections.abc import Callable
 from typing import Any, Optional
 
@@ -22,26 +20,18 @@ import torch
 from torch import Tensor, nn
 
 from .._hook.hosts import LinearHost
-from .._hook.layer.linear_tap import Held, LinearTap, Measured, Taps
-from .._hook.model.parallel import is_dtensor, is_fully_sharded
+from .._hook.layer.linear_tap import Held, LinearTap, Measured
+from .._hook.model.parallel import is_dtensor
 from .._kernels.probe import DTYPES
 from .._laws.linear import PAIRS, TENSORS, Difference, Side, differences, fault, limit
 from .._native import c_api
 from .law_rows import LawRow
+from .tapped_modules import Arriving, TappedModules
 
-TURNS_MAX = 50
-HELD_BYTES_MAX = 256 << 20  # Outputs kept from a sampled step's forward to its backward.
-LEFT_OUT_MAX = 64  # Reasons that are remembered.
-# Until its cost has been measured on GPUs; z of healthy layers was: docs/concepts/laws.md.
-ON_GPUS = False
-
-COMPILED = "the model, or a part of it, is compiled"
-SHARDED = "the weights are whole in the passes only (FSDP, ZeRO-3)"
 SPLIT = "the weight is a DTensor"
 QUANTISED = "the weight is of another type"
 PARAMETRIZED = "the weight is made anew at each use"
 OTHER_FORWARD = "its forward is not that of nn.Linear"
-GPU = "on GPUs they are not measured yet"
 
 
 def why_not(module: nn.Module) -> Optional[str]:
@@ -63,42 +53,6 @@ def why_not(module: nn.Module) -> Optional[str]:
     if type(weight) not in (Tensor, nn.Parameter) or weight.dtype not in DTYPES:
         return QUANTISED
     return None
-
-
-def compiles(model: nn.Module) -> bool:
-    """Whether torch.compile is at work in this process: hooks would be traced, or compile what is
-    there anew."""
-    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", None)
-    # Frames are not counted with fullgraph=True, graphs not where each frame breaks at once.
-    if counters and (counters["frames"]["total"] or counters["stats"]["unique_graphs"]):
-        return True
-    return any(
-        getattr(m, "_compiled_call_impl", None) is not None or hasattr(m, "_orig_mod")
-        for m in model.modules()
-    )
-
-
-class Arriving:
-    """Tensors on their way to the host."""
-
-    def __init__(self, tensors: list[Tensor]) -> None:
-        self._event: Any = None
-        self._host = tensors
-        if any(t.is_cuda for t in tensors):
-            self._host = [torch.empty_like(t, device="cpu", pin_memory=t.is_cuda) for t in tensors]
-            for host, t in zip(self._host, tensors):
-                host.copy_(t, non_blocking=True)
-            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._event.record()
-
-    def ready(self) -> bool:
-        return self._event is None or bool(self._event.query())
-
-    def values(self) -> list[Any]:
-        return [t.tolist() for t in self._host]
-
-    def tensors(self) -> list[Tensor]:
-        return self._host
 
 
 _STATS = {name: at for at, name in enumerate(c_api.LAW_PRODUCT_STATS)}
@@ -151,18 +105,20 @@ class LinearSample:
     def __init__(self, names: list[str], measured: list[Measured]) -> None:
         self._names, self._measured = names, measured
         self._arriving = Arriving([t for m in measured for t in (m.sums, m.equals)])
+        self._laws: dict[int, tuple[dict[str, Side], dict[tuple[str, str], Difference]]] = {}
 
     def ready(self) -> bool:
         return self._arriving.ready()
 
     def laws(self) -> dict[int, tuple[dict[str, Side], dict[tuple[str, str], Difference]]]:
-        """By the module's row: its sides, and what they differ by."""
-        values = self._arriving.values()
-        found = {}
-        for at, measured in enumerate(self._measured):
-            sides = sides_of(measured, values[2 * at], values[2 * at + 1])
-            found[measured.row] = sides, differences(sides, measured.dtype == torch.float32)
-        return found
+        """By the module's row: its sides, and what they differ by.  Must be ready."""
+        if not self._laws:
+            values = self._arriving.values()
+            for at, measured in enumerate(self._measured):
+                sides = sides_of(measured, values[2 * at], values[2 * at + 1])
+                laws = differences(sides, measured.dtype == torch.float32)
+                self._laws[measured.row] = sides, laws
+        return self._laws
 
     def law_rows(self) -> list[LawRow]:
         """A row for each pair of products, as "NAME dx=dW"."""
@@ -211,35 +167,14 @@ class LinearSample:
         return found
 
 
-class Linears:
-    """
-    host   of the taps
-    model  gives the model, None once it is gone
-    """
-
+class Linears(TappedModules[Measured]):
     def __init__(self, host: LinearHost, model: Callable[[], Optional[nn.Module]]) -> None:
-        self._host = host
-        self._model = model
-        self._modules: Optional[list[weakref.ref[nn.Module]]] = None
-        self.names: list[str] = []
+        super().__init__(host, model)
+        self._modules: list[weakref.ref[nn.Module]] = []
         self._classes: set[int] = set()  # Rows whose outputs are words.
-        self.left_out: Counter[tuple[str, str]] = Counter()  # Name of the module, why.
-        self.not_measured: Optional[str] = None  # Why none is.
-        self._watching = False
-        self._turn = 0
-        self._taps = Taps(host)
-        self._measured: list[Measured] = []
-
-    def watch(self) -> None:
-        """From the next sampled step on."""
-        self._watching = True
 
     def _find(self, model: nn.Module) -> None:
-        self._modules = []
         words = {m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)}
-        if is_fully_sharded(model):
-            self.not_measured = SHARDED
-            return
         for name, module in model.named_modules():
             why = why_not(module)
             if why is None and len(self.names) < c_api.NAMED_ROWS_MAX:
@@ -248,65 +183,22 @@ class Linears:
                     self._classes.add(len(self.names))
                 self.names.append(name or "the model")
             elif why:
-                self._leave_out(name, why)
+                self.leave_out(name, why)
 
-    def _leave_out(self, name: str, why: str) -> None:
-        if (name, why) in self.left_out or len(self.left_out) < LEFT_OUT_MAX:
-            self.left_out[name, why] += 1
-
-    def begin_step(self, sampled: bool) -> None:
-        """What was measured before is forgotten; in a sampled step some modules get their taps."""
-        self.stop()
-        self._measured = []
-        model = self._model() if sampled and self._watching else None
-        if model is None or torch.compiler.is_compiling():
-            return
-        if self._modules is None:
-            self._find(model)
-        if self.not_measured not in (None, GPU) or not self._modules:
-            return
-        if compiles(model):
-            self.not_measured = COMPILED
-            return
-        held = Held(HELD_BYTES_MAX)
-        turns = min(TURNS_MAX, len(self._modules))
-        turn = self._turn % turns
-        self._turn += 1
-        for row in range(turn, len(self._modules), turns):
-            module = self._modules[row]()
-            if module is not None and self._measures_on(module):
-                tap = LinearTap(
-                    self._host,
-                    row,
-                    module,
-                    held,
-                    self._measured.append,
-                    self._left_out_row,
-                    row in self._classes,
-                )
-                self._taps.add(module, tap)
-
-    def _left_out_row(self, row: int, why: str) -> None:
-        self._leave_out(self.names[row], why)
-
-    def _measures_on(self, module: nn.Module) -> bool:
-        device = next(module.parameters()).device
-        if device.type != "cpu" and not ON_GPUS:
-            self.not_measured = GPU
-            return False
-        return self._host.cannot_measure_on(device.type) is None
-
-    def compiled(self) -> None:
-        """torch.compile is asked for something: nothing is measured any more."""
-        if self._watching:
-            self.not_measured = COMPILED
-            self.stop()
-
-    def stop(self) -> None:
-        """No module is looked at any more."""
-        self._taps.close()
+    def _tap(self, held: Held) -> None:
+        for row, module in self._in_turn(self._modules):
+            tap = LinearTap(
+                self._host,
+                row,
+                module,
+                held,
+                self._measured.append,
+                self._left_out_row,
+                row in self._classes,
+            )
+            self._taps.add(module, tap)
 
     def sample(self) -> Optional[LinearSample]:
         """What was measured in this step."""
-        measured, self._measured = self._measured, []
+        measured = self._taken()
         return LinearSample(self.names, measured) if measured else None

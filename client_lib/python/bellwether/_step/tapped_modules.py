@@ -1,0 +1,160 @@
+"""Modules of a model that get taps in sampled steps, some of them in each, in turn.  The laws of
+linear layers and those of lm_head and norms ask them.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Generic, Optional, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from .._hook.hosts import LinearHost
+from .._hook.layer.linear_tap import Held, Taps
+from .._hook.model.parallel import is_fully_sharded
+
+TURNS_MAX = 50
+HELD_BYTES_MAX = 256 << 20  # Outputs kept from a sampled step's forward to its backward.
+LEFT_OUT_MAX = 64  # Reasons that are remembered.
+# Until its cost has been measured on GPUs; z of healthy layers was: docs/concepts/laws.md.
+ON_GPUS = False
+
+COMPILED = "the model, or a part of it, is compiled"
+SHARDED = "the weights are whole in the passes only (FSDP, ZeRO-3)"
+GPU = "on GPUs they are not measured yet"
+
+M = TypeVar("M")  # What is measured of a call.
+
+
+def compiles(model: nn.Module) -> bool:
+    """Whether torch.compile is at work in this process: hooks would be traced, or compile what is
+    there anew."""
+    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", None)
+    # Frames are not counted with fullgraph=True, graphs not where each frame breaks at once.
+    if counters and (counters["frames"]["total"] or counters["stats"]["unique_graphs"]):
+        return True
+    return any(
+        getattr(m, "_compiled_call_impl", None) is not None or hasattr(m, "_orig_mod")
+        for m in model.modules()
+    )
+
+
+class Arriving:
+    """Tensors on their way to the host."""
+
+    def __init__(self, tensors: list[Tensor]) -> None:
+        self._event: Any = None
+        self._host = tensors
+        if any(t.is_cuda for t in tensors):
+            self._host = [torch.empty_like(t, device="cpu", pin_memory=t.is_cuda) for t in tensors]
+            for host, t in zip(self._host, tensors):
+                host.copy_(t, non_blocking=True)
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._event.record()
+
+    def ready(self) -> bool:
+        return self._event is None or bool(self._event.query())
+
+    def values(self) -> list[Any]:
+        return [t.tolist() for t in self._host]
+
+    def tensors(self) -> list[Tensor]:
+        return self._host
+
+
+class TappedModules(Generic[M]):
+    """
+    host   of the taps
+    model  gives the model, None once it is gone
+    """
+
+    def __init__(self, host: LinearHost, model: Callable[[], Optional[nn.Module]]) -> None:
+        self._host, self._model = host, model
+        self.names: list[str] = []  # Of the modules, by their rows.
+        self.left_out: Counter[tuple[str, str]] = Counter()  # Name of the module, why.
+        self.not_measured: Optional[str] = None  # Why none is.
+        self._found = False
+        self._watching = False
+        self._turn = 0
+        self._taps = Taps(host)
+        self._measured: list[M] = []
+
+    @abstractmethod
+    def _find(self, model: nn.Module) -> None:
+        """Gives rows to what may be tapped."""
+
+    @abstractmethod
+    def _tap(self, held: Held) -> None:
+        """A sampled step begins."""
+
+    def watch(self) -> None:
+        """From the next sampled step on."""
+        self._watching = True
+
+    def leave_out(self, name: str, why: str) -> None:
+        if (name, why) in self.left_out or len(self.left_out) < LEFT_OUT_MAX:
+            self.left_out[name, why] += 1
+
+    def begin_step(self, sampled: bool) -> None:
+        """What was measured before is forgotten; in a sampled step some modules get their taps."""
+        self.stop()
+        self._measured = []
+        model = self._model() if sampled and self._watching else None
+        if model is None or torch.compiler.is_compiling():
+            return
+        if not self._found:
+            self._found = True
+            if is_fully_sharded(model):
+                self.not_measured = SHARDED
+            else:
+                self._find(model)
+        if self.not_measured not in (None, GPU) or not self.names:
+            return
+        if compiles(model):
+            self.not_measured = COMPILED
+            return
+        self._tap(Held(HELD_BYTES_MAX))
+
+    def compiled(self) -> None:
+        """torch.compile is asked for something: nothing is measured any more."""
+        if self._watching:
+            self.not_measured = COMPILED
+            self.stop()
+
+    def stop(self) -> None:
+        """No module is looked at any more."""
+        self._taps.close()
+
+    def _in_turn(
+        self, modules: Sequence[weakref.ref[nn.Module]]
+    ) -> Iterator[tuple[int, nn.Module]]:
+        """Those whose turn it is, with their places."""
+        turns = min(TURNS_MAX, max(1, len(modules)))
+        turn = self._turn % turns
+        self._turn += 1
+        for at in range(turn, len(modules), turns):
+            module = modules[at]()
+            if module is not None and self._measures_on(module):
+                yield at, module
+
+    def _left_out_row(self, row: int, why: str) -> None:
+        self.leave_out(self.names[row], why)
+
+    def _measures_on(self, module: nn.Module) -> bool:
+        device = next((p.device for p in module.parameters()), None)
+        if device is None:
+            return False
+        if device.type != "cpu" and not ON_GPUS:
+            self.not_measured = GPU
+            return False
+        return self._host.cannot_measure_on(device.type) is None
+
+    def _taken(self) -> list[M]:
+        """What was measured in this step."""
+        measured, self._measured = self._measured, []
+        return measured
