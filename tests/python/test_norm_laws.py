@@ -95,6 +95,20 @@ def test_rounding_alone_breaks_no_law(name: str, dtype: torch.dtype, values: str
         assert all(law.z() < 4 for law in laws.laws.values())
 
 
+@pytest.mark.parametrize("size", (1e-33, 1e-35, 1e-37, 1e-39, 1e-41))
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients_that_underflow_break_no_law(
+    name: str, dtype: torch.dtype, size: float
+) -> None:  # fmt: skip
+    torch.manual_seed(3)
+    module, x = classes()[name](48).to(dtype), 10 * torch.randn(512, 48)
+    u, x = size * torch.randn(512, 48), x.to(dtype).requires_grad_()
+    laws, faults = measured(module, lambda: module(1 * x).float().backward(u))
+    assert laws is not None and not faults
+    assert all(law.z() < 4 for law in laws.laws.values())
+
+
 def damaged(output: Tensor, x: Tensor, damage: Callable[[Tensor], Any]) -> None:
     """The gradient that the call returns for its input is another."""
     found = edges(output, {"x": x})

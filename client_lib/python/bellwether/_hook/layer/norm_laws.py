@@ -26,6 +26,8 @@ INSIDE = 2.0**-20
 # The same where mean and 1 / r are kept in 16 bits.
 _INSIDE_16 = {torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
 _FP32 = 2.0**-24
+# What a product or a quotient in float32 may lose by underflow: all of it, where that is flushed.
+_FLUSHED = 2.0**-126
 
 
 def is_norm(module: nn.Module) -> bool:
@@ -112,17 +114,21 @@ class _Form:
         size = (self.gain * d_y).norm(dim=1) / squares.sqrt()
         variance = (rows.square() * d_x_ulp).sum(1)
         d_y_ulp = _squares(got["y"], here, n)
+        # dx is the gradient less its mean and its part along x, by r, each product flushed.
+        flushed = _FLUSHED * (1 + 2 / squares.sqrt())
+        along = _FLUSHED / squares
         inside = (d_y.square() * made_ulp + without.square() * d_y_ulp).sum(1)
         self.rows.append(
             torch.stack([
                 (rows * d_x).sum(1) - product.sum(1) * small,
                 (variance + small.square() * inside) / 12,
-                self.inside * rows.norm(dim=1) * size,
+                self.inside * rows.norm(dim=1) * size
+                + flushed * rows.abs().sum(1) + along * rows.square().sum(1),
             ])
         )  # fmt: skip
         if self.centred:
-            mean = torch.stack([d_x.sum(1), d_x_ulp.sum(1) / 12, self.inside * n**0.5 * size])
-            self.means.append(mean)
+            otherwise = self.inside * n**0.5 * size + flushed * n + along * rows.abs().sum(1)
+            self.means.append(torch.stack([d_x.sum(1), d_x_ulp.sum(1) / 12, otherwise]))
         # A product may be rounded before it is added up.
         rounded = product.abs().to(y.dtype)
         product_ulp = (power_of_two(rounded) * 2.0 ** -significand_bits(rounded)).double().square()
@@ -154,7 +160,8 @@ class _Form:
                 VectorLaw(
                     "y=dg", self.gain * total - difference,
                     variance + self.gain.square() * ulp / 12,
-                    alike + max(INSIDE, _FP32 * self.count) * self.sizes,
+                    alike + max(INSIDE, _FP32 * self.count) * self.sizes
+                    + _FLUSHED * self.count * (1 + self.gain.abs()),
                 )
             )  # fmt: skip
         return found
