@@ -134,6 +134,17 @@ def train(
     return seen
 
 
+@pytest.mark.parametrize("size", (1e-27, 1e-31, 1e-33, 1e-35, 1e-37, 1e-39))
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+@pytest.mark.parametrize("tied", (False, True))
+def test_gradients_that_underflow_are_not_judged(
+    size: float, dtype: torch.dtype, tied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loss = apart(lambda z, words: size * F.cross_entropy(z.float(), words))
+    seen = train(loss, tmp_path / "a.bwrun", monkeypatch, dtype=dtype, tied=tied, steps=10)
+    assert not seen.status["faults"]
+
+
 # ---- a fused loss ----
 
 KINDS: dict[str, dict[str, Any]] = {

@@ -42,9 +42,12 @@ UNLIKE = {True: 1e-5, False: 1e-8}
 UNLIKE_ROWS = 0.1
 FORM = 0.01  # Of the squares of a result, that what a module is taken for does not explain.
 _LEAST = 1e-300
+# Sums of absolute values below it are of gradients that may underflow, or whose products may.
+UNDERFLOW = 2.0**-60
 # Why nothing is judged.
 OTHER = "its loss is not known to be a softmax and its cross entropy"
 OTHER_FORM = "its result is not that of a norm that is known"
+SMALL = "its gradients are so small that they may underflow"
 Z_LOSS = "its loss has a z-loss, or what looks like one"
 
 
@@ -133,7 +136,8 @@ def of_classes(
     """
     total = float(sizes.double().norm())
     share = float(sums.double().norm()) / total if total else 0.0
-    alike = _alike(sizes, ulps) + off * sizes.double()
+    small = torch.where(sizes < UNDERFLOW, sizes.double(), 0.0)
+    alike = _alike(sizes, ulps) + off * sizes.double() + small
     return of_vector(sums.double(), variance, alike, share)
 
 

@@ -30,6 +30,9 @@ ALARMS = 1e-3
 Z_MIN = 6.0
 _TIMES = 2  # That each rounding counts.
 _FP32 = 2.0**-24
+# Of |W dW|, |x dx| and |y dy| for each product of two numbers, on average.  Below it the products
+# come near 2^-126, where kernels may flush them and their operands to zero.
+_UNDERFLOW = 2.0**-102
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,11 +74,16 @@ class Difference:
         return self.value / math.sqrt(self.variance) if self.variance > 0 else math.inf
 
 
-def differences(sides: Mapping[str, Side], by_operands: bool) -> dict[tuple[str, str], Difference]:
-    """Of each pair that was measured.
+def differences(
+    sides: Mapping[str, Side], by_operands: bool, products: int = 0
+) -> dict[tuple[str, str], Difference]:
+    """Of each pair that was measured; none where gradients are so small that products underflow.
 
     by_operands  operands may have been rounded, too, within each product: fp32
+    products     of two numbers, in each of the three
     """
+    if all(side.size < _UNDERFLOW * products for side in sides.values()):
+        return {}
     operands = 0.0
     if by_operands:
         operands = sum(s.result_variance + s.operand_variance for s in sides.values())

@@ -28,6 +28,8 @@ from .._laws.balance import (
     OTHER,
     OTHER_FORM,
     OTHER_LOSS,
+    SMALL,
+    UNDERFLOW,
     Z_LOSS,
     Balance,
     loss_in_its_type,
@@ -130,7 +132,9 @@ def _laws_of(measured: RowsMeasured, given: list[Any]) -> ModuleLaws:
     found = ModuleLaws(measured.fused)
     alike = max((b / a if a else 1.0 for a, b in equals.tolist()), default=1.0)
     law = found.laws[DW] = of_rows(sums[0], sums[2], sums[1], some, alike)
-    if measured.fused:
+    if bool((sums[1] < UNDERFLOW).all()):
+        found.not_judged[DW] = SMALL
+    elif measured.fused:
         if law.share > OTHER_LOSS:
             found.not_judged[DW] = OTHER
         elif law.along > AGAINST and law.z() > 0:

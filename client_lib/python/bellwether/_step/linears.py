@@ -116,7 +116,8 @@ class LinearSample:
             values = self._arriving.values()
             for at, measured in enumerate(self._measured):
                 sides = sides_of(measured, values[2 * at], values[2 * at + 1])
-                laws = differences(sides, measured.dtype == torch.float32)
+                fp32 = measured.dtype == torch.float32
+                laws = differences(sides, fp32, math.prod(measured.shape))
                 self._laws[measured.row] = sides, laws
         return self._laws
 
