@@ -18,6 +18,10 @@ namespace {
 // number, are off by no more.
 constexpr double kSmallest = 4096.0 * std::numeric_limits<float>::min();
 
+// A dO whose squares add up to less is small.  dQ, dK and dV that a float cannot hold would have to be
+// 10^16 times as large; what is made of it is at most |q|, |k| or |v| times the root of its rows.
+constexpr double kSmallDo = 1e6;
+
 // Layers that are named; of further ones their number is told.
 constexpr size_t kLayersMax = 8;
 constexpr size_t kHeadsInText = 8;
@@ -43,16 +47,20 @@ struct TensorInfo {
   const char* excess;
   bool of_keys;
   SignalId rest, variance, variance_sq;
+  const char* squares_name = "";
+  SignalId squares = SignalId::kNone, nonfinite = SignalId::kNone;
 };
 constexpr TensorInfo kTensorInfo[] = {
     {"O", "shadow_o_excess", false, SignalId::kShadowORest, SignalId::kShadowOVariance, SignalId::kShadowOVarianceSq},
     {"dQ", "shadow_dq_excess", false, SignalId::kShadowDqRest, SignalId::kShadowDqVariance,
-     SignalId::kShadowDqVarianceSq},
+     SignalId::kShadowDqVarianceSq, "dq_sumsq", SignalId::kDqSumsq, SignalId::kDqNonfinite},
     {"dK", "shadow_dk_excess", true, SignalId::kShadowDkRest, SignalId::kShadowDkVariance,
-     SignalId::kShadowDkVarianceSq},
+     SignalId::kShadowDkVarianceSq, "dk_sumsq", SignalId::kDkSumsq, SignalId::kDkNonfinite},
     {"dV", "shadow_dv_excess", true, SignalId::kShadowDvRest, SignalId::kShadowDvVariance,
-     SignalId::kShadowDvVarianceSq},
+     SignalId::kShadowDvVarianceSq, "dv_sumsq", SignalId::kDvSumsq, SignalId::kDvNonfinite},
 };
+
+constexpr uint32_t kDq = 2, kDk = 4;  // Bits of kTensorInfo.
 
 constexpr uint32_t kA1 = 1, kA2 = 2, kA3 = 4, kA4 = 8;
 
@@ -99,6 +107,7 @@ struct LawWatch::Place {
   size_t layer = 0, key_head = 0;
   uint32_t laws = 0;     // Broken: bit law - 1.
   uint32_t tensors = 0;  // Beyond their limit: bit of kTensorInfo.
+  uint32_t huge = 0;     // Beyond a float: the same bits.
   std::vector<int32_t> heads;
   double score = 0;
 };
@@ -156,6 +165,33 @@ void LawWatch::Read(const StepSample& sample) {
   }
 }
 
+void LawWatch::ReadSquares(const StepSample& sample) {
+  const auto squares_of_do = sample.matrix(SignalId::kDoSumsq), bad_of_do = sample.matrix(SignalId::kDoNonfinite);
+  const auto heads = static_cast<size_t>(layout_.heads), key_heads = static_cast<size_t>(layout_.kv_heads);
+  any_huge_ = false;
+  for (size_t tensor = 0; tensor < kTensors; ++tensor) {
+    const TensorInfo& info = kTensorInfo[tensor];
+    huge_[tensor].clear();
+    if (info.squares == SignalId::kNone || squares_of_do.empty() || bad_of_do.empty()) continue;
+    const auto squares = sample.matrix(info.squares), bad = sample.matrix(info.nonfinite);
+    if (squares.empty() || bad.size() != squares.size()) continue;
+    // The query heads of which it is made: a head's own, or its group.
+    const size_t columns = info.of_keys ? key_heads : heads, width = heads / columns;
+    for (size_t at = 0; at < squares.size(); ++at) {
+      if (squares[at] != std::numeric_limits<float>::infinity() || bad[at] != 0) continue;
+      double given = 0;
+      for (size_t head = at * width; head < (at + 1) * width; ++head) {
+        const bool known = bad_of_do[head] == 0 && Usable(squares_of_do[head]);
+        given += known ? squares_of_do[head] : std::numeric_limits<double>::infinity();
+      }
+      if (given > kSmallDo) continue;
+      huge_[tensor].resize(squares.size(), -1);
+      huge_[tensor][at] = given;
+      any_huge_ = true;
+    }
+  }
+}
+
 void LawWatch::Judge(std::vector<Place>* places) {
   const double z = limits_.z();
   const auto heads = static_cast<size_t>(layout_.heads), key_heads = static_cast<size_t>(layout_.kv_heads);
@@ -181,25 +217,29 @@ void LawWatch::Judge(std::vector<Place>* places) {
         const double far = over(tensor, cell);
         if (far > 1) place.tensors |= 1u << tensor;
         if (far > 1) place.score = std::max(place.score, std::sqrt(far));
+        if (IsHuge(tensor, cell)) place.huge |= 1u << tensor;
         continue;
       }
       for (size_t i = 0; i < group; ++i) {
         const size_t head = place.key_head * group + i;
         const double far = over(tensor, place.layer * heads + head);
-        if (far <= 1) continue;
-        place.tensors |= 1u << tensor;
-        place.score = std::max(place.score, std::sqrt(far));
+        const bool huge = IsHuge(tensor, place.layer * heads + head);
+        if (far <= 1 && !huge) continue;
+        if (huge) place.huge |= 1u << tensor;
+        if (far > 1) place.tensors |= 1u << tensor;
+        if (far > 1) place.score = std::max(place.score, std::sqrt(far));
         const auto number = static_cast<int32_t>(head);
         if (std::find(place.heads.begin(), place.heads.end(), number) == place.heads.end())
           place.heads.push_back(number);
       }
     }
     // A bias of delta, which healthy kernels have, shows in A1 alone.
-    if (place.laws == kA1 && place.tensors == 0 && !laws_[cell][0].twice) {
+    if (place.laws == kA1 && place.tensors == 0 && place.huge == 0 && !laws_[cell][0].twice) {
       biased_[cell] |= kA1;
       continue;
     }
-    if (place.laws == 0 && place.tensors == 0) continue;
+    if (place.laws == 0 && place.tensors == 0 && place.huge == 0) continue;
+    if (place.huge != 0) place.score = std::numeric_limits<float>::max();
     if (place.heads.empty()) {
       for (size_t i = 0; i < group; ++i) place.heads.push_back(static_cast<int32_t>(place.key_head * group + i));
     }
@@ -257,6 +297,18 @@ void LawWatch::Name(const AttentionTraits& traits, const std::vector<Place>& pla
             absl::StrFormat("%s is wrong: %.3g times as far from its reference as rounding gives (limit %.3g)",
                             info.name, excess, limit));
       }
+      for (size_t tensor = 0; tensor < kTensors; ++tensor) {
+        const TensorInfo& info = kTensorInfo[tensor];
+        const size_t at =
+            info.of_keys ? place.layer * key_heads + place.key_head : place.layer * heads + static_cast<size_t>(head);
+        if (!IsHuge(tensor, at)) continue;
+        finding.Add({.signal = info.squares_name,
+                     .where = finding.where,
+                     .value = std::numeric_limits<double>::infinity(),
+                     .threshold = std::numeric_limits<float>::max(),
+                     .first_step = step_,
+                     .detector = "law"});
+      }
       for (size_t law = 0; law < kLaws; ++law) {
         if ((place.laws >> law & 1u) == 0) continue;
         finding.Add({.signal = kLawInfo[law].z,
@@ -267,6 +319,7 @@ void LawWatch::Name(const AttentionTraits& traits, const std::vector<Place>& pla
                      .detector = "law"});
       }
     }
+    if (worst && place.huge != 0) why.push_back(HugeText(place));
     if (!worst || place.laws == 0) continue;
     std::vector<std::string> names, sigmas;
     for (size_t law = 0; law < kLaws; ++law) {
@@ -292,20 +345,45 @@ void LawWatch::Name(const AttentionTraits& traits, const std::vector<Place>& pla
   absl::StrAppend(&text, ", since step ", step_);
 }
 
+// "dQ is wrong: its elements are finite, but ..."
+std::string LawWatch::HugeText(const Place& place) const {
+  std::vector<const char*> names;
+  double given = 0;
+  for (size_t tensor = 0; tensor < kTensors; ++tensor) {
+    if ((place.huge >> tensor & 1u) == 0) continue;
+    names.push_back(kTensorInfo[tensor].name);
+    const auto columns = static_cast<size_t>(kTensorInfo[tensor].of_keys ? layout_.kv_heads : layout_.heads);
+    const size_t width = static_cast<size_t>(layout_.heads) / columns;
+    for (const int32_t head : place.heads) {
+      const size_t at = place.layer * columns + static_cast<size_t>(head) / width;
+      if (IsHuge(tensor, at)) given = std::max(given, huge_[tensor][at]);
+    }
+  }
+  const bool one = names.size() == 1;
+  const bool or_o = (place.huge & kDq) != 0 && (place.huge & kDk) != 0;
+  return absl::StrFormat(
+      "%s %s wrong%s: %s elements are finite, but the sum of their squares is beyond 3.4e38, and that of dO is %.3g",
+      absl::StrJoin(names, " and "), one ? "is" : "are", or_o ? ", or O, of which both are made" : "",
+      one ? "its" : "their", given);
+}
+
 bool LawWatch::Observe(const StepSample& sample, const AttentionTraits& traits) {
   findings_.clear();
   biased_.clear();
   questions_ = 0;
-  const bool any = std::any_of(std::begin(kLawInfo), std::end(kLawInfo),
-                               [&](const LawInfo& law) { return sample.has(law.variance); }) ||
-                   std::any_of(std::begin(kTensorInfo), std::end(kTensorInfo),
-                               [&](const TensorInfo& tensor) { return sample.has(tensor.rest); });
+  const bool any =
+      std::any_of(std::begin(kLawInfo), std::end(kLawInfo),
+                  [&](const LawInfo& law) { return sample.has(law.variance); }) ||
+      std::any_of(std::begin(kTensorInfo), std::end(kTensorInfo), [&](const TensorInfo& tensor) {
+        return sample.has(tensor.rest) || (tensor.squares != SignalId::kNone && sample.has(tensor.squares));
+      });
   if (!any) return false;
   step_ = sample.step;
   layout_ = sample.layout();
   Read(sample);
-  if (questions_ == 0) return false;
-  ++samples_;
+  ReadSquares(sample);
+  if (questions_ == 0 && !any_huge_) return false;
+  if (questions_ > 0) ++samples_;
   limits_ = LawLimits(options_.chance, samples_, questions_);
   std::vector<Place> places;
   Judge(&places);

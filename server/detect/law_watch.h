@@ -35,6 +35,11 @@
 // much, and a sum of v_T^2 that is lost below it as d = 1: so numbers that are small make limits
 // wider.
 //
+// huge     dQ, dK or dV has a sum of squares that a float cannot hold, though all its elements are
+//          finite, and dO is finite and small.  An element of 1e26 makes its laws' variances infinite as
+//          well.  No forward pass that a model trains with makes that of such a dO, so no chance is spent.
+//          Where dO is large or not known it is overflow, and no fault.
+//
 // A1 alone is broken only where it is also beyond twice alike.  Its bias in healthy kernels is tens
 // of sigmas, so that otherwise everything would hang on how well alike is known from some rows.
 //
@@ -101,6 +106,9 @@ class LawWatch {
   };
 
   void Read(const StepSample& sample);
+  void ReadSquares(const StepSample& sample);
+  bool IsHuge(size_t tensor, size_t at) const { return at < huge_[tensor].size() && huge_[tensor][at] >= 0; }
+  std::string HugeText(const Place& place) const;
   void Judge(std::vector<Place>* places);
   void Name(const AttentionTraits& traits, const std::vector<Place>& places);
 
@@ -113,7 +121,9 @@ class LawWatch {
   LawLimits limits_;
   std::vector<std::array<Reading, kLaws>> laws_;                     // [layer][key head]
   std::array<std::vector<std::array<double, 2>>, kTensors> shadow_;  // Excess and degrees; degrees 0: not asked.
-  std::vector<uint32_t> biased_;                                     // [layer][key head] bit law - 1
+  std::array<std::vector<double>, kTensors> huge_;                   // The squares of dO where it is; -1: it is not.
+  bool any_huge_ = false;
+  std::vector<uint32_t> biased_;  // [layer][key head] bit law - 1
   std::vector<Finding> findings_;
 };
 

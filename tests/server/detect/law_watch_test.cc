@@ -209,6 +209,92 @@ TEST(LawWatchTest, NoQuestionIsAskedOfUnmeasuredOrNonfiniteValues) {
   EXPECT_THAT(*watch.findings(), IsEmpty());
 }
 
+// Sums of squares as of a step whose gradients are small.
+StepSample WithSquares() {
+  StepSample sample = Lawful();
+  for (const SignalId id : {SignalId::kDoSumsq, SignalId::kDqSumsq, SignalId::kDkSumsq, SignalId::kDvSumsq}) {
+    for (float& value : sample.Add(id)) value = 0.25f;
+  }
+  return sample;
+}
+// An element of 1e26 or so: the law's difference holds it, its variance and the sum of squares do not.
+void Overflow(StepSample* sample, SignalId squares, size_t at, int law) {
+  sample->Add(squares)[at] = std::numeric_limits<float>::infinity();
+  sample->Add(LawSignal(SignalId::kLawA1Variance, law - 1))[kCell] = std::numeric_limits<float>::infinity();
+}
+
+TEST(LawWatchTest, OverflowingSquaresOfSmallDoAreAFault) {
+  const struct {
+    SignalId squares;
+    size_t at;
+    int law;
+    std::vector<int32_t> heads;
+    const char* said;
+  } cases[] = {{SignalId::kDqSumsq, 1 * 8 + 5, 3, {5}, "layer 1 head 5: dQ is wrong: "},
+               {SignalId::kDkSumsq, kCell, 1, {4, 5}, "layer 1 heads 4, 5: dK is wrong: "},
+               {SignalId::kDvSumsq, kCell, 2, {4, 5}, "layer 1 heads 4, 5: dV is wrong: "}};
+  for (const auto& c : cases) {
+    SCOPED_TRACE(c.said);
+    StepSample sample = WithSquares();
+    Overflow(&sample, c.squares, c.at, c.law);
+    const std::vector<Finding> found = Judged(sample, "");
+    ASSERT_THAT(found, SizeIs(c.heads.size()));
+    for (size_t i = 0; i < c.heads.size(); ++i) EXPECT_EQ(found[i].where, (Head{1, c.heads[i]}));
+    EXPECT_EQ(found[0].rule, Rule::kKernel);
+    EXPECT_EQ(found[0].severity, Severity::kCritical);
+    EXPECT_THAT(found[0].summary, HasSubstr(c.said));
+    EXPECT_THAT(found[0].summary,
+                HasSubstr("its elements are finite, but the sum of their squares is beyond 3.4e38, and that of dO is"));
+    ASSERT_EQ(found[0].fact_count, 1);
+    EXPECT_TRUE(std::isinf(found[0].facts[0].value));
+  }
+}
+
+TEST(LawWatchTest, SquaresAreJudgedWhereNoLawIsAsked) {
+  // As in float32.
+  StepSample sample;
+  sample.Reset({.layers = 3, .heads = 8, .kv_heads = 4});
+  for (const SignalId id : {SignalId::kDoSumsq, SignalId::kDqSumsq, SignalId::kDoNonfinite, SignalId::kDqNonfinite}) {
+    for (float& value : sample.Add(id)) value = 0;
+  }
+  LawWatch watch{KernelOptions{}};
+  EXPECT_FALSE(watch.Observe(sample, {}));
+  sample.Add(SignalId::kDqSumsq)[9] = std::numeric_limits<float>::infinity();
+  ASSERT_TRUE(watch.Observe(sample, {}));
+  EXPECT_THAT(*watch.findings(), SizeIs(1));
+  EXPECT_EQ(watch.samples(), 0) << "no part of the chance is spent";
+}
+
+TEST(LawWatchTest, DqAndDkBeyondAFloatLeaveOAsWell) {
+  StepSample sample = WithSquares();
+  Overflow(&sample, SignalId::kDqSumsq, 1 * 8 + 5, 3);
+  Overflow(&sample, SignalId::kDkSumsq, kCell, 1);
+  const std::vector<Finding> found = Judged(sample, "");
+  ASSERT_THAT(found, Not(IsEmpty()));
+  EXPECT_THAT(found[0].summary, HasSubstr("dQ and dK are wrong, or O, of which both are made: "));
+}
+
+TEST(LawWatchTest, OverflowingSquaresOfLargeDoAreNoFault) {
+  const float infinite = std::numeric_limits<float>::infinity();
+  const auto none = [&](const auto& change) {
+    StepSample sample = WithSquares();
+    Overflow(&sample, SignalId::kDkSumsq, kCell, 1);
+    change(&sample);
+    EXPECT_THAT(Judged(sample), IsEmpty());
+  };
+  // Of one of the group's two query heads.
+  for (const float of_do : {1e8f, infinite, kNan, NotMeasured()}) {
+    none([&](StepSample* sample) { sample->Add(SignalId::kDoSumsq)[1 * 8 + 5] = of_do; });
+  }
+  none([](StepSample* sample) { sample->Add(SignalId::kDoNonfinite)[1 * 8 + 5] = 1; });
+  none([](StepSample* sample) { sample->Add(SignalId::kDoNonfinite)[1 * 8 + 5] = NotMeasured(); });
+  // What is not finite itself is another rule's.
+  none([](StepSample* sample) { sample->Add(SignalId::kDkNonfinite)[kCell] = 1; });
+  none([](StepSample* sample) { sample->Add(SignalId::kDkNonfinite)[kCell] = NotMeasured(); });
+  none([](StepSample* sample) { sample->Add(SignalId::kDkSumsq)[kCell] = kNan; });
+  none([](StepSample* sample) { sample->Add(SignalId::kDkSumsq)[kCell] = NotMeasured(); });
+}
+
 TEST(LawWatchTest, NumbersTooSmallForAFloatWidenLimits) {
   StepSample sample = Lawful();
   // Variances that were lost as zeros.

@@ -215,6 +215,17 @@ TEST(NonfiniteOriginTest, SumsOfLawsThatOverflowAreNoFault) {
                         }),
                 &out);
   EXPECT_TRUE(out.empty());
+  // Nor where dO is large itself, as behind a large loss scale.
+  judge.Observe(Spoiled(SixLayers(), 60,
+                        [](StepSample* s) {
+                          AddCounts(s);
+                          for (const SignalId id : {SignalId::kDkSumsq, SignalId::kDqSumsq, SignalId::kDvSumsq}) {
+                            for (float& value : s->Add(id)) value = std::numeric_limits<float>::infinity();
+                          }
+                          for (float& value : s->Add(SignalId::kDoSumsq)) value = 1e30f;
+                        }),
+                &out);
+  EXPECT_TRUE(out.empty());
 }
 
 TEST(NonfiniteOriginTest, ForwardPassNamesTheLowestLayer) {
