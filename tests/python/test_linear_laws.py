@@ -469,6 +469,7 @@ def test_every_layer_has_its_turn_and_no_bit_changes(
         "modules": 9,
         "heads": [],
         "norms": 2,
+        "embeddings": 0,
         "not_measured": None,
         "faults": {},
     }

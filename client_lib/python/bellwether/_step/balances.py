@@ -1,8 +1,9 @@
-"""The laws outside attention whose sums are zero, in a running job: lm_head and its loss, norms.
+"""The laws outside attention whose sums are zero, in a running job: lm_head and its loss, norms,
+embeddings.
 
-_hook/layer/head_tap.py and norm_laws.py say what is measured, _laws/balance.py what must hold.  In
-each sample all heads are asked: there are few, and the sums of one take less than its products by
-far.  Norms take turns, as linear layers do.
+_hook/layer/head_tap.py, norm_laws.py and lookup_law.py say what is measured, _laws/balance.py what
+must hold.  In each sample all heads are asked: there are few, and the sums of one take less than
+its products by far.  The others take turns, as linear layers do.
 
 Left out, and said in Monitor.status(): what linears.py leaves out, sparse gradients, weights with
 hooks of their own, and what _laws/balance.py takes for another loss.
@@ -18,9 +19,11 @@ import torch
 from torch import nn
 
 from .._hook.hosts import LinearHost
+from .._hook.layer import lookup_law
 from .._hook.layer.edge_tap import EdgeTap, VectorsMeasured
 from .._hook.layer.head_tap import HeadTap, Lookups, RowsMeasured
-from .._hook.layer.linear_tap import Held
+from .._hook.layer.linear_tap import Held, Tap
+from .._hook.layer.lookup_law import LookupTap
 from .._hook.layer.norm_laws import is_norm, norm_laws
 from .._laws.balance import (
     AGAINST,
@@ -46,6 +49,7 @@ from .linears import why_not
 from .tapped_modules import Arriving, TappedModules
 
 HEADS_MAX = 8
+NORM, EMBEDDING = "norms", "embeddings"
 SOFTCAP = "its model caps the logits, or has a z-loss, and its loss is not seen"
 DZ, DW = "dz:classes", "dW:classes"
 CAPPED = "its model caps the logits, or has a z-loss: their gradients are not judged"
@@ -54,8 +58,10 @@ WORDS = {
     DW: "the rows of dW do not add up to 0, as behind a softmax and its cross entropy",
     "dx:scale": "dx is wrong: it is not the gradient of what does not change with the scale of x",
     "dx:mean": "dx is wrong: its rows do not add up to 0",
+    **dict.fromkeys(lookup_law.LAWS, "dW is wrong: it is not that of the tokens, row by row"),
     "y=dg": "y or the gain's gradient is wrong: the one times dy is not the gain times the other",
 }
+NONFINITE = "numbers of what it computed are not finite, and what it was given is"
 SEEN = "the rows of dW do not add up to those of x by the gradients of the logits"
 
 
@@ -66,6 +72,13 @@ class ModuleLaws:
         self.fused = fused
         self.laws: dict[str, Balance] = {}  # By their names, as LawRow has them.
         self.not_judged: dict[str, str] = {}  # By the law: why.
+        # Elements that are not finite in what it was given, and in what it computed of finite ones.
+        self.given_nonfinite: Optional[int] = None
+        self.made_nonfinite: Optional[int] = None
+
+    def nonfinite(self) -> int:
+        """Those that it alone has made."""
+        return 0 if self.given_nonfinite else self.made_nonfinite or 0
 
 
 class BalanceSample:
@@ -101,6 +114,8 @@ class BalanceSample:
         laws = self.laws()
         z = limit(sample, sum(len(head.laws) for head in laws.values()))
         for name, head in laws.items():
+            if head.nonfinite():
+                found[name] = f"{head.nonfinite()} {NONFINITE}"
             for kind, law in head.laws.items():
                 if law.z() > z and kind not in head.not_judged:
                     text = SEEN if kind == DW and not head.fused else WORDS[kind]
@@ -112,7 +127,14 @@ class BalanceSample:
     def law_rows(self) -> list[LawRow]:
         """A law's z is of several sums in units of their roundings, so its variance is 1."""
         return [
-            LawRow(name, kind, max(law.z(), 0.0) if law.z() == law.z() else law.z(), 1.0)
+            LawRow(
+                name,
+                kind,
+                max(law.z(), 0.0) if law.z() == law.z() else law.z(),
+                1.0,
+                in_nonfinite=head.given_nonfinite,
+                out_nonfinite=head.made_nonfinite,
+            )
             for name, head in self.laws().items()
             for kind, law in head.laws.items()
             if kind not in head.not_judged
@@ -171,6 +193,9 @@ def _of_vectors(measured: VectorsMeasured, given: list[Any]) -> ModuleLaws:
         if not float(unlike[form]) <= FORM:
             found.not_judged["y"] = OTHER_FORM
             return found
+    if measured.counts is not None:
+        found.given_nonfinite, made = (int(n) for n in given.pop(0))
+        found.made_nonfinite = None if measured.overflows else made
     numbers = iter(given)
     for at, laws in enumerate(measured.laws):
         for law in laws:
@@ -188,12 +213,20 @@ def _caps(model: nn.Module) -> bool:
     return any(bool(getattr(config, name, None)) for name in names)
 
 
+def _kind(module: nn.Module) -> Optional[str]:
+    """What of the laws is asked of it, in turn."""
+    if is_norm(module):
+        return NORM
+    return EMBEDDING if isinstance(module, nn.Embedding) else None
+
+
 class Balances(TappedModules[Union[RowsMeasured, VectorsMeasured]]):
     def __init__(self, host: LinearHost, model: Callable[[], Optional[nn.Module]]) -> None:
         super().__init__(host, model)
         self.heads = 0  # The first so many of the rows; behind them are the others.
         self._heads: list[weakref.ref[nn.Module]] = []
         self._others: list[weakref.ref[nn.Module]] = []
+        self.kinds: list[str] = []  # Of the others.
         self._words: list[weakref.ref[nn.Embedding]] = []
         self._capped = False
 
@@ -215,8 +248,10 @@ class Balances(TappedModules[Union[RowsMeasured, VectorsMeasured]]):
                 self.leave_out(name, why)
         self.heads = len(self._heads)
         for name, module in model.named_modules():
-            if is_norm(module) and len(self.names) < c_api.NAMED_ROWS_MAX:
+            kind = _kind(module)
+            if kind is not None and len(self.names) < c_api.NAMED_ROWS_MAX:
                 self._others.append(weakref.ref(module))
+                self.kinds.append(kind)
                 self.names.append(name or "the model")
 
     def _tap(self, held: Held) -> None:
@@ -243,10 +278,15 @@ class Balances(TappedModules[Union[RowsMeasured, VectorsMeasured]]):
 
     def _tap_others(self, held: Held) -> None:
         for at, module in self._in_turn(self._others):
-            tap = EdgeTap(
-                self._host, self.heads + at, module, held, norm_laws, self._measured.append,
-                self._left_out_row,
-            )  # fmt: skip
+            row = self.heads + at
+            tap: Tap
+            if self.kinds[at] == EMBEDDING:
+                tap = LookupTap(self._host, row, self._measured.append, self._left_out_row)
+            else:
+                tap = EdgeTap(
+                    self._host, row, module, held, norm_laws, self._measured.append,
+                    self._left_out_row,
+                )  # fmt: skip
             self._taps.add(module, tap)
 
     def _finished(self, measured: RowsMeasured) -> None:

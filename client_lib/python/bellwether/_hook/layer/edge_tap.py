@@ -32,6 +32,7 @@ NO_ROOM = "its tensors are larger than what may be held"
 NO_EDGE = "its input's gradient is not its own"
 CHANGED = "a tensor was changed in place before the backward"
 
+Edge = tuple[Any, int]  # A node, and which of its results.
 Gradients = dict[str, list[Tensor]]  # By the tensor's name: parts, that add up to it.
 
 
@@ -52,17 +53,24 @@ class VectorsMeasured:
     """
     unlike  float64 [k]: of each form that the module may have, the share of its result that the
             form does not explain; none where there is but one
+    counts  float64 [2]: elements that are not finite in what the call was given, and in what it
+            computed from finite ones; none where they are not counted
+    overflows  the latter are the loss scale's affair: fp16
     """
 
-    def __init__(self, row: int, laws: list[list[VectorLaw]], unlike: Optional[Tensor]) -> None:
+    def __init__(
+        self, row: int, laws: list[list[VectorLaw]], unlike: Optional[Tensor],
+        counts: Optional[Tensor] = None, overflows: bool = False,
+    ) -> None:  # fmt: skip
         self.row, self.laws, self.unlike = row, laws, unlike  # Laws of each form.
+        self.counts, self.overflows = counts, overflows
 
     def tensors(self) -> list[Tensor]:
         found = [law.numbers for form in self.laws for law in form]
-        return found if self.unlike is None else [self.unlike, *found]
+        return [t for t in (self.unlike, self.counts) if t is not None] + found
 
 
-def edge_of(tensor: Tensor) -> Optional[tuple[Any, int]]:
+def edge_of(tensor: Tensor) -> Optional[Edge]:
     """Where a tensor's gradient goes: a node, and which of its results it is."""
     if not tensor.requires_grad:
         return None
@@ -99,15 +107,15 @@ def edges(result: Tensor, into: Mapping[str, Tensor]) -> Optional[dict[str, list
     return found
 
 
-Laws = Optional[tuple[list[list[VectorLaw]], Optional[Tensor]]]
+# As VectorsMeasured has them.
+Laws = Optional[tuple[list[list[VectorLaw]], Optional[Tensor], Optional[Tensor], bool]]
 Measure = Callable[[nn.Module, Tensor, Tensor, Gradients], Laws]
 
 
 class EdgeTap:
     """The first call of a module in a step.
 
-    measure   of the module, its input, its result and the gradients: the laws of each form that
-              the module may have, and what VectorsMeasured.unlike is
+    measure   of the module, its input, its result and the gradients: what it gives
     finished  called with what was measured
     """
 
@@ -167,6 +175,12 @@ class EdgeTap:
         found = edges(output, into)
         if found is None or not found["x"] or output.grad_fn is x.grad_fn:
             return NO_EDGE
+        return self._watch(x, output, found)
+
+    def _watch(
+        self, x: Tensor, output: Tensor, found: Mapping[str, list[tuple[Any, int]]]
+    ) -> Optional[str]:
+        """Waits for the gradients: by the name of what they are of, nodes and places."""
         if not self._held.take(x) or not self._held.take(output):
             return NO_ROOM
         self._x, self._y = x.detach(), output.detach()

@@ -343,11 +343,11 @@ class Taps:
 
     def __init__(self, host: LinearHost) -> None:
         self.host = host
-        self._taps: dict[int, Tap] = {}
+        self._taps: dict[int, list[Tap]] = {}
         self._handles: list[Any] = []
 
     def add(self, module: nn.Module, tap: Tap) -> None:
-        self._taps[id(module)] = tap
+        self._taps.setdefault(id(module), []).append(tap)
         if not self._handles:
             self._handles = [
                 modules.register_module_forward_pre_hook(self._before),
@@ -360,18 +360,21 @@ class Taps:
         for handle in handles:
             handle.remove()
         taps, self._taps = self._taps, {}
-        for tap in taps.values():
-            tap.close()
+        for of_module in taps.values():
+            for tap in of_module:
+                tap.close()
 
     @harmless("a linear layer's input")
     def _before(self, module: nn.Module, args: Any) -> None:
-        if not torch.compiler.is_compiling() and id(module) in self._taps:
-            self._taps[id(module)].input(args)
+        if not torch.compiler.is_compiling():
+            for tap in self._taps.get(id(module), ()):
+                tap.input(args)
 
     @harmless("a linear layer's output")
     def _after(self, module: nn.Module, args: Any, output: Any) -> None:
-        if not torch.compiler.is_compiling() and id(module) in self._taps:
-            self._taps[id(module)].output(args, output)
+        if not torch.compiler.is_compiling():
+            for tap in self._taps.get(id(module), ()):
+                tap.output(args, output)
 
 
 def readable(tensor: Tensor) -> bool:

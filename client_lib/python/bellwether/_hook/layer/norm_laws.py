@@ -78,7 +78,7 @@ def norm_laws(module: nn.Module, x: Tensor, y: Tensor, got: Gradients) -> Laws:
             form.add(slice(at, at + step), x, y, got)
         laws.append(form.laws(got.get("weight")))
         unlike.append(form.unlike())
-    return laws, torch.stack(unlike)
+    return laws, torch.stack(unlike), None, False
 
 
 class _Form:

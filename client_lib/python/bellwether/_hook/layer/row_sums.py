@@ -23,6 +23,11 @@ def power_of_two(t: Tensor) -> Tensor:
     return (t.view(integers) & exponent).view(t.dtype).float().clamp(min=least)
 
 
+def least_normal(t: Tensor) -> float:
+    """The least power of two of its type that is not subnormal."""
+    return _GRIDS[t.dtype][3]
+
+
 def significand_bits(t: Tensor) -> int:
     """Of its type, behind the leading one."""
     return _GRIDS[t.dtype][2]
