@@ -203,6 +203,12 @@ def test_xformers_documents(kind: Any) -> None:
     check(of_xformers(random(1, 19, 4, 8), random(1, 30, 4, 8), random(1, 30, 4, 8), bias))
 
 
+def test_three_dimensions_of_xformers_are_one_head() -> None:
+    q, k, v = (random(3, 5, 8) for _ in range(3))  # Where the module's weights say so.
+    assert of_xformers(q, k, v).one_head
+    assert not of_xformers(*(t.unsqueeze(2) for t in (q, k, v))).one_head
+
+
 def test_unknown_parts_of_xformers_are_named() -> None:
     info = SeqLenInfo(DOCUMENTS)
     paged = packages.PagedBlockDiagonalCausalWithOffsetPaddedKeysMask(info, info)

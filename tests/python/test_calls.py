@@ -345,6 +345,59 @@ def test_three_dimensions_are_not_measured_and_said(watched: Watched) -> None:
         assert any("which are batch and which are heads is not told" in n for n in layer.notes)
 
 
+class OneHead(nn.Module):
+    """Three dimensions, or the same as four."""
+
+    def __init__(self, width: int = DIM) -> None:
+        super().__init__()
+        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(WIDTH, width) for _ in range(3))
+
+    def forward(self, x: Tensor, mask: Optional[Tensor], dims: int) -> Tensor:
+        q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        if dims == 4:
+            q, k, v = (t.unsqueeze(1) for t in (q, k, v))
+            mask = mask.unsqueeze(-3) if mask is not None else None
+        return F.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None)
+
+
+@pytest.mark.parametrize("shape", [(), (6, 6), (1, 6, 6), (3, 1, 6), (3, 6, 6)])
+def test_three_dimensions_are_one_head_where_weights_say_so(
+    shape: tuple[int, ...], watched: Watched
+) -> None:
+    module, x, found = OneHead(), torch.randn(3, 6, WIDTH), []
+    mask = torch.randn(shape) if shape else None
+    for dims in (3, 4):
+        with watched(module) as monitor:
+            module(x, mask, dims).square().sum().backward()
+            found += sums(monitor)
+            (layer,) = monitor.layers
+            assert layer.heads == 1 and not layer.notes
+    same(*found, without=("delta_bias_sum", "delta_bias_sumsq", "delta_error_abs_sum"))
+
+
+@pytest.mark.parametrize("says", ["more rows", "a number"])
+def test_folded_heads_are_not_taken_for_one(says: str, watched: Watched) -> None:
+    module = OneHead(2 * DIM if says == "more rows" else DIM)
+    if says == "a number":
+        module.num_heads = 2
+    wide = module(torch.randn(2, 6, WIDTH), None, 3).shape[-1]
+
+    class Folded(OneHead):
+        def forward(self, x: Tensor, mask: Optional[Tensor], dims: int) -> Tensor:
+            q, k, v = (
+                heads_of(p(x), wide // DIM).flatten(0, 1)
+                for p in (self.q_proj, self.k_proj, self.v_proj)
+            )
+            return F.scaled_dot_product_attention(q, k, v)
+
+    module.__class__ = Folded
+    with watched(module) as monitor:
+        module(torch.randn(2, 6, WIDTH), None, 3).square().sum().backward()
+        (layer,) = monitor.layers
+        assert layer.heads == 0
+        assert any("which are batch and which are heads is not told" in n for n in layer.notes)
+
+
 def test_a_mask_that_was_changed_leaves_the_leak_alone(watched: Watched) -> None:
     class Reused(nn.Module):
         def forward(self, q: Tensor, mask: Tensor) -> Tensor:

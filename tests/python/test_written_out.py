@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 import bellwether
 from bellwether.tools.doctor import layer_findings
 
-from definitions import of_tensors
+from definitions import Call, mistaken, of_call, of_tensors
 from recording import Recording
 
 BATCH, HEADS, TOKENS, DIM = 3, 4, 9, 8
@@ -142,13 +142,15 @@ SPELLINGS: dict[Spelling, tuple[float, Callable[[Any], Optional[Tensor]]]] = {
 
 
 class Attention(nn.Module):
-    def __init__(self, spelling: Spelling, dropout: float = 0.0) -> None:
+    def __init__(self, spelling: Spelling, dropout: float = 0.0, named: bool = True) -> None:
         super().__init__()
+        if named:
+            self.num_heads = HEADS
         self.q_proj, self.k_proj = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
         self.v_proj = nn.Linear(WIDTH, WIDTH)
         self.position = nn.Linear(DIM, DIM)
         self.dropout = nn.Dropout(dropout)
-        self.num_heads, self.spelling = HEADS, spelling
+        self.spelling = spelling
         self.had: list[Tensor] = []  # q, k, v, o of the last forward, ...
         self.came: dict[str, Tensor] = {}  # ... and gradients of the last backward.
 
@@ -174,7 +176,7 @@ class Model(nn.Module):
     def __init__(self, spelling: Spelling, how: str, dropout: float) -> None:
         super().__init__()
         self.inlet, self.how = nn.Linear(WIDTH, WIDTH), how
-        self.attention = Attention(spelling, dropout)
+        self.attention = Attention(spelling, dropout, how != "unnamed")
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.inlet(x)
@@ -225,7 +227,8 @@ def watched(
 @pytest.mark.parametrize(
     ("spelling", "how"),
     [(s, "plain") for s in SPELLINGS]
-    + [(s, how) for s in (divided, batched, by_equation) for how in ("checkpoint", "reentrant")],
+    + [(s, how) for s in (divided, batched, by_equation) for how in ("checkpoint", "reentrant")]
+    + [(s, "unnamed") for s in (divided, batched, heads_last)],
     ids=lambda x: getattr(x, "__name__", x),
 )
 def test_all_signals_are_measured(spelling: Spelling, how: str, tmp_path: Path) -> None:
@@ -261,6 +264,87 @@ def test_dropout_leaves_out_delta(tmp_path: Path) -> None:
     status, recorded, _ = watched(divided, tmp_path / "a.bwrun", dropout=0.3)
     assert any("dropout" in note for note in status["layers"][0]["notes"])
     assert (recorded["entropy_sum"] > 0).all() and "delta_abs_sum" not in recorded
+
+
+def capped(m: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = torch.tanh(q @ k.mT / math.sqrt(DIM) / 2.0) * 2.0 + POSITIONS
+    return torch.softmax(scores.masked_fill(~SEES, -math.inf), -1) @ v
+
+
+def with_sinks(m: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = (q @ k.mT * DIM**-0.5).masked_fill(~SEES, -math.inf)
+    sinks = torch.arange(4.0).view(1, HEADS, 1, 1).expand(BATCH, HEADS, TOKENS, 1)
+    return torch.cat([scores, sinks], dim=-1).softmax(-1)[..., :-1] @ v
+
+
+def with_zeros(m: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """A softmax whose weights may all be near 0."""
+    scores = (q @ k.mT * DIM**-0.5).masked_fill(~SEES, -math.inf)
+    scores = torch.cat((scores, torch.zeros(BATCH, HEADS, TOKENS, 1)), 3)
+    return m.dropout(scores.softmax(-1))[:, :, :, :-1] @ v  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("spelling", "has"),
+    [(capped, {"softcap": 2.0, "bias": POSITIONS}), (with_sinks, {"sinks": torch.arange(4.0)}),
+     (with_zeros, {"sinks": torch.zeros(HEADS)})],
+    ids=lambda x: getattr(x, "__name__", ""),
+)  # fmt: skip
+def test_caps_and_sinks_are_read(spelling: Spelling, has: Any, tmp_path: Path) -> None:
+    status, recorded, attention = watched(spelling, tmp_path / "a.bwrun")
+    q, k, v, o = (t.detach() for t in attention.had)
+    call = Call("", q, k, v, o, DIM**-0.5, SEES, d_o=attention.came["o"], kv_heads=HEADS, **has)
+    assert mistaken(call) < 1e-5
+    want = of_call(call)
+    for signal in want.values:
+        compare(signal, recorded[signal][0], want, float(want.values["rows"][0]))
+    assert "key_leak_sum" not in recorded
+    assert all("need not add up to 0" in note for note in status["layers"][0]["notes"])
+
+
+class Head(nn.Module):
+    """One head, as lessons write it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.key, self.query, self.value = (nn.Linear(WIDTH, DIM, bias=False) for _ in range(3))
+        self.had: list[Tensor] = []
+        self.came: dict[str, Tensor] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        k, q, v = self.key(x), self.query(x), self.value(x)
+        scores = q @ k.transpose(-2, -1) * DIM**-0.5
+        scores = scores.masked_fill(PADDED[:, 0] == 0, -math.inf)
+        o = F.softmax(scores.masked_fill(~SEES, -math.inf), -1) @ v
+        self.had = [t.unsqueeze(1) for t in (q, k, v, o)]
+        for name, t in (("k", k), ("o", o)):
+            t.register_hook(
+                lambda gradient, name=name: self.came.update({name: gradient.unsqueeze(1)})
+            )
+        return o
+
+
+def test_modules_of_one_head_are_measured(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    path = tmp_path / "a.bwrun"
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), Head())
+    with bellwether.attach(
+        model, record=str(path), run="one", every=1, rows=0, overhead_budget=1e9
+    ) as monitor:
+        model(torch.randn(BATCH, TOKENS, WIDTH)).square().mean().backward()
+        monitor.step()
+        assert monitor.flush(20)
+        (layer,) = monitor.status()["layers"]
+    assert not layer["notes"] and not layer["not_judged_by"], layer
+    head = model[1]
+    assert isinstance(head, Head)
+    q, k, v, o = (t.detach() for t in head.had)
+    want = of_tensors(
+        q, k, v, o, head.came["o"], DIM**-0.5, True, PADDED, head.came["k"]
+    )  # fmt: skip
+    recorded = Recording(path, ended=True).steps()[0]
+    for signal in want.values:
+        compare(signal, recorded[signal][0], want, float(want.values["rows"][0]))
 
 
 def multiplied(m: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -118,6 +118,7 @@ def read(given: Arguments) -> CallRead:
     return AttentionCall(
         q, k, v, view, view, view, view, given.run("query", "key", "value"), scale, mask,
         dropout=float(given.get("p") or 0.0),
+        one_head=q.dim() == 3,
         kernel=functools.partial(str, NAME),
         unread=unread or wrong,
         output=first_of,

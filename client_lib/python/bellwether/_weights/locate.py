@@ -160,6 +160,21 @@ def kv_heads_of(module: nn.Module, heads: int, dim: int) -> Optional[int]:
     return told if told is not None and heads % told == 0 else None
 
 
+def one_head(module: nn.Module, dim: int) -> bool:
+    """Whether its projections, by names that are known, give queries and keys of one head of
+    `dim`."""
+    fused, query, key = names.projections(module)
+    if query is not None and key is not None:
+        return _rows(module, query) == dim == _rows(module, key)
+    return fused is not None and _rows(module, fused) == 3 * dim
+
+
+def has_side(module: nn.Module, size: int) -> bool:
+    """Whether some matrix in the module has so many rows or columns."""
+    shapes = (shape_of(resolve(module, path)) for path in matrices_in(module))
+    return any(shape is not None and size in shape for shape in shapes)
+
+
 # ---- without a call, by what the module says ----
 
 

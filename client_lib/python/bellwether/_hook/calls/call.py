@@ -43,11 +43,16 @@ def _grouped(x: Tensor) -> Tensor:
     return x.flatten(1, 2)
 
 
+def _one_head(x: Tensor) -> Tensor:
+    return x.unsqueeze(1)
+
+
 # Views of a tensor as [batch, heads, tokens, dim], by the order that it has.  Of "thd", documents
-# laid end to end, it is one sequence; "g" are key heads, each with its own queries' heads.
+# laid end to end, it is one sequence; "g" are key heads, each with its own queries' heads; "btd"
+# has one head.
 VIEWS: dict[str, View] = {
     "bhtd": same, "bthd": _bthd, "sbhd": _sbhd, "thd": _thd, "...htd": _several_batches,
-    "bghtd": _grouped,
+    "bghtd": _grouped, "btd": _one_head,
 }  # fmt: skip
 
 
@@ -142,6 +147,8 @@ class AttentionCall:
     dropout: float = 0.0
     # The type that autocast gives q, k, v and a floating mask inside the function.
     cast: Optional[torch.dtype] = None
+    # Three dimensions, read as those of one head: so it is where the module's weights say that.
+    one_head: bool = False
     packed: bool = False  # k is also q or v, and k_view picks a part that is k alone.
     # False: the scores are changed by what is not added to them, so the keys' gradients need not
     # add up to 0.  A softcap and sinks need not be said here.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any, Optional
@@ -22,6 +23,7 @@ except ImportError:  # Another torch: no such mask can come.
 PARAMETERS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 # The last two are what torch.compile traces with.
 _PLAIN = (Tensor, nn.Parameter, FakeTensor, FunctionalTensor)
+NOT_TOLD = "which are batch and which are heads is not told: not measured"
 BAD_SCALE = "scale is not above 0, or not finite"
 
 
@@ -62,8 +64,10 @@ def scale_of(scale: Any, dim: int) -> Optional[float]:
 def _layout(q: Tensor, k: Tensor) -> Optional[str]:
     """The name of the order in call.VIEWS.  The function takes [..., heads, tokens, dim], as its
     own documentation has it; None where that does not say which are the heads."""
-    if q.dim() != k.dim() or q.dim() < 4:
+    if q.dim() != k.dim() or q.dim() < 3:
         return None
+    if q.dim() == 3:
+        return "btd"
     if q.dim() == 4:
         return "bhtd"
     if q.dim() == 5 and k.shape[2] == 1 and q.shape[2] > 1 and k.shape[1] == q.shape[1]:
@@ -83,10 +87,8 @@ def read(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
         if t.is_nested:
             return "a nested tensor: not measured"
     layout = _layout(q, k)
-    if layout is None:
-        return (
-            f"{q.dim()} dimensions: which are batch and which are heads is not told: not measured"
-        )
+    if layout is None or (layout == "btd" and given.get("enable_gqa")):
+        return f"{q.dim()} dimensions: {NOT_TOLD}"
     view = VIEWS[layout]
     scale, dropout = scale_of(given.get("scale"), q.shape[-1]), given.get("dropout_p", 0.0)
     if scale is None or not isinstance(dropout, (int, float)):
@@ -94,6 +96,8 @@ def read(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     mask, unread = mask_of(given.get("attn_mask"), given.get("is_causal"), q.shape[-2], k.shape[-2])
     if mask.tensor is not None and mask.tensor.dim() == 4 and q.dim() > 4:
         unread = "attn_mask over several batch dimensions"
+    if mask.tensor is not None and mask.tensor.dim() == q.dim() == 3:
+        mask = dataclasses.replace(mask, tensor=mask.tensor.unsqueeze(1))
     if not 0 < scale < math.inf:
         scale, unread = 1.0, BAD_SCALE
     return AttentionCall(
@@ -103,6 +107,7 @@ def read(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
         mask,
         dropout=float(dropout),
         cast=autocast_dtype(q),
+        one_head=layout == "btd",
         kernel=lambda: kernel_of(q, k, v, given),
         unread=unread,
         options=given,

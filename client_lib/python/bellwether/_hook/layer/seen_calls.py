@@ -19,7 +19,9 @@ from .. import attention_switch
 from ..calls import known_kernels
 from ..calls.call import AttentionCall
 from ..calls.kernel_choice import unseen
+from ..calls.sdpa_call import NOT_TOLD
 from ..hosts import CallsHost
+from ..model.softmax_code import shows_one_head
 from .notes import TRANSFORMED, Notes
 
 _told: set[str] = set()  # Entries of the table of known kernels, of this process.
@@ -102,6 +104,10 @@ class SeenCalls:
             self._notes.add("q, k and v are not [batch, heads, tokens, dim]: not measured")
             return None
         heads, seen, dim = q.shape[1], k.shape[1], q.shape[3]
+        module = self._module()
+        if call.one_head and not (module is not None and shows_one_head(module, dim)):
+            self._notes.add(f"3 dimensions: {NOT_TOLD}")
+            return None
         if q.shape[0] != k.shape[0] or heads % seen or v.shape[1] != seen:
             self._notes.add("batch or heads of q, k and v do not fit: not measured")
             return None

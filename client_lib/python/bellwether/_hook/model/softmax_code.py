@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from ..._weights import locate
 from .own_code import functions_of, mentions
 
 # Parts of names of functions and classes; the first stands for itself, too, as a method's name.
@@ -46,6 +47,22 @@ def _takes_a_kernel(name: str, value: Any, own: bool) -> bool:
 def said_heads(owner: object) -> list[int]:
     """The numbers of an object itself that are called like one of heads."""
     return [value for name, value in vars(owner).items() if type(value) is int and "head" in name]
+
+
+def shows_heads(module: nn.Module, heads: int, dim: int) -> bool:
+    """Whether the module says that it has so many heads of `dim`.  A number of it is called like
+    one of heads, or all heads together are as wide as one of its matrices, such as the output's."""
+    owners = (module, vars(module).get("config", object))
+    return any(heads in said_heads(owner) for owner in owners) or locate.has_side(
+        module, heads * dim
+    )
+
+
+def shows_one_head(module: nn.Module, dim: int) -> bool:
+    """Whether queries of three dimensions are those of one head: its projections give no more, and
+    the module says nothing of others."""
+    told = (number for number in said_heads(module) if number != dim)
+    return locate.one_head(module, dim) and all(number == 1 for number in told)
 
 
 def writes_attention(module: nn.Module) -> bool:

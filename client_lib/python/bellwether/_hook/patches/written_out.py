@@ -24,8 +24,9 @@ from ..._util.guard import harmless
 from ..calls.call import VIEWS, AttentionCall, View, same
 from ..calls.call_sites import Forward
 from ..calls.mask_terms import mask_of
+from ..calls.sdpa_call import NOT_TOLD
 from ..hosts import PatchedLayer
-from ..model.softmax_code import said_heads, writes_softmax
+from ..model.softmax_code import shows_heads, shows_one_head, writes_softmax
 from ..running import running
 from . import einsum_orders
 from .einsum_orders import USUAL, Order
@@ -51,6 +52,8 @@ _MINUS = {"sub", "sub_", "__sub__", "__isub__", "subtract"}
 _FILLS = {"masked_fill", "masked_fill_"}
 # Of the second tensor only type or shape is taken.
 _AS_THE_SECOND = {"type_as", "reshape_as", "view_as", "expand_as"}
+_CAPS = {"tanh", "tanh_"}
+_JOINS = {"cat", "concat", "concatenate"}
 _LARGEST = {"max", "maximum", "clamp", "clamp_min"}
 
 
@@ -70,6 +73,9 @@ class _Scores:
     others: frozenset[int] = frozenset()  # Products that its terms are made of.
     scale: float = 1.0
     terms: tuple[Tensor, ...] = ()
+    softcap: float = 0.0
+    sinks: Optional[Tensor] = None  # [heads]; `wide`: they stand behind the keys of each row.
+    wide: bool = False
     soft: bool = False
     dropout: float = 0.0
     # What else they went into that has a gradient; all that they become share it.
@@ -77,7 +83,14 @@ class _Scores:
 
     def scaled(self, by: float) -> _Scores:
         terms = tuple(t if t.dtype == torch.bool else t * by for t in self.terms)
-        return dataclasses.replace(self, scale=self.scale * by, terms=terms)
+        scale, softcap = self.scale * by, self.softcap * by
+        return dataclasses.replace(self, scale=scale, softcap=softcap, terms=terms)
+
+    def capped(self) -> Optional[_Scores]:
+        """Behind tanh, which is a cap of 1 until it is scaled."""
+        if self.terms or self.softcap or self.wide:
+            return None
+        return dataclasses.replace(self, softcap=1.0)
 
     def with_term(self, term: Tensor, scores: Tensor) -> Optional[_Scores]:
         """`term` broadcasts to the scores as they lie now."""
@@ -85,9 +98,10 @@ class _Scores:
         if self.order is not None:
             term = self.order.view_of_term(term, scores.shape)
         elif term.dim() == self.q.dim() == 3 and term.shape[0] != 1:
-            if self.split is None or term.shape[0] != self.q.shape[0]:
+            if term.shape[0] != self.q.shape[0]:
                 return None
-            term = term.reshape(*self.split, *term.shape[1:])
+            # Without a split only one head is read.
+            term = term.reshape(*(self.split or (term.shape[0], 1)), *term.shape[1:])
         return dataclasses.replace(self, terms=(*self.terms, term))
 
 
@@ -162,13 +176,6 @@ def _turn(
     return dataclasses.replace(scores, order=None if order == USUAL else order)
 
 
-def _says_heads(module: Optional[nn.Module], heads: int) -> bool:
-    """Whether a number of the module, called like one of heads, is this one."""
-    if module is None:
-        return False
-    return any(heads in said_heads(owner) for owner in (module, vars(module).get("config", object)))
-
-
 class WrittenOut(TorchFunctionMode):
     """In force while one module runs forward."""
 
@@ -236,10 +243,12 @@ class WrittenOut(TorchFunctionMode):
             return args, None, None
         scores = self._of(a).scores
         if scores is not None and scores.soft and not first:
-            if scores.order is not None:
+            if scores.order is not None or scores.wide:
                 return args, None, None
-            dims = _split_view(scores.split or (a.shape[0], a.shape[1])) if a.dim() == 3 else None
-            v, finish = self._values(scores, a, b, dims or VIEWS["bhtd"], dims or VIEWS["bhtd"])
+            dims = VIEWS["bhtd"]
+            if a.dim() == 3:
+                dims = _split_view(scores.split) if scores.split is not None else VIEWS["btd"]
+            v, finish = self._values(scores, a, b, dims, dims)
             return (a, v), None, finish
         if not _may_be_scores(a, b):
             return args, None, None
@@ -267,7 +276,7 @@ class WrittenOut(TorchFunctionMode):
             return args, None, None
         for place, weights in enumerate(operands):
             scores = self._of(weights).scores
-            if scores is None or not scores.soft or weights.dim() < 4:
+            if scores is None or not scores.soft or scores.wide or weights.dim() < 4:
                 continue
             found = einsum_orders.of_values(equation, place == 0, scores.order or USUAL)
             if found is None:
@@ -329,16 +338,22 @@ class WrittenOut(TorchFunctionMode):
     ) -> Union[AttentionCall, str]:
         order = scores.order or USUAL
         merged = weights.dim() == 3
-        heads = scores.split[1] if scores.split else int(weights.shape[order.heads])
-        if merged and scores.split is None:
-            return "3 dimensions: which are batch and which are heads is not told: not measured"
-        if not _says_heads(self._layer.module(), heads):
+        module, alone = self._layer.module(), merged and scores.split is None
+        if module is None:
+            return _NOT
+        if alone and not shows_one_head(module, int(scores.q.shape[-1])):
+            return f"3 dimensions: {NOT_TOLD}"
+        heads = scores.split[1] if scores.split else 1 if alone else int(weights.shape[order.heads])
+        dim = scores.q.shape[scores.orders[0].last if scores.orders is not None else -1]
+        if not alone and not shows_heads(module, heads, int(dim)):
             return f"its softmax is written out, for {heads} heads that it does not name: " + (
                 "not measured"
             )
         if not 0 < scores.scale < math.inf:
             return "the scale is no number above 0: not measured"
-        of_q = of_k = _split_view(scores.split if scores.q.dim() == 3 else None)
+        of_q = of_k = (
+            VIEWS["btd"] if alone else _split_view(scores.split if scores.q.dim() == 3 else None)
+        )
         if scores.orders is not None:
             of_q, of_k = scores.orders[0].view, scores.orders[1].view
         else:
@@ -348,7 +363,7 @@ class WrittenOut(TorchFunctionMode):
         return AttentionCall(
             scores.q, scores.k, v, of_q, of_k, v_view, o_view,
             lambda *_: None,  # The product is made by the module.
-            scores.scale, mask_of(scores.terms), dropout=scores.dropout,
+            scores.scale, mask_of(scores.terms), scores.softcap, scores.sinks, scores.dropout,
             cast=cast if v.dtype == torch.float32 else None, tapped=scores.tapped,
             weights_go_on=True, others=scores.elsewhere, kernel=functools.partial(str, NAME),
         )  # fmt: skip
@@ -454,6 +469,8 @@ class WrittenOut(TorchFunctionMode):
         """What scores that are given have become; None where that is not followed."""
         x, *rest = args if args else (None,)
         scores = self._of(x).scores
+        if name in _JOINS:
+            return self._with_sinks(args, kwargs)
         if name == "where":
             return self._chosen(*args) if len(args) == 3 and not kwargs else None
         if scores is None and name in _TIMES | _PLUS and len(args) == 2:
@@ -463,6 +480,8 @@ class WrittenOut(TorchFunctionMode):
             return None
         if name in _SHAPES:
             return self._reshaped(scores, x, result)
+        if name == "__getitem__":
+            return self._without_sinks(scores, x, result, rest)
         if name in _TURNS:
             return _turn(scores, name, rest, kwargs, x.dim())
         if result.shape != x.shape:
@@ -490,7 +509,9 @@ class WrittenOut(TorchFunctionMode):
         if name in _LARGEST:
             least = kwargs.get("min", number)
             return scores if least is not None and least <= _KEEPS and len(kwargs) < 2 else None
-        if len(rest) != 1 or kwargs:
+        if name in _CAPS and not rest and not kwargs:
+            return scores.capped()
+        if len(rest) != 1 or kwargs or scores.wide:
             return None
         if name in _TIMES:
             return scores.scaled(number) if number is not None else None
@@ -524,12 +545,54 @@ class WrittenOut(TorchFunctionMode):
                 return self._hidden(scores, x, where, other, sees)
         return None
 
+    def _with_sinks(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Optional[_Scores]:
+        """[batch, heads, rows, keys + 1]: behind each row one more logit, the same for all rows of
+        a head."""
+        parts = args[0] if args else kwargs.get("tensors")
+        dim = kwargs.get("dim", args[1] if len(args) > 1 else 0)
+        if not isinstance(parts, (tuple, list)) or len(parts) != 2:
+            return None
+        x, sinks = parts
+        scores = self._of(x).scores
+        if scores is None or scores.soft or scores.wide or scores.order is not None:
+            return None
+        if x.dim() != 4 or dim not in (3, -1) or type(sinks) not in (Tensor, nn.Parameter):
+            return None
+        if sinks.shape != (*x.shape[:-1], 1):
+            return None
+        alike = all(sinks.shape[i] == 1 or sinks.stride(i) == 0 for i in (0, 2))
+        if (
+            not alike
+            and (  # A GPU would be waited for.
+                sinks.device.type != "cpu"
+                or not torch.equal(sinks, sinks[:1, :, :1].expand_as(sinks))
+            )
+        ):
+            return None
+        return dataclasses.replace(scores, sinks=sinks.detach()[0, :, 0, 0], wide=True)
+
+    def _without_sinks(
+        self, scores: _Scores, x: Tensor, result: Tensor, rest: list[Any]
+    ) -> Optional[_Scores]:
+        """The weights of the keys alone."""
+        if not (scores.soft and scores.wide) or result.shape != (*x.shape[:-1], x.shape[-1] - 1):
+            return None
+        where = rest[0] if rest and isinstance(rest[0], tuple) else ()
+        parts = [part for part in where if type(part) is slice]
+        if len(where) > len(parts) + sum(part is Ellipsis for part in where):
+            return None
+        first = parts and parts[-1] in (slice(None, -1), slice(0, -1))
+        whole = all(part == slice(None) for part in parts[:-1])
+        return dataclasses.replace(scores, wide=False) if first and whole else None
+
     def _reshaped(self, scores: _Scores, x: Tensor, result: Tensor) -> Optional[_Scores]:
         """[batch, heads, rows, keys], or with batch and heads as one."""
         if result.shape == x.shape:
             return scores
-        if scores.order is not None:
+        if scores.order is not None or scores.wide:
             return None
+        if scores.split is None and any(t.dim() == 4 and t.shape[0] != 1 for t in scores.terms):
+            return None  # They were read as those of one head.
         apart, together = (x, result) if x.dim() == 4 else (result, x)
         if (apart.dim(), together.dim()) != (4, 3) or apart.shape[2:] != together.shape[1:]:
             return None
