@@ -470,6 +470,7 @@ def test_every_layer_has_its_turn_and_no_bit_changes(
         "heads": [],
         "norms": 2,
         "embeddings": 0,
+        "gates": 0,
         "not_measured": None,
         "faults": {},
     }

@@ -1,9 +1,9 @@
 """The laws outside attention whose sums are zero, in a running job: lm_head and its loss, norms,
-embeddings.
+embeddings, gated MLPs.
 
-_hook/layer/head_tap.py, norm_laws.py and lookup_law.py say what is measured, _laws/balance.py what
-must hold.  In each sample all heads are asked: there are few, and the sums of one take less than
-its products by far.  The others take turns, as linear layers do.
+_hook/layer/head_tap.py, norm_laws.py, lookup_law.py and gate_law.py say what is measured,
+_laws/balance.py what must hold.  In each sample all heads are asked: there are few, and the sums of
+one take less than its products by far.  The others take turns, as linear layers do.
 
 Left out, and said in Monitor.status(): what linears.py leaves out, sparse gradients, weights with
 hooks of their own, and what _laws/balance.py takes for another loss.
@@ -21,8 +21,9 @@ from torch import nn
 from .._hook.hosts import LinearHost
 from .._hook.layer import lookup_law
 from .._hook.layer.edge_tap import EdgeTap, VectorsMeasured
+from .._hook.layer.gate_law import GateTap, gate_children, gate_laws
 from .._hook.layer.head_tap import HeadTap, Lookups, RowsMeasured
-from .._hook.layer.linear_tap import Held, Tap
+from .._hook.layer.linear_tap import Held
 from .._hook.layer.lookup_law import LookupTap
 from .._hook.layer.norm_laws import is_norm, norm_laws
 from .._laws.balance import (
@@ -49,7 +50,7 @@ from .linears import why_not
 from .tapped_modules import Arriving, TappedModules
 
 HEADS_MAX = 8
-NORM, EMBEDDING = "norms", "embeddings"
+NORM, EMBEDDING, GATE = "norms", "embeddings", "gates"
 SOFTCAP = "its model caps the logits, or has a z-loss, and its loss is not seen"
 DZ, DW = "dz:classes", "dW:classes"
 CAPPED = "its model caps the logits, or has a z-loss: their gradients are not judged"
@@ -59,6 +60,7 @@ WORDS = {
     "dx:scale": "dx is wrong: it is not the gradient of what does not change with the scale of x",
     "dx:mean": "dx is wrong: its rows do not add up to 0",
     **dict.fromkeys(lookup_law.LAWS, "dW is wrong: it is not that of the tokens, row by row"),
+    "y=du": "y or du is wrong: of a gate, u times the one is not dy times the other",
     "y=dg": "y or the gain's gradient is wrong: the one times dy is not the gain times the other",
 }
 NONFINITE = "numbers of what it computed are not finite, and what it was given is"
@@ -217,6 +219,8 @@ def _kind(module: nn.Module) -> Optional[str]:
     """What of the laws is asked of it, in turn."""
     if is_norm(module):
         return NORM
+    if gate_children(module) is not None:
+        return GATE
     return EMBEDDING if isinstance(module, nn.Embedding) else None
 
 
@@ -279,15 +283,14 @@ class Balances(TappedModules[Union[RowsMeasured, VectorsMeasured]]):
     def _tap_others(self, held: Held) -> None:
         for at, module in self._in_turn(self._others):
             row = self.heads + at
-            tap: Tap
+            given = self._host, row, module, held
+            then = self._measured.append, self._left_out_row
             if self.kinds[at] == EMBEDDING:
-                tap = LookupTap(self._host, row, self._measured.append, self._left_out_row)
+                self._taps.add(module, LookupTap(self._host, row, *then))
+            elif self.kinds[at] == GATE:
+                GateTap(*given, gate_laws, *then).listen(self._taps, module)
             else:
-                tap = EdgeTap(
-                    self._host, row, module, held, norm_laws, self._measured.append,
-                    self._left_out_row,
-                )  # fmt: skip
-            self._taps.add(module, tap)
+                self._taps.add(module, EdgeTap(*given, norm_laws, *then))
 
     def _finished(self, measured: RowsMeasured) -> None:
         if measured.fused and self._capped:

@@ -7,7 +7,7 @@ from typing import Optional, TypedDict
 from .._hook.capturing import CaptureStatus
 from .._hook.layer.layer import Layer
 from .._native.run_client import Counters
-from .balances import EMBEDDING, NORM
+from .balances import EMBEDDING, GATE, NORM
 from .steps import Steps
 
 
@@ -64,7 +64,8 @@ class LinearStatus(TypedDict):
 
     modules: int  # That have their turn.
     norms: int  # That have their turn, too.
-    embeddings: int  # Likewise.
+    embeddings: int  # Likewise, as all below.
+    gates: int
     heads: list[str]  # Layers that make logits of words, whose loss has laws, too.
     not_measured: Optional[str]  # Why none has.
     left_out: dict[str, int]  # "module: why", how often.
@@ -156,6 +157,7 @@ def status(steps: Steps, actions: Optional[ActionsStatus]) -> Status:
         "modules": len(reporter.linears.names),
         "heads": reporter.balances.names[: reporter.balances.heads],
         "norms": reporter.balances.kinds.count(NORM),
+        "gates": reporter.balances.kinds.count(GATE),
         "embeddings": reporter.balances.kinds.count(EMBEDDING),
         "not_measured": reporter.linears.not_measured,
         "left_out": {
