@@ -424,7 +424,8 @@ class LawUnit {
   }
 
   void AddSampledRow(const AttentionRow& row, const double* q, const double* d_o, RowSample& sample, UnitSums& sums) {
-    if (row.kind == RowKind::kBlank || row.kind == RowKind::kLeftOut) return;
+    if (row.kind == RowKind::kUnknown) sums.a1_untold = sums.a24_untold = true;
+    if (!HasWeights(row.kind)) return;
     const LawTerms t = simd_.law_terms(row.p, row.dp, row.panels, row.delta, {grid_.simd, DsFactor(p_), row.of_score});
     const double fp32 = 0x1p-24 * row.abs_d_o_o;
     constexpr double kTimes = 2;  // That each rounding counts.

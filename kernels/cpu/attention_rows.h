@@ -66,9 +66,13 @@ inline int ScoreRoundings(const ProbeParams& p) {
 enum class RowKind {
   kSeeing,
   kBlank,    // sees no key, and its output is 0: no weights
-  kLeftOut,  // sees no key, and its output is not finite
-  kUniform   // sees no key, and comes out as a mean
+  kLeftOut,  // sees no key, and its output is not finite; or not known, and no gradient comes
+  kUniform,  // sees no key, and comes out as a mean
+  kUnknown   // sees no key, and what it comes out as is not known (ScoresOutlastTheMask)
 };
+
+// Whether p and dp of such a row are there.
+inline bool HasWeights(RowKind kind) { return kind == RowKind::kSeeing || kind == RowKind::kUniform; }
 
 // Whether a mask's tensor hides all of these keys of a row (of the tensor).
 inline bool HidesAll(const ProbeParams& p, int64_t batch, int64_t head, int64_t mask_row, KeyRange keys,
@@ -76,6 +80,13 @@ inline bool HidesAll(const ProbeParams& p, int64_t batch, int64_t head, int64_t 
   if (p.mask.data == nullptr) return false;
   ReadMask(p.mask, batch, head, mask_row, keys, scratch);
   return std::all_of(scratch, scratch + (keys.end - keys.begin), [](double bias) { return bias == kHiddenBias; });
+}
+
+// Whether a mask that adds the type's least number to all scores of a row leaves them different.  In
+// float16 that is -65504, and sums are rounded to multiples of 32: scores from 16 on still count, and
+// below -16 they become -inf.  In bfloat16 and float32 the number takes all scores in.
+inline bool ScoresOutlastTheMask(const GradedAttention& of) {
+  return of.arithmetic == LawArithmetic::kComposed && of.call.dtype == DType::kFloat16;
 }
 
 // o_square: of the row's output.
@@ -126,6 +137,7 @@ class AttentionRows {
   AttentionRows(const GradedAttention& of, double* scratch)
       : p_(of.call),
         composed_(of.arithmetic == LawArithmetic::kComposed),
+        means_are_known_(!ScoresOutlastTheMask(of)),
         grid_(of.call.dtype),
         simd_(SelectSimdKernels()),
         widen_(simd_.widen[static_cast<int>(of.call.dtype)]),
@@ -168,15 +180,20 @@ class AttentionRows {
       const int64_t mask_row = p_.mask.by_sample ? samples[r] : rows[r];
       const bool empty = ranges[r].begin == ranges[r].end;
       out[r].kind = KindOf(empty || HidesAll(p_, batch_, head, mask_row, ranges[r], bias_), o_square_);
+      if (out[r].kind == RowKind::kUniform && !means_are_known_) {
+        const double* const d_o = Gradient(r);
+        const bool counts = std::any_of(d_o, d_o + p_.v_dim, [](double x) { return x != 0; });
+        out[r].kind = counts ? RowKind::kUnknown : RowKind::kLeftOut;
+      }
       if (empty && out[r].kind == RowKind::kUniform) ranges[r] = {0, p_.k_len};
-      if (out[r].kind == RowKind::kBlank || out[r].kind == RowKind::kLeftOut) continue;
+      if (!HasWeights(out[r].kind)) continue;
       begin = std::min(begin, ranges[r].begin);
       end = std::max(end, ranges[r].end);
     }
     if (begin >= end) return;
     Multiply(begin, end);
     for (int64_t r = 0; r < count; ++r) {
-      if (out[r].kind == RowKind::kBlank || out[r].kind == RowKind::kLeftOut) continue;
+      if (!HasWeights(out[r].kind)) continue;
       Finish(head, r, p_.mask.by_sample ? samples[r] : rows[r], ranges[r], out[r]);
     }
   }
@@ -282,7 +299,7 @@ class AttentionRows {
   }
 
   const ProbeParams& p_;
-  const bool composed_;
+  const bool composed_, means_are_known_;
   const LawGrid grid_;
   const SimdKernels& simd_;
   void (*const widen_)(const void*, int64_t, double*);

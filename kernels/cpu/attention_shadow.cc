@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <limits>
 #include <memory>
 #include <new>
 #include <utility>
@@ -212,7 +213,7 @@ class ShadowUnit {
     }
   }
 
-  static bool Sees(const AttentionRow& row) { return row.kind == RowKind::kSeeing || row.kind == RowKind::kUniform; }
+  static bool Sees(const AttentionRow& row) { return HasWeights(row.kind); }
 
   void AddRows(int64_t head, const AttentionRow* tile, int64_t count, double* sums) {
     int64_t begin = Padded(p_.k_len), end = 0;
@@ -312,14 +313,20 @@ class ShadowUnit {
     const bool accumulated = plan_.of.arithmetic == LawArithmetic::kAccumulated;
     std::fill(of_keys_, of_keys_ + plan_.keys * KeySize(plan_), 0.0);
     const int64_t step = AccumulatedRows(p_.q_len);
+    bool unknown = false;  // Whether a gradient came to a row of which no weight is known.
     for (int64_t h = 0; h < plan_.group; ++h) {
       ForEachTile(kv_head_ * plan_.group + h, p_.q_len, false, [&](int64_t, const AttentionRow* tile, int64_t count) {
         for (int64_t r = 0; r < count; ++r) {
+          if (tile[r].kind == RowKind::kUnknown) unknown = true;
           if (Sees(tile[r])) AddRowToKeys(tile[r], rows_.Query(r), rows_.Gradient(r), accumulated);
         }
         const int64_t next = tile[count - 1].row + 1;
         if (accumulated && (next % step == 0 || next == p_.q_len)) AddParts();
       });
+    }
+    if (unknown) {
+      std::fill(sums, sums + kShadowStatCount, std::numeric_limits<double>::quiet_NaN());
+      return;
     }
     const double roundings = plan_.roundings * (plan_.group > 1 ? 2 : 1);
     for (int64_t i = 0; i < plan_.keys; ++i) {

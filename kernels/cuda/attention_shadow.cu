@@ -425,7 +425,7 @@ __global__ void __launch_bounds__(kLawThreads, 1) ShadowJudgeKernel(const __grid
     } else {
       const int64_t at = PassRow(kernel, batch, head, item);
       const LawPlace place = kernel.rows.places[at];
-      if (kernel.rows.known[at].inverse_l == 0.f) continue;  // It sees no key.
+      if (kernel.rows.known[at].inverse_l == 0.f || place.mask_at == kUnknown) continue;  // It sees no key.
       const ShadowRow delta = kernel.deltas[at];
       const auto* const o = LawRowOf<Element>(p.o, batch, head, place.row);
       const auto* const d_q = LawRowOf<Element>(kernel.of.d_q, batch, head, place.row);

@@ -57,6 +57,7 @@ struct LawPlace {
   int64_t mask_at;  // where its row of the mask begins; kUniform: all its keys have the same score
 };
 inline constexpr int64_t kUniform = -1;
+inline constexpr int64_t kUnknown = -2;  // Its scores are not known: NaN.
 
 struct LawRowsParams {
   ProbeParams p;
@@ -85,6 +86,7 @@ template <class Element>
 __device__ __forceinline__ float ScoreOf(const ProbeParams& p, bool composed, float product, const LawPlace& at,
                                          int key, float* slope = nullptr) {
   if (key < at.begin || key >= at.end) return -INFINITY;
+  if (at.mask_at == kUnknown) return NAN;
   const bool uniform = at.mask_at == kUniform;
   if (uniform && slope == nullptr) return 0.f;
   float score = p.scale * (composed ? RoundTo<Element>(product) : product);
@@ -131,8 +133,18 @@ __device__ __forceinline__ void AddInside(float score, float dp, const LawRow& r
   sums[kInsideDsVariance] += fmaf(sum_error * sum_error, fmaf(dp, dp, row.delta * row.delta), variance);
 }
 
+// Whether any element of a row is not 0.  All lanes of the warp take part.
+template <class Element>
+__device__ __forceinline__ bool AnyIn(const Element* row, int64_t dim, int lane) {
+  bool any = false;
+  for (int64_t c = lane; c < dim; c += 32) any |= static_cast<float>(row[c]) != 0.f;
+  return __any_sync(~0u, any);
+}
+
 // Where each row is, a warp a row.  One that sees no key and came out as 0 or NaN has none; one that
-// came out otherwise is a mean of values.
+// came out otherwise is a mean of values.  Of which values is not known in float16 where attention is
+// written out (cpu/attention_rows.h says why): such a row is left out, or, where a gradient comes to
+// it, NaN.
 template <class Element>
 __global__ void __launch_bounds__(kLawThreads) LawPlacesKernel(const __grid_constant__ LawRowsParams kernel) {
   const ProbeParams& p = kernel.p;
@@ -153,6 +165,10 @@ __global__ void __launch_bounds__(kLawThreads) LawPlacesKernel(const __grid_cons
     } else {
       if (keys.begin >= keys.end) keys = {0, p.k_len};
       mask_at = kUniform;
+      if (std::is_same_v<Element, __half> && kernel.composed) {
+        mask_at = kUnknown;
+        if (!AnyIn(LawRowOf<Element>(p.d_o, batch, head, row), p.v_dim, lane)) keys = {0, 0};
+      }
     }
   }
   if (lane != 0) return;

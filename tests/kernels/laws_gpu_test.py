@@ -178,7 +178,8 @@ def assert_equal_shadows(lib: Lib, call: Graded, keys: int, what: str, arithmeti
     for tensor in ("o", "dq", "dk", "dv"):
         of = {name: cpu[f"{tensor}_{name}"] for name in calls.SHADOW_STATS}
         # fp32 sums stand beside double ones.  Where dS is 0, what is left of them is far below rounding.
-        precision = 2e-5 if call.problem.q.dtype == F32 else 5e-6
+        # Where scores are rounded, one near a tie may go up here and down there.
+        precision = 2e-5 if call.problem.q.dtype == F32 or arithmetic == 1 else 5e-6
         size = precision * (of["got"] * of["ref"]).sqrt() + 1e-4 * of["variance"]
         for name in ("dot", "got", "ref"):
             near(f"{tensor} {name} of {what}", gpu[f"{tensor}_{name}"], of[name], precision, size)
@@ -332,6 +333,21 @@ def test_rows_that_see_nothing_pass_the_softcap(lib: Lib) -> None:
     for dtype in (BF16, F32):
         call = graded(Shape(dtype=dtype, heads=4), ProbeOptions(mask=hidden, visible=(hidden == 0).any(2), softcap=2.0))
         assert_equal_shadows(lib, call, 1 << 20, f"unseen rows under a softcap, {dtype}")
+
+
+def test_rows_whose_scores_outlast_the_mask_are_left_out(lib: Lib) -> None:
+    hidden = torch.zeros(2, 1, 128, 128)
+    hidden[0, :, 40:60] = torch.finfo(torch.float32).min
+    options = ProbeOptions(mask=hidden, visible=(hidden == 0).any(2))
+    for with_gradients in (False, True):
+        call = graded(Shape(dtype=F16, heads=4), options)
+        assert call.problem.outputs is not None
+        if not with_gradients:
+            call.problem.outputs[2][0, :, 40:60] = 0
+            assert_equal_laws(lib, call, "rows without a gradient", arithmetic=1)
+        gpu = assert_equal_shadows(lib, call, 1 << 20, f"gradients: {with_gradients}", arithmetic=1)
+        assert bool(gpu["dv_variance"].isnan().all()) == with_gradients
+        assert bool((gpu["o_variance"] > 0).all())
 
 
 def test_gradients_that_underflow_equal_the_cpu(lib: Lib) -> None:

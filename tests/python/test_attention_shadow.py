@@ -14,15 +14,18 @@ from torch import Tensor
 
 from bellwether._kernels.probe import ProbeMask, Unsupported, sampled_rows
 from bellwether._laws.call import GradedCall
-from bellwether._laws.judge import Limits
+from bellwether._laws.judge import NOT_JUDGED, Limits, judge
 from bellwether._laws.reference import reference
 from bellwether._laws.shadow import shadow
-from bellwether.tools.kernel_cases import Case, Shape, make
+from bellwether.tools.kernel_backends import Kernel
+from bellwether.tools.kernel_cases import Case, Inputs, Shape, make
 from bellwether.tools.kernel_check import graded
 
 from graded_calls import (
     ARITHMETICS,
+    beyond,
     given,
+    laws_rows,
     planted_kernel,
     shadow_rows,
     sound_kernels,
@@ -154,3 +157,36 @@ def test_keys_want_a_mask_of_all_rows() -> None:
         math.isclose(a, b, rel_tol=1e-6)
         for a, b in zip(got["shadow_dq_rest"], want["shadow_dq_rest"])
     )
+
+
+def at_the_minimum(size: float, graded_rows: bool) -> GradedCall:
+    """Written out in fp16: rows see no key, and scores are up to `size` or so.  graded_rows: such
+    rows have gradients."""
+    inputs = make(Case("masked", Shape(4, 4, 64, torch.float16, 70, False), mask="minimum"), CPU)
+    assert inputs.mask is not None
+    unseen = (inputs.mask < 0).all(-1, keepdim=True)
+    d_o = inputs.d_o if graded_rows else inputs.d_o.masked_fill(unseen, 0.0)
+    q = (inputs.q.double() * size / 4).half()
+
+    def run(of: Inputs, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return (q @ k.mT * of.scale + of.mask).softmax(-1) @ v
+
+    return graded(Kernel("written out", run, ""), dataclasses.replace(inputs, q=q, d_o=d_o))
+
+
+@pytest.mark.parametrize("size", [4.0, 60.0])
+def test_rows_whose_scores_outlast_the_mask_are_left_out(size: float) -> None:
+    got = shadow_of(at_the_minimum(size, graded_rows=False), "composed", 0, EVERY)
+    assert all(math.isfinite(float(excess(got, name).sum())) for name in TENSORS)
+    assert not [name for name in TENSORS if over(got, name)]
+    got = shadow_of(at_the_minimum(size, graded_rows=True), "composed", 0, EVERY)
+    assert not [name for name in TENSORS if over(got, name)]
+    assert all(bool(excess(got, name).isnan().all()) for name in ("dk", "dv"))
+
+
+def test_such_rows_are_not_called_broken() -> None:
+    call = at_the_minimum(60.0, graded_rows=True)
+    of = laws_rows(given(call, "composed"), 4, 0)
+    assert all(beyond(of, law) < LIMITS.z for law in ("a1", "a2", "a3", "a4"))
+    verdict = judge(call, LIMITS)
+    assert verdict.verdict == NOT_JUDGED and "outlast" in verdict.why

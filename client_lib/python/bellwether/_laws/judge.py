@@ -215,6 +215,22 @@ def _judged(call: GradedCall, known: Reference, limits: Limits, arithmetic: str)
     return Verdict(RIGHT, why, [], numbers, known.left_out)
 
 
+def _scores_outlast_the_mask(call: GradedCall) -> bool:
+    """Whether some row sees no key, and its scores show all the same: in fp16 the least number is
+    -65504, and sums are rounded to multiples of 32.  What such a row comes to is not known."""
+    if GRIDS[call.q.dtype] is not F16:
+        return False
+    k = call.k.double().unsqueeze(2)
+    for rows in torch.split(torch.arange(call.q.shape[2], device=call.q.device), 256):
+        unseen = call.unseen(rows, call.bias(rows))
+        blank, is_nan = call.outcome(rows, unseen)
+        scores = call.scale * (call.grouped(call.q[:, :, rows]).double() @ k.mT)
+        large = scores.abs().amax(-1) >= F16.largest * 2.0**-F16.bits / 2
+        if bool((unseen & ~blank & ~is_nan & large).any()):
+            return True
+    return False
+
+
 @torch.no_grad()
 def judge(call: GradedCall, limits: Limits, known_of: Optional[References] = None) -> Verdict:
     """The verdict on a call whose scores all fit into the time that there is.
@@ -230,4 +246,6 @@ def judge(call: GradedCall, limits: Limits, known_of: Optional[References] = Non
         if other.verdict != BROKEN:
             other.why = why
             return other
+    if verdict.verdict == BROKEN and _scores_outlast_the_mask(call):
+        return Verdict(NOT_JUDGED, "scores outlast the mask's least number where no key is seen")
     return verdict
