@@ -18,7 +18,7 @@ from torch.nn.modules import module as modules
 
 import bellwether
 from bellwether._hook.layer import head_tap
-from bellwether._hook.layer.row_sums import over_columns, over_rows
+from bellwether._hook.layer.row_sums import over_columns, over_rows, significand_bits
 from bellwether._laws import balance
 from bellwether._laws.linear import Z_MIN
 from bellwether._laws.rounding import BF16, F16, Grid
@@ -274,6 +274,28 @@ def test_a_loss_in_bf16_is_sound_where_words_are_alike(
     seen = train(loss, tmp_path / "a.bwrun", monkeypatch, steps=6, prepare=prepare)
     assert len(seen.laws) == 5 and not seen.status["faults"]
     assert seen.largest(balances.DZ) < 0
+
+
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16))
+@pytest.mark.parametrize("smoothing", (0.0, 0.1))
+@pytest.mark.parametrize("sure", (0.0, 0.5, 2.0, 8.0))
+def test_rows_that_are_sure_are_sound_in_a_loss_of_16_bits(
+    sure: float, smoothing: float, dtype: torch.dtype
+) -> None:
+    """Few rows have an entropy, and few of those are among the ones that are looked at."""
+    torch.manual_seed(0)
+    words = torch.randint(0, WORDS, (TOKENS,))
+    z = torch.randn(TOKENS, WORDS).exp() * sure
+    z[torch.arange(TOKENS), words] += torch.randn(TOKENS).exp() * 4 * sure
+    z = z.to(dtype).requires_grad_()
+    (1024 * F.cross_entropy(z, words, label_smoothing=smoothing)).backward()
+    assert z.grad is not None
+    sums = over_columns(z.grad)
+    at = slice(None, None, TOKENS // 16)
+    off = balance.loss_in_its_type(
+        z[at].detach().float(), z.grad[at].float(), sums[1], significand_bits(z)
+    )
+    assert balance.of_classes(sums[0], sums[3], sums[1], sums[2], off).z() < 0
 
 
 OTHERS: dict[str, tuple[Loss, str]] = {

@@ -189,7 +189,6 @@ def test_no_bit_changes_with_a_head_that_may_be_tied(tmp_path: Path, tied: bool)
             self.words = nn.Embedding(WORDS, WIDTH)
             self.lm_head = nn.Linear(WIDTH, WORDS, bias=False)
             if tied:
-                nn.init.normal_(self.words.weight, std=0.1)
                 self.lm_head.weight = self.words.weight
 
         def forward(self, words: Tensor) -> Tensor:

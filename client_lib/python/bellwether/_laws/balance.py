@@ -118,11 +118,25 @@ def tolerance(variance: Tensor, sizes: Tensor, ulps: Tensor) -> Tensor:
     return _alike(sizes, ulps) + Z_MIN * (TIMES * variance.double()).sqrt()
 
 
-def loss_in_its_type(z: Tensor, bits: int) -> float:
-    """What all p of a row may be off where log p was rounded to a type of so many bits behind the
-    leading one: the largest entropy of some rows by its rounding.  z [n, classes], the logits"""
+def loss_in_its_type(z: Tensor, dz: Tensor, sizes: Tensor, bits: int) -> float:
+    """What the sum of a row may be off where its log p were made in a type of so many bits behind
+    the leading one.
+
+    PyTorch for CPUs rounds log of the sum of exp(z) to it, too.  All p of a row may then be that
+    many ulp off alike, and log p ulp more.  So a row is off by its weight times that and its
+    entropy, also where the gradient is small: in one that is sure of its label.
+
+    z, dz  [some, classes], logits and their gradients in some rows, as examples
+    sizes  [n], of the absolute values in all rows
+    """
+    dz = dz.double()
     logs = z.double().log_softmax(1)
-    return float(-(logs.exp() * logs).sum(1).max()) * 2.0 ** -(bits + 1)
+    label = dz.argmin(1, keepdim=True)
+    lacks, given = (t.scatter(1, label, 0.0).sum(1) for t in (logs.exp(), dz))
+    weight = max(float((given / lacks.clamp(min=_LEAST)).max()), float(sizes.max()) / 2)
+    entropy = float(-(logs.exp() * logs).sum(1).max())
+    exponents = float(z.double().logsumexp(1).abs().max())
+    return weight * (entropy + 2 * exponents) * 2.0 ** -(bits + 1)
 
 
 def of_classes(
@@ -132,12 +146,12 @@ def of_classes(
     alike: the half of an ulp each, and what an exponential is off.
 
     sizes, ulps  [n], of the absolute values, and of the distances of neighbours
-    off          what all p of a row may be off otherwise
+    off          what the sum of a row may be off otherwise
     """
     total = float(sizes.double().norm())
     share = float(sums.double().norm()) / total if total else 0.0
     small = torch.where(sizes < UNDERFLOW, sizes.double(), 0.0)
-    alike = _alike(sizes, ulps) + off * sizes.double() + small
+    alike = _alike(sizes, ulps) + off + small
     return of_vector(sums.double(), variance, alike, share)
 
 

@@ -167,7 +167,7 @@ def _laws_of(measured: RowsMeasured, given: list[Any]) -> ModuleLaws:
         classes = given[3]
         off = 0.0
         if measured.logits is not None and measured.bits is not None:
-            off = loss_in_its_type(given[4], measured.bits)
+            off = loss_in_its_type(given[4], given[5], classes[1], measured.bits)
         law = found.laws[DZ] = of_classes(classes[0], classes[3], classes[1], classes[2], off)
         if law.z() > 0 and measured.logits is not None:
             at = (
