@@ -279,7 +279,7 @@ def test_a_loss_in_bf16_is_sound_where_words_are_alike(
 @pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16))
 @pytest.mark.parametrize("smoothing", (0.0, 0.1))
 @pytest.mark.parametrize("sure", (0.0, 0.5, 2.0, 8.0))
-def test_rows_that_are_sure_are_sound_in_a_loss_of_16_bits(
+def test_sure_rows_are_sound_in_a_loss_of_16_bits(
     sure: float, smoothing: float, dtype: torch.dtype
 ) -> None:
     """Few rows have an entropy, and few of those are among the ones that are looked at."""
