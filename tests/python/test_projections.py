@@ -6,6 +6,7 @@ matrix that the test itself takes from the model.
 
 from __future__ import annotations
 
+import dataclasses
 import copy
 from collections.abc import Callable
 from pathlib import Path
@@ -139,6 +140,25 @@ def test_rows_of_a_fused_projection_in_any_order(
 ) -> None:
     status = check(fused(order, keys), tmp_path / "a.bwrun", of_fused(order))
     assert status["weights"] == how and not status["notes"]
+
+
+def test_rows_of_a_query_may_lie_between_those_of_its_key(tmp_path: Path) -> None:
+    def split(module: Any, x: Tensor) -> list[Tensor]:
+        parts = module.qkv(x).unflatten(-1, (HEADS, DIM, 3)).transpose(1, 2)
+        return list(parts.unbind(-1))
+
+    def matrices(model: Any) -> tuple[Tensor, Tensor]:
+        rows = model.qkv.weight.unflatten(0, (HEADS, DIM, 3))
+        return rows[:, :, 0], rows[:, :, 1]
+
+    model = Attention(split, True, qkv=nn.Linear(WIDTH, 3 * HEADS * DIM))
+    status = check(model, tmp_path / "a.bwrun", matrices)
+    assert status["weights"] == "interleaved qkv" and not status["notes"]
+    place = location.interleaved("qkv", HEADS, DIM)
+    assert head_rows.unchangeable(model, place) == "rows of a head that do not lie side by side"
+    assert torch.equal(place.key.matrix(model, 2), matrices(model)[1][2])
+    uneven = dataclasses.replace(place.key, begins=tuple(place.key.begins[i] for i in (0, 1, 3)))
+    assert torch.equal(uneven.matrices(model), matrices(model)[1][[0, 1, 3]])
 
 
 @pytest.mark.parametrize(

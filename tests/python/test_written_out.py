@@ -109,6 +109,13 @@ def of_streams(m: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return o.view(BATCH, HEADS, TOKENS, DIM)
 
 
+def in_blocks(m: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = (t.transpose(1, 2).unsqueeze(1) for t in (q, k, v))  # One block of tokens.
+    scores = torch.einsum("...qhd,...khd->...hqk", q, k) * DIM**-0.5 + POSITIONS
+    o = torch.einsum("...hqk,...khd->...qhd", torch.softmax(scores, -1), v)
+    return o.squeeze(1).transpose(1, 2)
+
+
 def turned(m: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     scores = (q @ k.mT).permute(0, 2, 3, 1) * DIM**-0.5 + POSITIONS.permute(1, 2, 0)
     return torch.softmax(scores, dim=-2).transpose(1, 3).transpose(-1, -2) @ v
@@ -134,6 +141,7 @@ SPELLINGS: dict[Spelling, tuple[float, Callable[[Any], Optional[Tensor]]]] = {
     by_equation: (DIM**-0.5, lambda m: hides(SEES) + DIM**-0.5 * of_relative(m.had[0])),
     heads_last: (DIM**-0.5, lambda m: hides(SEES) + POSITIONS),
     of_streams: (1.0, lambda m: ADDED + POSITIONS),
+    in_blocks: (DIM**-0.5, lambda m: POSITIONS),
     turned: (DIM**-0.5, lambda m: POSITIONS),
     of_positions: (
         DIM**-0.5, lambda m: DIM**-0.5 * m.had[0] @ m.position(m.had[1]).transpose(-1, -2)

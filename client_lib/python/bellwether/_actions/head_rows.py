@@ -64,6 +64,8 @@ def unchangeable(module: nn.Module, location: Location) -> Optional[str]:
     """Why these weights cannot be changed in place; None if they can."""
     for query in (True, False):
         rows = location.query if query else location.key
+        if rows.step != 1:
+            return "rows of a head that do not lie side by side"
         try:
             found = read(resolve(module, rows.path))
             if found.updates:

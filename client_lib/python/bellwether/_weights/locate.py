@@ -114,7 +114,9 @@ def _one(holder: nn.Module, path: str, heads: int, kv_heads: int, dim: int) -> l
     found = [make(path, heads, kv_heads, dim) for make in (location.fused, location.grouped)]
     if name in names.AMBIGUOUS or is_pointwise(resolve(holder, path)):
         found = [dataclasses.replace(place, sure=False) for place in found]
-    return found[::-1] if name in names.GROUPED else found
+    if name in names.GROUPED:
+        found.reverse()
+    return found + [location.interleaved(path, heads, dim)] * (heads == kv_heads)
 
 
 def candidates(

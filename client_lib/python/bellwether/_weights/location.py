@@ -19,6 +19,7 @@ class Rows:
     total: int  # Rows that it has; with another number it is not this one.
     begins: tuple[int, ...]  # First row of each head.
     dim: int  # Rows of each.
+    step: int = 1  # How far the rows of one head are apart.
 
     def _evenly(self) -> Optional[int]:
         """How far the heads are apart; None if some are further than others."""
@@ -29,10 +30,10 @@ class Rows:
         """[heads, dim, width] of [total, width]: a view where the heads lie evenly."""
         apart = self._evenly()
         if apart is None:
-            return torch.stack([matrix.narrow(0, begin, self.dim) for begin in self.begins])
+            return torch.stack([matrix[begin :: self.step][: self.dim] for begin in self.begins])
         row, column = matrix.stride()
         return matrix.as_strided(
-            (len(self.begins), self.dim, matrix.shape[1]), (apart * row, row, column),
+            (len(self.begins), self.dim, matrix.shape[1]), (apart * row, self.step * row, column),
             matrix.storage_offset() + self.begins[0] * row,
         )  # fmt: skip
 
@@ -43,7 +44,7 @@ class Rows:
             begins = torch.tensor(self.begins, device=device)
         else:  # Without a copy from the host, for which a GPU is waited for.
             begins = self.begins[0] + apart * torch.arange(heads, device=device)
-        return begins[:, None] + torch.arange(self.dim, device=device)
+        return begins[:, None] + self.step * torch.arange(self.dim, device=device)
 
     def projection(self, holder: nn.Module) -> tuple[Projection, Tensor]:
         """It, and its base [total, width].  Raises Unreadable."""
@@ -127,6 +128,13 @@ def grouped(name: str, heads: int, kv_heads: int, dim: int) -> Location:
     query = tuple((h // share * each + h % share) * dim for h in range(heads))
     key = tuple((h * each + share) * dim for h in range(kv_heads))
     return Location(f"grouped {name}", Rows(name, total, query, dim), Rows(name, total, key, dim))
+
+
+def interleaved(name: str, heads: int, dim: int) -> Location:
+    """The first rows of a head's query, key and value, then the second ones."""
+    query = Rows(name, 3 * heads * dim, tuple(3 * h * dim for h in range(heads)), dim, 3)
+    key = dataclasses.replace(query, begins=tuple(begin + 1 for begin in query.begins))
+    return Location(f"interleaved {name}", query, key)
 
 
 def gated(names: tuple[str, str], heads: int, kv_heads: int, dim: int) -> list[Location]:

@@ -13,7 +13,10 @@ from typing import NamedTuple, Optional
 
 from torch import Tensor
 
-_EQUATION = re.compile(r"([a-zA-Z]+),([a-zA-Z]+)->([a-zA-Z]+)")
+_PART = r"((?:\.\.\.)?[a-zA-Z]+)"
+_EQUATION = re.compile(f"{_PART},{_PART}->{_PART}")
+# That stand for the dimensions of an ellipsis: no equation is made of them.
+_OTHERS = "\u03b1\u03b2\u03b3\u03b4"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,18 +59,28 @@ class OfScores(NamedTuple):
     keys_first: bool  # The keys are the first operand.
 
 
-def _letters(equation: str) -> Optional[tuple[str, str, str]]:
+def _letters(equation: str, a: Tensor, b: Tensor) -> Optional[tuple[str, str, str]]:
+    """One for each dimension."""
     found = _EQUATION.fullmatch(equation.replace(" ", ""))
     if found is None:
         return None
-    a, b, out = found.groups()
-    return (a, b, out) if all(len(set(x)) == len(x) for x in (a, b, out)) else None
+    parts = list(found.groups())
+    if any(part.startswith("...") for part in parts):
+        if not all(part.startswith("...") for part in parts):
+            return None
+        more = [x.dim() - len(part) + 3 for x, part in zip((a, b), parts)]
+        if more[0] != more[1] or not 0 <= more[0] <= len(_OTHERS):
+            return None
+        parts = [_OTHERS[: more[0]] + part[3:] for part in parts]
+    if (a.dim(), b.dim()) != (len(parts[0]), len(parts[1])):
+        return None
+    return (parts[0], parts[1], parts[2]) if all(len(set(x)) == len(x) for x in parts) else None
 
 
 def of_scores(equation: str, a: Tensor, b: Tensor) -> Optional[OfScores]:
     """None where it is no product of queries and keys."""
-    letters = _letters(equation)
-    if letters is None or (a.dim(), b.dim()) != (len(letters[0]), len(letters[1])):
+    letters = _letters(equation, a, b)
+    if letters is None:
         return None
     sizes = dict(zip(letters[0], a.shape))
     if any(sizes.get(letter, size) != size for letter, size in zip(letters[1], b.shape)):
@@ -95,13 +108,14 @@ def of_scores(equation: str, a: Tensor, b: Tensor) -> Optional[OfScores]:
     )  # fmt: skip
 
 
-def of_values(equation: str, weights_first: bool, weights: Order) -> Optional[tuple[Order, Order]]:
+def of_values(
+    equation: str, a: Tensor, b: Tensor, weights_first: bool, weights: Order
+) -> Optional[tuple[Order, Order]]:
     """(of the values, of the output); None where it is no product of weights and values."""
-    letters = _letters(equation)
+    letters = _letters(equation, a, b)
     if letters is None:
         return None
-    a, b, out = letters
-    of, v = (a, b) if weights_first else (b, a)
+    of, v, out = letters if weights_first else (letters[1], letters[0], letters[2])
     if len(of) != len(weights.batch) + 3:
         return None
     batch, heads = [of[i] for i in weights.batch], of[weights.heads]
