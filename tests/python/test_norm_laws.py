@@ -223,6 +223,9 @@ def test_other_modules_are_no_norms() -> None:
         not is_norm(module) and not is_norm(nn.BatchNorm1d(4)) and not is_norm(nn.GroupNorm(2, 4))
     )
     assert all(is_norm(make(16)) for make in classes().values())
+    own = type("OwnLayerNorm", (nn.Module,), {"__module__": "transformers.own"})()
+    own.normalized_shape = 16
+    assert is_norm(own)
     _, faults = measured(module, lambda: module(1 * x).sum().backward(), host)
     assert not faults and host.left_out == [balance.OTHER_FORM]
 

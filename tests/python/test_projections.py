@@ -514,6 +514,22 @@ def test_projections_without_a_name_that_is_known(copies: bool, tmp_path: Path) 
     assert status["weights"] == "by its rows first second" and not status["notes"]
 
 
+def test_compiled_projections_without_a_name_are_told_apart(tmp_path: Path) -> None:
+    def split(module: Any, x: Tensor) -> list[Tensor]:
+        return [by_head(p(x)) for p in (module.first, module.second, module.third)]
+
+    torch._dynamo.reset()
+    parts = {n: nn.Linear(WIDTH, HEADS * DIM) for n in ("first", "second", "third")}
+    model = nn.Sequential(Attention(split, True, **parts))
+    with bellwether.attach(model, record=str(tmp_path / "a.bwrun"), run="c", every=1) as monitor:
+        run = torch.compile(model, backend="aot_eager")
+        for _ in range(2):
+            run(torch.randn(2, 6, WIDTH)).sum().backward()
+            monitor.step()
+        (layer,) = (layer for layer in monitor.status()["layers"] if layer["calls"])
+    assert layer["weights"] == "by its rows first second" and not layer["notes"]
+
+
 def test_calls_of_one_forward_with_projections_of_their_own(tmp_path: Path) -> None:
     class Many(nn.Module):
         def __init__(self) -> None:

@@ -106,13 +106,11 @@ class _Part:
         return target(*args, **kwargs)
 
 
-def _random(fake: Tensor) -> Tensor:
-    """A generator of its own: the host's numbers stay."""
+def _random(fake: Tensor, made: torch.Generator) -> Tensor:
     shape = [size if isinstance(size, int) else size.node.hint for size in fake.shape]
     if torch.Size(shape).numel() > NUMBERS_MAX:
         raise _Unclear
-    made = torch.randn(shape, generator=torch.Generator().manual_seed(1))
-    return made.to(device=fake.device, dtype=fake.dtype)
+    return torch.randn(shape, generator=made).to(device=fake.device, dtype=fake.dtype)
 
 
 def evidence(
@@ -140,7 +138,9 @@ def evidence(
             unset_fake_temporarily(), preserve_rng_state(), torch.no_grad(),
             torch.autocast(cuda, enabled=False),
         ):  # fmt: skip
-            given = {node: _random(node.meta["example_value"]) for node in outputs.values()}
+            # The host's numbers stay, and no two projections have the same.
+            made = torch.Generator().manual_seed(1)
+            given = {n: _random(n.meta["example_value"], made) for n in outputs.values()}
             heard = split_check.Listening({}, {})
             for path, node in outputs.items():
                 heard.hear(path, given[node])

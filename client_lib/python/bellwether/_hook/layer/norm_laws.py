@@ -38,7 +38,7 @@ def is_norm(module: nn.Module) -> bool:
     if not of.__name__.endswith(("RMSNorm", "LayerNorm")) or "forward" in vars(module):
         return False
     shape = getattr(module, "normalized_shape", None)
-    return shape is None or len(shape) == 1
+    return not isinstance(shape, (tuple, list)) or len(shape) == 1  # Some have a number.
 
 
 def _eps(module: nn.Module, x: Tensor) -> list[float]:
