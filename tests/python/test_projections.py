@@ -6,8 +6,8 @@ matrix that the test itself takes from the model.
 
 from __future__ import annotations
 
-import dataclasses
 import copy
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -142,7 +142,7 @@ def test_rows_of_a_fused_projection_in_any_order(
     assert status["weights"] == how and not status["notes"]
 
 
-def test_rows_of_a_query_may_lie_between_those_of_its_key(tmp_path: Path) -> None:
+def test_rows_of_queries_may_lie_between_those_of_keys(tmp_path: Path) -> None:
     def split(module: Any, x: Tensor) -> list[Tensor]:
         parts = module.qkv(x).unflatten(-1, (HEADS, DIM, 3)).transpose(1, 2)
         return list(parts.unbind(-1))

@@ -278,9 +278,7 @@ class WrittenOut(TorchFunctionMode):
             scores = self._of(weights).scores
             if scores is None or not scores.soft or scores.wide or weights.dim() < 4:
                 continue
-            found = einsum_orders.of_values(
-                equation, *operands, place == 0, scores.order or USUAL
-            )
+            found = einsum_orders.of_values(equation, *operands, place == 0, scores.order or USUAL)
             if found is None:
                 return args, None, None
             v, finish = self._values(
