@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 import bellwether
+from bellwether._kernels.bits import CHUNK, INTEGERS, sum_of_bits
 from bellwether._step.at_rest import AtRest, flipped
-from bellwether._step.replicas import CHUNK, INTEGERS, sum_of_bits
 
 from models import Model, Shape, batch
 from recording import Recording, replayed_alerts

@@ -23,8 +23,9 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
     fp16_compress_wrapper,
 )
 
+from bellwether._kernels.bits import sum_of_bits
 from bellwether._native import c_api
-from bellwether._step.replicas import SIGNALS, Replicas, ReplicaSample, sum_of_bits
+from bellwether._step.replicas import SIGNALS, Replicas, ReplicaSample
 
 from conftest import ROOT
 from recording import Recording

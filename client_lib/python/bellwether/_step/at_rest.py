@@ -25,8 +25,8 @@ import torch
 from torch import Tensor, nn
 
 from .._hook.model.parallel import is_dtensor, is_fully_sharded
+from .._kernels.bits import CHUNK, INTEGERS, sum_of_bits, weights_on
 from .law_rows import LawRow
-from .replicas import CHUNK, INTEGERS, sum_of_bits, weights_on
 
 TURNS_MAX = 16  # Samples until all were among them.
 _ELEMENTS_LEAST = 1 << 18  # In a sample, if there are as many.

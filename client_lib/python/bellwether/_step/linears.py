@@ -31,6 +31,9 @@ from .tapped_modules import Arriving, TappedModules
 SPLIT = "the weight is a DTensor"
 QUANTISED = "the weight is of another type"
 PARAMETRIZED = "the weight is made anew at each use"
+NOT_THE_SAME = "a checkpointed region does not compute the same a second time"
+DIFFERS = "its input was not the same, bit for bit, when its checkpointed region ran again"
+RECOMPUTED = "x:recomputed"
 OTHER_FORWARD = "its forward is not that of nn.Linear"
 
 
@@ -53,6 +56,34 @@ def why_not(module: nn.Module) -> Optional[str]:
     if type(weight) not in (Tensor, nn.Parameter) or weight.dtype not in DTYPES:
         return QUANTISED
     return None
+
+
+class Recomputations:
+    """What checkpointed regions gave the second time, in a run.
+
+    Some do not compute the same twice by intention: random numbers that are not kept, weights that
+    change in the backward.  So a layer counts once it was the same.  A difference is a fault only
+    behind SAME_LEAST inputs that were; one that comes before them ends the comparing.  Of regions
+    that differ now and then, in one call of ten, one in 800 comes that far.
+    """
+
+    SAME_LEAST = 64
+
+    def __init__(self) -> None:
+        self.same = 0
+        self.ended = False
+        self._known: set[str] = set()  # Layers that were the same.
+
+    def judged(self, found: dict[str, bool]) -> dict[str, bool]:
+        """By the layer's name: whether its input was the same; those of a step that are judged."""
+        judged = {name: same for name, same in found.items() if same or name in self._known}
+        differ = not all(judged.values())
+        self.ended = self.ended or (differ and self.same < self.SAME_LEAST)
+        if self.ended:
+            return {}
+        self.same += sum(judged.values())
+        self._known |= {name for name, same in judged.items() if same}
+        return judged
 
 
 _STATS = {name: at for at, name in enumerate(c_api.LAW_PRODUCT_STATS)}
@@ -102,8 +133,14 @@ def class_sum_of(measured: Measured, sums: list[list[float]]) -> Optional[tuple[
 class LinearSample:
     """What the layers of one step gave, perhaps still on its way from a GPU."""
 
-    def __init__(self, names: list[str], measured: list[Measured]) -> None:
-        self._names, self._measured = names, measured
+    def __init__(
+        self,
+        names: list[str],
+        measured: list[Measured],
+        recomputed: Optional[dict[str, bool]] = None,
+    ) -> None:
+        """recomputed  by the layer's name: whether its input was the same a second time"""
+        self._names, self._measured, self._recomputed = names, measured, recomputed or {}
         self._arriving = Arriving([t for m in measured for t in (m.sums, m.equals)])
         self._laws: dict[int, tuple[dict[str, Side], dict[tuple[str, str], Difference]]] = {}
 
@@ -122,8 +159,12 @@ class LinearSample:
         return self._laws
 
     def law_rows(self) -> list[LawRow]:
-        """A row for each pair of products, as "NAME dx=dW"."""
-        found = []
+        """A row for each pair of products, as "NAME dx=dW", and for what was recomputed."""
+        # Bits that differ where none should: the variance is no rounding's.
+        found = [
+            LawRow(name, RECOMPUTED, 0.0 if same else 1.0, 1e-12)
+            for name, same in self._recomputed.items()
+        ]
         for measured, (sides, laws) in zip(self._measured, self.laws().values()):
             given = sum(side.partner_nonfinite for side in sides.values())
             # In fp16 a result that is not finite is the loss scale's affair; without all
@@ -143,7 +184,7 @@ class LinearSample:
     def faults(self, sample: int) -> dict[str, str]:
         """What is wrong, in words, by the module's name.  sample  its number in the run."""
         z = limit(sample, len(PAIRS) * len(self._measured))
-        found = {}
+        found = {name: DIFFERS for name, same in self._recomputed.items() if not same}
         for measured, (sides, laws) in zip(self._measured, self.laws().values()):
             text = fault(sides, laws, z, measured.dtype == torch.float16)
             if text:
@@ -173,6 +214,8 @@ class Linears(TappedModules[Measured]):
         super().__init__(host, model)
         self._modules: list[weakref.ref[nn.Module]] = []
         self._classes: set[int] = set()  # Rows whose outputs are words.
+        self._again: list[tuple[int, Tensor]] = []  # Of this step: a layer, and whether it did.
+        self.recomputations = Recomputations()
 
     def _find(self, model: nn.Module) -> None:
         words = {m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)}
@@ -187,6 +230,7 @@ class Linears(TappedModules[Measured]):
                 self.leave_out(name, why)
 
     def _tap(self, held: Held) -> None:
+        self._again = []
         for row, module in self._in_turn(self._modules):
             tap = LinearTap(
                 self._host,
@@ -196,10 +240,20 @@ class Linears(TappedModules[Measured]):
                 self._measured.append,
                 self._left_out_row,
                 row in self._classes,
+                None if self.recomputations.ended else self._recomputed,
             )
             self._taps.add(module, tap)
 
+    def _recomputed(self, row: int, same: Tensor) -> None:
+        self._again.append((row, same))
+
     def sample(self) -> Optional[LinearSample]:
         """What was measured in this step."""
-        measured = self._taken()
-        return LinearSample(self.names, measured) if measured else None
+        measured, again = self._taken(), self._again
+        self._again = []
+        # On CPUs, where alone they are measured, nothing is waited for.
+        found = {self.names[row]: bool(same) for row, same in again}
+        judged = self.recomputations.judged(found)
+        for name in found.keys() - judged.keys():
+            self.leave_out(name, NOT_THE_SAME)
+        return LinearSample(self.names, measured, judged) if measured or judged else None

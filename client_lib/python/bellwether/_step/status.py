@@ -66,6 +66,7 @@ class LinearStatus(TypedDict):
     norms: int  # That have their turn, too.
     embeddings: int  # Likewise, as all below.
     gates: int
+    recomputed: int  # Inputs that were the same in a checkpoint's recomputation.
     heads: list[str]  # Layers that make logits of words, whose loss has laws, too.
     not_measured: Optional[str]  # Why none has.
     left_out: dict[str, int]  # "module: why", how often.
@@ -159,6 +160,7 @@ def status(steps: Steps, actions: Optional[ActionsStatus]) -> Status:
         "norms": reporter.balances.kinds.count(NORM),
         "gates": reporter.balances.kinds.count(GATE),
         "embeddings": reporter.balances.kinds.count(EMBEDDING),
+        "recomputed": reporter.linears.recomputations.same,
         "not_measured": reporter.linears.not_measured,
         "left_out": {
             f"{name}: {why}": n

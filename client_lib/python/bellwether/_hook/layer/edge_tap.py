@@ -21,7 +21,8 @@ from ..._kernels.probe import DTYPES
 from ..._util.guard import harmless
 from ..hosts import LinearHost
 from ..running import apart, being_traced, checkpointed
-from .linear_tap import Held, readable, wrapped
+from .linear_tap import Held
+from .readable import readable, wrapped
 
 _NODES_MAX = 64  # Between a result and its input.
 # Why a module was not measured.

@@ -31,7 +31,8 @@ from .edge_tap import (
     VectorLaw,
     edge_of,
 )
-from .linear_tap import VIEWS, Taps, wrapped
+from .linear_tap import VIEWS, Taps
+from .readable import wrapped
 from .row_sums import CHUNK, power_of_two, significand_bits
 
 LAW = "y=du"

@@ -23,7 +23,8 @@ from ..._kernels.probe import DTYPES
 from ..._util.guard import harmless
 from ..hosts import LinearHost
 from ..running import apart, being_traced, checkpointed
-from .linear_tap import Held, equal_rows, product_node, readable, wrapped
+from .linear_tap import Held, equal_rows, product_node
+from .readable import readable, wrapped
 from .row_sums import over_columns, over_rows, significand_bits, some_rows
 
 LOOKUP = "EmbeddingBackward0"

@@ -12,6 +12,7 @@ Where it ends before y is there (it is no longer needed then), x and dW are comp
 
 from __future__ import annotations
 
+import functools
 import time
 import weakref
 from collections.abc import Callable
@@ -27,6 +28,8 @@ from ..._kernels.products import NO_GRID, Product, add_products, grids, new_sums
 from ..._util.guard import harmless
 from ..hosts import LinearHost
 from ..running import being_traced, checkpointed
+from .readable import readable, wrapped
+from .recomputed import Recomputed
 
 VIEWS = ("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "AliasBackward0")
 PRODUCTS = ("AddmmBackward0", "MmBackward0")
@@ -142,17 +145,21 @@ class LinearTap:
     row      of the module among those that have names
     finished called with what was measured
     classes  its outputs are the logits of words: the sum of dy is measured, too
+    recomputed  called with its row and whether its input was the same when it was recomputed
     """
 
     def __init__(
         self, host: LinearHost, row: int, module: nn.Module, held: Held,
         finished: Callable[[Measured], None], left_out: Callable[[int, str], None],
-        classes: bool = False,
+        classes: bool = False, recomputed: Optional[Callable[[int, Tensor], None]] = None,
     ) -> None:  # fmt: skip
         self.host, self.row = host, row
         self._module = weakref.ref(module)
         self._held, self._finished, self._left_out = held, finished, left_out
         self._classes = classes
+        self._again = (
+            None if recomputed is None else Recomputed(host, functools.partial(recomputed, row))
+        )
         self._call: Optional[Call] = None
         self._calls = 0
         self._open = True
@@ -160,6 +167,8 @@ class LinearTap:
     def close(self) -> None:
         """Nothing more is measured."""
         self._open = False
+        if self._again is not None:
+            self._again.close()
         if self._call is not None:
             self._call.done = True
             self._call.keep(None, None)
@@ -173,6 +182,10 @@ class LinearTap:
 
     def input(self, args: Any) -> None:
         """The module's forward begins."""
+        if self._open and self._again is not None:
+            start = time.perf_counter()
+            self._again.input(args)
+            self.host.hook_seconds += time.perf_counter() - start
         if not self._open or not self._recomputes():
             return
         assert self._call is not None
@@ -375,23 +388,3 @@ class Taps:
         if not torch.compiler.is_compiling():
             for tap in self._taps.get(id(module), ()):
                 tap.output(args, output)
-
-
-def readable(tensor: Tensor) -> bool:
-    """Whether its elements lie in memory: others free what they offload, or let others lie."""
-    if wrapped(tensor) or tensor.layout != torch.strided:
-        return False
-    reach = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride()))
-    end = (tensor.storage_offset() + reach + 1) * tensor.element_size()
-    try:
-        return tensor.numel() == 0 or tensor.untyped_storage().nbytes() >= end
-    except (NotImplementedError, RuntimeError):  # It has none: batched gradients.
-        return False
-
-
-def wrapped(tensor: Tensor) -> bool:
-    """By torch.func, or no tensor of torch's own: what it holds is not to be had."""
-    if type(tensor) not in (Tensor, nn.Parameter):
-        return True
-    asks = getattr(torch._C._functorch, "is_functorch_wrapped_tensor", None)
-    return asks is not None and bool(asks(tensor))

@@ -30,7 +30,7 @@ from ..hosts import LinearHost
 from ..running import being_traced, checkpointed
 from .edge_tap import CHECKPOINTED, IN_GRAPH, OTHER_TYPE, VectorLaw, VectorsMeasured
 from .head_tap import LOOKUP, node_named
-from .linear_tap import readable, wrapped
+from .readable import readable, wrapped
 from .row_sums import CHUNK, largest_power, least_normal, power_of_two, significand_bits
 
 FEW = 8  # Times that a word comes which does not come often.
