@@ -2,15 +2,19 @@
 """Sound trainings with all laws asked at every step: which of them does the server call broken?
 
     law_sweep.py                     all set-ups on the CPU
-    law_sweep.py --device cuda       on a GPU, even where `ON_GPUS` (_kernels/laws.py) is off
+    law_sweep.py --device cuda       on a GPU, even where `ON_GPUS` is off (_kernels/laws.py,
+                                     _step/tapped_modules.py)
     law_sweep.py --only "gpt2 eager" set-ups that have these words
+    law_sweep.py --of attention      set-ups for attention's laws; modules: sound_trainings.py's
     law_sweep.py --shard 0/4         each fourth, from the first on
     law_sweep.py --seconds 100       after that time none is begun
     law_sweep.py --seed 3            other sizes, weights and data
     law_sweep.py --list              says which set-ups it would train
 
-A set-up trains a small model of random weights for a few steps.  Its recording is judged by
-`bellwether replay`, that is by the server's own judge.  Each line begins with the outcome:
+A set-up trains a small model of random weights for a few steps.  All laws are asked at all places
+in each: attention's, and those of linear layers, lm_head, norms and weights at rest.  Its recording
+is judged by `bellwether replay`, that is by the server's own judge.  Each line begins with the
+outcome:
 
     right    nothing is called broken
     known    broken, by a kernel that known_kernels.json says is wrong there
@@ -38,14 +42,16 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional, Union
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path[:0] = [str(ROOT / "client_lib" / "python"), str(ROOT / "tests" / "python"), str(HERE)]
 
 import numpy as np  # noqa: E402
+import sound_trainings  # noqa: E402
 import torch  # noqa: E402
+from sound_trainings import Whole  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 
@@ -129,9 +135,10 @@ def _wanted() -> Iterator[Setup]:
                 yield Setup(model, "flex_attention", precision, batch)
 
 
-def setups(device: str) -> list[Setup]:
+def setups(device: str) -> list[Union[Setup, Whole]]:
     """In the order in which they are trained: what tells most first."""
-    return [setup for setup in dict.fromkeys(_wanted()) if setup.possible(device)]
+    of_attention = [setup for setup in dict.fromkeys(_wanted()) if setup.possible(device)]
+    return [*of_attention, *sound_trainings.setups(device)]
 
 
 class MultiHead(nn.Module):
@@ -252,26 +259,52 @@ def _steps(setup: Setup, model: nn.Module, sizes: Sizes, device: str) -> None:
         optimizer.zero_grad()
 
 
-def _train(setup: Setup, number: int, seed: int, device: str, path: Path) -> dict[str, Any]:
+def _training(
+    setup: Union[Setup, Whole], number: int, device: str
+) -> tuple[nn.Module, Callable[[], None], dict[str, Any]]:
+    """The model, what trains it, and its sizes."""
+    import bellwether
+
+    if isinstance(setup, Whole):
+        training = sound_trainings.build(setup, device)
+
+        def steps() -> None:
+            for step in range(STEPS):
+                training.step(step)
+
+        return training.model, steps, {}
+    sizes = Sizes.of(number, device)
+    model = _build(setup, sizes, number, device)
+    if setup.special.startswith("stabilize-"):
+        bellwether.stabilize(model, mode=setup.special.removeprefix("stabilize-"))
+    return model, lambda: _steps(setup, model, sizes, device), dataclasses.asdict(sizes)
+
+
+def _train(
+    setup: Union[Setup, Whole], number: int, seed: int, device: str, path: Path
+) -> dict[str, Any]:
     import bellwether
 
     torch.manual_seed(1000 * seed + number)
-    sizes = Sizes.of(number + seed, device)
-    model = _build(setup, sizes, number + seed, device)
-    if setup.special.startswith("stabilize-"):
-        bellwether.stabilize(model, mode=setup.special.removeprefix("stabilize-"))
+    model, train, sizes = _training(setup, number + seed, device)
     monitor = bellwether.attach(model, record=str(path), run="sweep", every=1, overhead_budget=1e9)
     try:
-        _steps(setup, model, sizes, device)
+        train()
         assert monitor.flush(60), "the sender did not take all"
         status = monitor.status()
     finally:
         monitor.detach()
-    layers = status["layers"]
+    layers, linear = status["layers"], status["linear"]
     return {
-        **dataclasses.asdict(sizes), "errors": status["errors"],
+        "sizes": sizes, "errors": status["errors"],
         "without": sorted({str(x["without_laws"]) for x in layers if x.get("without_laws")}),
         "known": sorted({str(f) for x in layers for f in x.get("known_faults") or ()}),
+        "left_out": linear["left_out"], "not_measured": linear["not_measured"],
+        "faults": linear["faults"], "flips": status["rest"]["flips"],
+        "compared": status["rest"]["compared"], "rest": status["rest"]["not_measured"],
+        "law_rows": status["law_rows"],
+        "modules": {name: type(m).__name__ for name, m in model.named_modules()
+                    if any(p is not None for p in m._parameters.values())},
     }  # fmt: skip
 
 
@@ -326,14 +359,50 @@ def margins(steps: dict[int, dict[str, Any]]) -> tuple[dict[str, float], int]:
     return most, samples
 
 
+def of_modules(
+    steps: dict[int, dict[str, Any]], names: Sequence[str]
+) -> tuple[dict[str, float], dict[str, int], set[str]]:
+    """Of each law outside attention the largest part of its limit, as arithmetic_watch.h has it,
+    and the questions; and which places were asked."""
+    most: dict[str, float] = {}
+    asked: dict[str, int] = {}
+    places: set[str] = set()
+    samples = 0
+    for _, got in sorted(steps.items()):
+        if "law_difference" not in got:
+            continue
+        columns = [got[f"law_{x}"].astype(float)[:, 0] for x in ("difference", "variance", "alike")]
+        difference, variance, alike = columns
+        there = np.isfinite(difference) & np.isfinite(variance)
+        if not there.any():
+            continue
+        samples += 1
+        chance = 1e-3 * 6 / (math.pi**2 * samples**2 * there.sum())
+        limit = max(6.0, math.sqrt(2 * math.log(2 / chance)))
+        beyond = np.maximum(np.abs(difference) - np.maximum(alike, 0), 0)
+        parts = beyond / np.sqrt(np.maximum(variance, SMALLEST)) / limit
+        for row in np.flatnonzero(there):
+            place, law = names[row].rsplit(" ", 1)
+            places.add(place)
+            asked[law] = asked.get(law, 0) + 1
+            most[law] = max(most.get(law, 0.0), round(float(parts[row]), 4))
+    return most, asked, places
+
+
 def _judged(path: Path) -> dict[str, Any]:
     from recording import Recording, replayed_alerts
 
-    alerts = [a for a in replayed_alerts(path) if a["rule"] == "kernel"]
+    alerts = [a for a in replayed_alerts(path) if a["rule"] in ("kernel", "arithmetic")]
     recording = Recording(path, ended=True)
-    most, samples = margins(recording.steps())
+    steps = recording.steps()
+    most, samples = margins(steps)
+    names = [
+        n for m in recording.messages if m.WhichOneof("body") == "names" for n in m.names.names
+    ]
+    also, questions, places = of_modules(steps, names)
     return {
-        "kernel": recording.hello.run.attention.kernel, "samples": samples, "margins": most,
+        "kernel": recording.hello.run.attention.kernel, "samples": samples,
+        "margins": most | also, "questions": questions, "places": sorted(places),
         "alerts": [json.dumps(a)[:1500] for a in alerts[:4]],
     }  # fmt: skip
 
@@ -343,7 +412,7 @@ def outcome(one: dict[str, Any]) -> str:
         return "FAILED"
     if one["alerts"]:
         return "known" if one["known"] else "BROKEN"
-    return "right" if one["samples"] else "unasked"
+    return "right" if one["samples"] or one["questions"] else "unasked"
 
 
 def describe(one: dict[str, Any]) -> str:
@@ -351,8 +420,9 @@ def describe(one: dict[str, Any]) -> str:
     if "failed" in one:
         return f"{begin}: {one['failed'].splitlines()[-1][:200]}"
     text = (
-        f"{begin} [{one['kernel']}] d{one['dim']} h{one['heads']} n{one['tokens']}"
-        f" margin {one['margins']} samples {one['samples']} {one['seconds']} s"
+        f"{begin} [{one['kernel']}] {one['sizes'] or ''}"
+        f" margin {one['margins']} samples {one['samples']}"
+        f" questions {sum(one['questions'].values())} {one['seconds']} s"
     )
     if one["without"] and one["outcome"] == "unasked":
         text += f" without {one['without'][0][:120]}"
@@ -363,9 +433,14 @@ def describe(one: dict[str, Any]) -> str:
     return text + (f" ERRORS {one['errors']}" if one["errors"] else "")
 
 
-def run(setup: Setup, number: int, seed: int, device: str, folder: Path) -> dict[str, Any]:
+def run(
+    setup: Union[Setup, Whole], number: int, seed: int, device: str, folder: Path
+) -> dict[str, Any]:
     """Trains and judges one."""
     began, path = time.monotonic(), folder / f"{number}-{seed}.bwrun"
+    compiler = sys.modules.get("torch._dynamo.utils")
+    if compiler is not None:  # Where code is compiled these laws are not asked.
+        compiler.counters.clear()
     one: dict[str, Any] = {"number": number, "setup": str(setup)}
     try:
         one |= _train(setup, number, seed, device, path)
@@ -381,7 +456,7 @@ def run(setup: Setup, number: int, seed: int, device: str, folder: Path) -> dict
 def prepare(device: str, folder: Path, setenv: Callable[[str, str], None] = os.putenv) -> None:
     """Before the first set-up."""
     for name, value in (
-        ("BELLWETHER_STATS", "drift,laws"), ("BELLWETHER_LAW_LAYERS", "1000"),
+        ("BELLWETHER_STATS", "drift,laws,linear,rest"), ("BELLWETHER_LAW_LAYERS", "1000"),
         ("BELLWETHER_LOG_PATH", os.devnull),
         ("XDG_STATE_HOME", str(folder / "state")), ("HF_HUB_OFFLINE", "1"),
     ):  # fmt: skip
@@ -389,13 +464,15 @@ def prepare(device: str, folder: Path, setenv: Callable[[str, str], None] = os.p
     warnings.simplefilter("ignore")
     import bellwether.hf
     from bellwether._kernels import laws
+    from bellwether._step import at_rest, tapped_modules
 
     import protos
 
     protos.generate(folder)
     bellwether.hf.register()
+    tapped_modules.TURNS_MAX = at_rest.TURNS_MAX = 1
     if device == "cuda":
-        laws.ON_GPUS = True
+        laws.ON_GPUS = tapped_modules.ON_GPUS = True
         laws.DEVICES = frozenset({"cpu", "cuda"})
 
 
@@ -403,6 +480,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     parser = argparse.ArgumentParser(description="Sound trainings, judged by their laws.")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--only", default="")
+    parser.add_argument("--of", choices=("attention", "modules"))
     parser.add_argument("--shard", default="0/1")
     parser.add_argument("--seconds", type=float, default=math.inf)
     parser.add_argument("--seed", type=int, default=0)
@@ -414,6 +492,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         (number, setup)
         for number, setup in enumerate(setups(given.device))
         if words <= set(str(setup).split())
+        and given.of in (None, "modules" if isinstance(setup, Whole) else "attention")
     ]
     if not wanted:
         parser.error(f"--only is {given.only!r}, which no set-up has")
@@ -427,7 +506,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         prepare(given.device, Path(folder), os.environ.__setitem__)
         for number, setup in wanted:
-            spare = 15 if setup.implementation == "flex_attention" else 3
+            spare = 15 if "flex_attention" in setup else 3
             if time.monotonic() - began > given.seconds - spare:
                 print(f"not begun: {setup}", flush=True)
                 continue
@@ -441,6 +520,11 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     for one in results:
         for name, part in one.get("margins", {}).items() if one["outcome"] == "right" else ():
             largest[name] = max(largest.get(name, 0.0), part)
+    asked: dict[str, int] = {}
+    for one in results:
+        for law, count in one.get("questions", {}).items():
+            asked[law] = asked.get(law, 0) + count
+    print(f"questions outside attention: {asked}")
     print(f"{len(results)} of {len(wanted)} set-ups: {counts}; largest margins of the right "
           f"{largest}; {time.monotonic() - began:.0f} s")  # fmt: skip
     return 1 if counts["BROKEN"] or counts["FAILED"] else 0

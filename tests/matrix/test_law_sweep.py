@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import sound_trainings
 from torch import Tensor, nn
 
 import bellwether
@@ -74,18 +77,53 @@ def test_a_training_with_a_fault_is_called_broken(
     assert one["margins"]["a3"] > 1
 
 
+# Those that were once called wrong though they were right, and of each kind of law one.
+OF_MODULES = (
+    "gpt fp32 gain-large", "gpt bf16 sure-16-bits", "gpt autocast offset", "gpt medium tied",
+    "gpt autocast16 scale-grows", "cohere2 autocast16 train", "clip fp32 train",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("words", OF_MODULES)
+def test_a_sound_training_breaks_no_law_of_modules(words: str, folder: Path) -> None:
+    setup = sound_trainings.Whole(*words.split())
+    number = law_sweep.setups("cpu").index(setup)
+    one = law_sweep.run(setup, number, 0, "cpu", folder)
+    assert one["outcome"] == "right" and not one["errors"], law_sweep.describe(one)
+    assert one["questions"]["dx=dW"] > 20 and one["questions"]["dx:scale"] > 5
+    assert max(one["margins"].values()) < 1 and one["compared"] > 10_000
+
+
+def test_a_training_whose_weights_flip_is_called_broken(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flip(model: Any, step: int) -> None:
+        # By numpy: torch sees no change.
+        model.head.weight.detach().numpy().view(np.int32)[2, 3] ^= 1 << 22
+
+    way = sound_trainings.Way(between=flip)
+    monkeypatch.setitem(sound_trainings.WAYS, "flips", way)
+    one = law_sweep.run(sound_trainings.Whole("gpt", "fp32", "flips"), 1, 0, "cpu", folder)
+    assert one["outcome"] == "BROKEN", law_sweep.describe(one)
+    assert one["margins"]["W:at-rest"] > 1 and "head.weight" in one["flips"]
+
+
 def test_known_faults_are_told_apart() -> None:
-    broken = {"alerts": ["{}"], "known": [], "samples": 4}
+    broken = {"alerts": ["{}"], "known": [], "samples": 4, "questions": {}}
     assert law_sweep.outcome(broken) == "BROKEN"
     assert law_sweep.outcome({**broken, "known": ["cudnn-rows-without-keys"]}) == "known"
     assert law_sweep.outcome({"alerts": [], "known": ["x"], "samples": 4}) == "right"
-    assert law_sweep.outcome({"alerts": [], "known": [], "samples": 0}) == "unasked"
+    assert law_sweep.outcome({**broken, "alerts": [], "samples": 0}) == "unasked"
+    of_modules = {**broken, "alerts": [], "samples": 0, "questions": {"dx=dW": 3}}
+    assert law_sweep.outcome(of_modules) == "right"
 
 
 def test_the_list_has_each_kind_once() -> None:
     for device, at_least in (("cpu", 150), ("cuda", 200)):
-        found = law_sweep.setups(device)
-        assert len(set(found)) == len(found) > at_least
+        everything = law_sweep.setups(device)
+        found = [setup for setup in everything if isinstance(setup, Setup)]
+        assert len(set(everything)) == len(everything) > len(found) + 1000
+        assert len(found) > at_least
         assert {s.precision for s in found} == set(law_sweep.PRECISIONS)
         assert {s.model for s in found} == {*law_sweep.FAMILIES, "mha"}
 

@@ -12,7 +12,8 @@ from gpu import LACKS, SKIPPED
 pytestmark = pytest.mark.skipif(SKIPPED, reason=LACKS)
 
 
-def test_no_sound_training_breaks_a_law(capsys: pytest.CaptureFixture[str]) -> None:
-    failed = law_sweep.main(["--device", "cuda", "--seconds", "400"])
+@pytest.mark.parametrize("of", ("attention", "modules"))
+def test_no_sound_training_breaks_a_law(of: str, capsys: pytest.CaptureFixture[str]) -> None:
+    failed = law_sweep.main(["--device", "cuda", "--of", of, "--seconds", "400"])
     said = capsys.readouterr().out
     assert failed == 0, said

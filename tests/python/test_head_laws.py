@@ -18,11 +18,11 @@ from torch.nn.modules import module as modules
 
 import bellwether
 from bellwether._hook.layer import head_tap
-from bellwether._hook.layer.row_sums import over_columns, over_rows, significand_bits
+from bellwether._hook.layer.row_sums import of_logits, over_columns, over_rows, significand_bits
 from bellwether._laws import balance
 from bellwether._laws.linear import Z_MIN
 from bellwether._laws.rounding import BF16, F16, Grid
-from bellwether._step import balances
+from bellwether._step import balances, linears
 from bellwether._step.balances import BalanceSample, ModuleLaws
 
 from fused_loss import FusedCrossEntropy
@@ -261,6 +261,65 @@ def test_a_softmax_and_its_cross_entropy_are_sound(
     assert not seen.status["faults"] and not seen.status["left_out"]
 
 
+@pytest.mark.parametrize("kind", ("bf16", "autocast", "fp32", "in the type"))
+@pytest.mark.parametrize("size", (10.0, 100.0, 3000.0))
+def test_rows_that_are_sure_of_a_word_are_sound(
+    size: float, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """p of the label is rounded before the 1 is taken off, which leaves next to nothing of it."""
+
+    def sure(z: Tensor, words: Tensor) -> Tensor:
+        # Half of the rows are right.
+        likeliest = z.detach().argmax(1)
+        right = torch.arange(len(words)) % 2 == 0
+        z = z if kind == "in the type" else z.float()
+        return F.cross_entropy(z, torch.where(right, likeliest, words))
+
+    def prepare(model: Words) -> None:
+        nn.init.normal_(model.lm_head.weight, std=size / WIDTH**0.5)
+
+    seen = train(apart(sure), tmp_path / "a.bwrun", monkeypatch, steps=5, prepare=prepare,
+                 **KINDS.get(kind, {}))  # fmt: skip
+    assert seen.laws and seen.largest(balances.DZ) < 0 and not seen.status["faults"]
+    assert not seen.why_not()
+
+
+class Places(nn.Module):
+    """As wide as it has positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(300, 128), nn.Embedding(128, 128)
+        self.mix = nn.MultiheadAttention(128, 2, batch_first=True)
+        self.norm, self.lm_head = nn.LayerNorm(128), nn.Linear(128, 300)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.words(tokens) + self.places.weight[: tokens.shape[1]]
+        x = x + self.mix(x, x, x, need_weights=False)[0]
+        return self.lm_head(self.norm(x))  # type: ignore[no-any-return]
+
+
+def test_a_projection_as_wide_as_positions_is_no_head(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A function takes its weight, so its gradient would be taken for that of a fused loss."""
+    torch.manual_seed(0)
+    model = Places()
+    handle = bellwether.attach(
+        model, record=str(tmp_path / "a.bwrun"), run="places", every=1, overhead_budget=1e9
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for _ in range(5):
+        tokens = torch.randint(0, 300, (2, 64))
+        F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    status = handle.status()["linear"]
+    handle.detach()
+    assert status["heads"] == ["lm_head"] and not status["faults"]
+    assert f"mix.out_proj: {linears.LENT}" in status["left_out"]
+
+
 @pytest.mark.parametrize("std", (0.0, 1e-3, 0.02))
 def test_a_loss_in_bf16_is_sound_where_words_are_alike(
     std: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -291,11 +350,9 @@ def test_sure_rows_are_sound_in_a_loss_of_16_bits(
     (1024 * F.cross_entropy(z, words, label_smoothing=smoothing)).backward()
     assert z.grad is not None
     sums = over_columns(z.grad)
-    at = slice(None, None, TOKENS // 16)
-    off = balance.loss_in_its_type(
-        z[at].detach().float(), z.grad[at].float(), sums[1], significand_bits(z)
-    )
-    assert balance.of_classes(sums[0], sums[3], sums[1], sums[2], off).z() < 0
+    unsure, off = of_logits(z.detach().float(), significand_bits(z))
+    weights = balance.loss_weights(sums[1], unsure)
+    assert balance.of_classes(sums[0], sums[3], sums[1], sums[2], weights, off).z() < 0
 
 
 OTHERS: dict[str, tuple[Loss, str]] = {

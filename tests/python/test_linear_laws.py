@@ -30,6 +30,7 @@ from bellwether._hook.layer import linear_tap
 from bellwether._hook.layer.linear_tap import Held, LinearTap, Taps, equal_rows, product_node
 from bellwether._kernels.memory import Memories
 from bellwether._kernels.products import Product, add_products, new_sums
+from bellwether._laws.balance import SMALL
 from bellwether._laws.linear import (
     ALARMS,
     PAIRS,
@@ -43,7 +44,7 @@ from bellwether._laws.linear import (
 )  # fmt: skip
 from bellwether._native import c_api
 from bellwether._step import linears, tapped_modules
-from bellwether._step.linears import LinearSample, why_not
+from bellwether._step.linears import LinearSample, is_head, why_not
 from bellwether._step.tapped_modules import TURNS_MAX
 
 from models import Model, Shape, batch
@@ -70,7 +71,8 @@ def measured(
     run()
     taps.close()
     assert not host.errors
-    return LinearSample(["it"], found).laws()[0] if found else ({}, {})
+    sample = LinearSample(["it"], found, lambda _, why: host.left_out.append(why))
+    return sample.laws()[0] if found else ({}, {})
 
 
 def largest(laws: Laws) -> float:
@@ -373,6 +375,39 @@ def test_a_result_that_is_no_single_product_is_left_out() -> None:
     with_bias_apart = lambda: layer(x.transpose(0, 1)).sum().backward()  # noqa: E731
     assert measured(layer, with_bias_apart, host) == ({}, {})
     assert host.left_out == [linear_tap.OTHER_PRODUCT]
+
+
+def test_gradients_that_underflow_are_said() -> None:
+    host, layer = Host(), nn.Linear(32, 48)
+    x = torch.randn(64, 32, requires_grad=True)
+    _, laws = measured(layer, lambda: layer(x).mul(1e-38).sum().backward(), host)
+    assert not laws and host.left_out == [SMALL]
+
+
+def test_heads_are_told_from_layers_as_wide_as_positions() -> None:
+    model = nn.ModuleDict({
+        "words": nn.Embedding(300, 32), "places": nn.Embedding(64, 32),
+        "blocks": nn.ModuleList(
+            nn.ModuleDict({"up": nn.Linear(32, 64), "out": nn.MultiheadAttention(64, 2)})
+            for _ in range(2)
+        ),
+        "lm_head": nn.Linear(32, 300), "more": nn.ModuleList([nn.Linear(32, 300)]),
+        "deep": nn.ModuleList([nn.ModuleDict({"tied": nn.Linear(32, 300)})]),
+    })  # fmt: skip
+    model["deep"][0]["tied"].weight = model["words"].weight  # type: ignore[index]
+    words = [m for m in model.modules() if isinstance(m, nn.Embedding)]
+    found = [name for name, m in model.named_modules() if is_head(name, m, words, None)]
+    assert found == ["lm_head", "more.0", "deep.0.tied"]
+    up = model["blocks"][1]["up"]  # type: ignore[index]
+    assert is_head("blocks.1.up", up, words, up)
+
+    class TopKRouter(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(4, 8))
+
+    assert why_not(TopKRouter()) == linears.OWN_PRODUCTS and why_not(words[0]) == ""
+    assert why_not(model["blocks"][0]["out"].out_proj) == linears.LENT  # type: ignore[index]
 
 
 def test_modules_that_are_left_out_say_why() -> None:

@@ -109,6 +109,47 @@ def test_gradients_that_underflow_break_no_law(
     assert all(law.z() < 4 for law in laws.laws.values())
 
 
+@pytest.mark.parametrize("rows", (2, 512))
+@pytest.mark.parametrize("offset", (1.0, 30.0, 1000.0))
+@pytest.mark.parametrize("dtype", TYPES)
+def test_a_mean_that_is_taken_off_breaks_no_law(
+    dtype: torch.dtype, offset: float, rows: int
+) -> None:  # fmt: skip
+    """Both are rounded as large numbers, and what is left is small."""
+    for seed in range(4):
+        torch.manual_seed(seed)
+        module = nn.LayerNorm(64)
+        with torch.no_grad():
+            module.weight.normal_()
+            module.bias.normal_()
+        module, x = module.to(dtype), offset + torch.randn(rows, 64)
+        u, x = torch.randn(rows, 64), x.to(dtype).requires_grad_()
+        laws, faults = measured(module, lambda: module(1 * x).float().backward(u))  # noqa: B023
+        assert laws is not None and not faults
+        assert all(law.z() < 4 for law in laws.laws.values())
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("name", ("Cohere", "Nemotron"))
+def test_the_result_tells_which_norm_it_is(name: str, dtype: torch.dtype) -> None:
+    """Cohere's takes off the mean, Nemotron's stores the gain less one."""
+    cohere = pytest.importorskip("transformers.models.cohere.modeling_cohere")
+    nemotron = pytest.importorskip("transformers.models.nemotron.modeling_nemotron")
+    kinds = {"Cohere": cohere.CohereLayerNorm, "Nemotron": nemotron.NemotronLayerNorm1P}
+    torch.manual_seed(1)
+    module, x = kinds[name](64).to(dtype), 0.2 * torch.randn(48, 64).to(dtype)
+    assert is_norm(module)
+    u, x = torch.randn(48, 64), x.requires_grad_()
+
+    def run() -> None:
+        made = module(1 * x)
+        (made.float() * u + 0.5 * made.float().square()).sum().backward()
+
+    laws, faults = measured(module, run)
+    assert laws is not None and not faults and {"dx:scale", "dx:mean"} <= set(laws.laws)
+    assert all(law.z() < 4 for law in laws.laws.values())
+
+
 def damaged(output: Tensor, x: Tensor, damage: Callable[[Tensor], Any]) -> None:
     """The gradient that the call returns for its input is another."""
     found = edges(output, {"x": x})

@@ -40,7 +40,9 @@ AGAINST = -0.25
 # Of the squares of a row's gradients, that a softmax does not explain; True: they have 16 bits.
 UNLIKE = {True: 1e-5, False: 1e-8}
 UNLIKE_ROWS = 0.1
-FORM = 0.01  # Of the squares of a result, that what a module is taken for does not explain.
+# Of the squares of a result, that what a module is taken for does not explain; True: it was given
+# 16 bits, of which its mean may have been kept, or gives such.
+FORM = {True: 0.01, False: 1e-6}
 _LEAST = 1e-300
 # Sums of absolute values below it are of gradients that may underflow, or whose products may.
 UNDERFLOW = 2.0**-60
@@ -109,49 +111,38 @@ def of_rows(sums: Tensor, variance: Tensor, sizes: Tensor, some: Tensor, equals:
     return Balance(float(vector.norm()), degrees, share, along)
 
 
-def _alike(sizes: Tensor, ulps: Tensor) -> Tensor:
-    return ulps.double() / 2 + EXPONENTIAL * sizes.double()
+def loss_weights(sizes: Tensor, unsure: Tensor) -> Tensor:
+    """At least what the losses of rows are multiplied by [n].  A row's gradients are p less its
+    label, by that, and no label is likelier than the likeliest class: their absolute values add up
+    to `unsure` of it at least.  unsure  [n], 1 - p of the likeliest class"""
+    # Next to nothing is known where p of all other classes underflow.
+    return sizes.double() / unsure.double().clamp(min=_LEAST)
 
 
-def tolerance(variance: Tensor, sizes: Tensor, ulps: Tensor) -> Tensor:
-    """What rounding may make of the sums of some rows, each one."""
-    return _alike(sizes, ulps) + Z_MIN * (TIMES * variance.double()).sqrt()
+def _alike(weights: Tensor, ulps: Tensor) -> Tensor:
+    # p of a label near 1 is rounded before the 1 is taken off: the row's weight counts, not sizes.
+    return ulps.double() / 2 + EXPONENTIAL * weights
 
 
-def loss_in_its_type(z: Tensor, dz: Tensor, sizes: Tensor, bits: int) -> float:
-    """What the sum of a row may be off where its log p were made in a type of so many bits behind
-    the leading one.
-
-    PyTorch for CPUs rounds log of the sum of exp(z) to it, too.  All p of a row may then be that
-    many ulp off alike, and log p ulp more.  So a row is off by its weight times that and its
-    entropy, also where the gradient is small: in one that is sure of its label.
-
-    z, dz  [some, classes], logits and their gradients in some rows, as examples
-    sizes  [n], of the absolute values in all rows
-    """
-    dz = dz.double()
-    logs = z.double().log_softmax(1)
-    label = dz.argmin(1, keepdim=True)
-    lacks, given = (t.scatter(1, label, 0.0).sum(1) for t in (logs.exp(), dz))
-    weight = max(float((given / lacks.clamp(min=_LEAST)).max()), float(sizes.max()) / 2)
-    entropy = float(-(logs.exp() * logs).sum(1).max())
-    exponents = float(z.double().logsumexp(1).abs().max())
-    return weight * (entropy + 2 * exponents) * 2.0 ** -(bits + 1)
+def tolerance(variance: Tensor, weights: Tensor, ulps: Tensor) -> Tensor:
+    """What rounding may make of the sums of some rows, each one.  weights  loss_weights()"""
+    return _alike(weights, ulps) + Z_MIN * (TIMES * variance.double()).sqrt()
 
 
 def of_classes(
-    sums: Tensor, variance: Tensor, sizes: Tensor, ulps: Tensor, off: float = 0.0
+    sums: Tensor, variance: Tensor, sizes: Tensor, ulps: Tensor, weights: Tensor, off: Tensor
 ) -> Balance:
     """Of the gradients of logits: a number for each row [n], where all roundings of a row may be
     alike: the half of an ulp each, and what an exponential is off.
 
     sizes, ulps  [n], of the absolute values, and of the distances of neighbours
-    off          what the sum of a row may be off otherwise
+    weights      [n], loss_weights()
+    off          [n], what all p of a row may be off otherwise
     """
     total = float(sizes.double().norm())
     share = float(sums.double().norm()) / total if total else 0.0
     small = torch.where(sizes < UNDERFLOW, sizes.double(), 0.0)
-    alike = _alike(sizes, ulps) + off + small
+    alike = _alike(weights, ulps) + off.double() * weights + small
     return of_vector(sums.double(), variance, alike, share)
 
 

@@ -36,7 +36,7 @@ from .._laws.balance import (
     UNDERFLOW,
     Z_LOSS,
     Balance,
-    loss_in_its_type,
+    loss_weights,
     of_classes,
     of_rows,
     of_vector,
@@ -46,7 +46,7 @@ from .._laws.balance import (
 from .._laws.linear import limit
 from .._native import c_api
 from .law_rows import LawRow
-from .linears import why_not
+from .linears import is_head, why_not
 from .tapped_modules import Arriving, TappedModules
 
 HEADS_MAX = 8
@@ -165,17 +165,17 @@ def _laws_of(measured: RowsMeasured, given: list[Any]) -> ModuleLaws:
             found.not_judged[DW] = Z_LOSS
     if measured.classes is not None:
         classes = given[3]
-        off = 0.0
-        if measured.logits is not None and measured.bits is not None:
-            off = loss_in_its_type(given[4], given[5], classes[1], measured.bits)
-        law = found.laws[DZ] = of_classes(classes[0], classes[3], classes[1], classes[2], off)
+        weights = loss_weights(classes[1], classes[4])
+        law = found.laws[DZ] = of_classes(
+            classes[0], classes[3], classes[1], classes[2], weights, classes[5]
+        )
         if law.z() > 0 and measured.logits is not None:
             at = (
                 torch.arange(len(given[4]), dtype=torch.int64, device="cpu")
                 * classes.shape[1]
                 // len(given[4])
             )
-            over = tolerance(classes[3], classes[1], classes[2])
+            over = tolerance(classes[3], weights, classes[2])
             largest = float((classes[0].abs() - over).max())
             why = unlike_a_softmax(
                 classes[0][at], over[at], given[4], given[5], largest, measured.bits is not None
@@ -192,7 +192,7 @@ def _of_vectors(measured: VectorsMeasured, given: list[Any]) -> ModuleLaws:
     if measured.unlike is not None:
         unlike = given.pop(0)
         form = int(unlike.argmin())
-        if not float(unlike[form]) <= FORM:
+        if not float(unlike[form]) <= FORM[measured.in_16_bits]:
             found.not_judged["y"] = OTHER_FORM
             return found
     if measured.counts is not None:
@@ -238,11 +238,9 @@ class Balances(TappedModules[Union[RowsMeasured, VectorsMeasured]]):
         words = [m for m in model.modules() if isinstance(m, nn.Embedding)]
         self._words = [weakref.ref(m) for m in words]
         self._capped = _caps(model)
-        sizes = {m.num_embeddings for m in words}
         output = getattr(model, "get_output_embeddings", lambda: None)()
         for name, module in model.named_modules():
-            rows = getattr(module, "out_features", None)
-            if (rows not in sizes and module is not output) or len(self._heads) >= HEADS_MAX:
+            if not is_head(name, module, words, output) or len(self._heads) >= HEADS_MAX:
                 continue
             why = why_not(module)
             if why is None:

@@ -12,17 +12,20 @@ transformers' Conv1D.  The base layer of an adapter (LoRA) is such a module itse
 from __future__ import annotations
 
 import math
+import re
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Optional
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from .._hook.hosts import LinearHost
 from .._hook.layer.linear_tap import Held, LinearTap, Measured
 from .._hook.model.parallel import is_dtensor
 from .._kernels.probe import DTYPES
+from .._laws.balance import SMALL
 from .._laws.linear import PAIRS, TENSORS, Difference, Side, differences, fault, limit
 from .._native import c_api
 from .law_rows import LawRow
@@ -35,6 +38,8 @@ NOT_THE_SAME = "a checkpointed region does not compute the same a second time"
 DIFFERS = "its input was not the same, bit for bit, when its checkpointed region ran again"
 RECOMPUTED = "x:recomputed"
 OTHER_FORWARD = "its forward is not that of nn.Linear"
+OWN_PRODUCTS = "its products are written otherwise"
+LENT = "the module that has it takes its weight, and does not call it"
 
 
 def why_not(module: nn.Module) -> Optional[str]:
@@ -43,11 +48,14 @@ def why_not(module: nn.Module) -> Optional[str]:
         "transformers."
     )
     if not isinstance(module, nn.Linear) and not conv1d:
-        return ""
+        matrices = any(p is not None and p.dim() > 1 for p in module._parameters.values())
+        return OWN_PRODUCTS if matrices and _EXPERTS.search(type(module).__name__) else ""
     if not conv1d and type(module).forward is not nn.Linear.forward:
         return OTHER_FORWARD
     if "forward" in vars(module):
         return OTHER_FORWARD
+    if isinstance(module, NonDynamicallyQuantizableLinear):  # Of nn.MultiheadAttention.
+        return LENT
     weight = vars(module).get("_parameters", {}).get("weight")
     if weight is None:
         return PARAMETRIZED
@@ -86,6 +94,25 @@ class Recomputations:
         return judged
 
 
+def is_head(
+    name: str, module: nn.Module, words: Sequence[nn.Embedding], output: Optional[nn.Module]
+) -> bool:
+    """Whether a module makes logits of words.
+
+    words   the model's embeddings
+    output  what the model itself says
+    """
+    weight = module._parameters.get("weight")
+    if module is output or (weight is not None and any(weight is m.weight for m in words)):
+        return not isinstance(module, nn.Embedding)
+    if getattr(module, "out_features", None) not in {m.num_embeddings for m in words}:
+        return False
+    # Blocks that repeat have layers as wide as there are positions; no head is inside of one.
+    return not any(part.isdigit() for part in name.split(".")[:-1])
+
+
+# Modules whose weights are those of many linear layers, or that choose among them.
+_EXPERTS = re.compile("Expert|Router|GLU")
 _STATS = {name: at for at, name in enumerate(c_api.LAW_PRODUCT_STATS)}
 
 
@@ -137,10 +164,12 @@ class LinearSample:
         self,
         names: list[str],
         measured: list[Measured],
+        not_judged: Callable[[str, str], None],
         recomputed: Optional[dict[str, bool]] = None,
     ) -> None:
         """recomputed  by the layer's name: whether its input was the same a second time"""
-        self._names, self._measured, self._recomputed = names, measured, recomputed or {}
+        self._names, self._measured, self._not_judged = names, measured, not_judged
+        self._recomputed = recomputed or {}
         self._arriving = Arriving([t for m in measured for t in (m.sums, m.equals)])
         self._laws: dict[int, tuple[dict[str, Side], dict[tuple[str, str], Difference]]] = {}
 
@@ -155,6 +184,8 @@ class LinearSample:
                 sides = sides_of(measured, values[2 * at], values[2 * at + 1])
                 fp32 = measured.dtype == torch.float32
                 laws = differences(sides, fp32, math.prod(measured.shape))
+                if not laws:
+                    self._not_judged(self._names[measured.row], SMALL)
                 self._laws[measured.row] = sides, laws
         return self._laws
 
@@ -218,12 +249,13 @@ class Linears(TappedModules[Measured]):
         self.recomputations = Recomputations()
 
     def _find(self, model: nn.Module) -> None:
-        words = {m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)}
+        words = [m for m in model.modules() if isinstance(m, nn.Embedding)]
+        output = getattr(model, "get_output_embeddings", lambda: None)()
         for name, module in model.named_modules():
             why = why_not(module)
             if why is None and len(self.names) < c_api.NAMED_ROWS_MAX:
                 self._modules.append(weakref.ref(module))
-                if getattr(module, "out_features", None) in words:
+                if is_head(name, module, words, output):
                     self._classes.add(len(self.names))
                 self.names.append(name or "the model")
             elif why:
@@ -256,4 +288,6 @@ class Linears(TappedModules[Measured]):
         judged = self.recomputations.judged(found)
         for name in found.keys() - judged.keys():
             self.leave_out(name, NOT_THE_SAME)
-        return LinearSample(self.names, measured, judged) if measured or judged else None
+        if not measured and not judged:
+            return None
+        return LinearSample(self.names, measured, self.leave_out, judged)

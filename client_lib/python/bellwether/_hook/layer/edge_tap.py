@@ -57,14 +57,15 @@ class VectorsMeasured:
     counts  float64 [2]: elements that are not finite in what the call was given, and in what it
             computed from finite ones; none where they are not counted
     overflows  the latter are the loss scale's affair: fp16
+    in_16_bits  whether the module was given such numbers, or has made them
     """
 
     def __init__(
         self, row: int, laws: list[list[VectorLaw]], unlike: Optional[Tensor],
-        counts: Optional[Tensor] = None, overflows: bool = False,
+        counts: Optional[Tensor] = None, overflows: bool = False, in_16_bits: bool = False,
     ) -> None:  # fmt: skip
         self.row, self.laws, self.unlike = row, laws, unlike  # Laws of each form.
-        self.counts, self.overflows = counts, overflows
+        self.counts, self.overflows, self.in_16_bits = counts, overflows, in_16_bits
 
     def tensors(self) -> list[Tensor]:
         found = [law.numbers for form in self.laws for law in form]
@@ -231,4 +232,5 @@ class EdgeTap:
             if found is None:
                 self._left_out(self.row, OTHER_TYPE)
             else:
-                self._finished(VectorsMeasured(self.row, *found))
+                in_16_bits = 2 in (x.element_size(), y.element_size())
+                self._finished(VectorsMeasured(self.row, *found, in_16_bits=in_16_bits))

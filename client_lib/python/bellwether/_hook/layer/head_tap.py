@@ -25,7 +25,7 @@ from ..hosts import LinearHost
 from ..running import apart, being_traced, checkpointed
 from .linear_tap import Held, equal_rows, product_node
 from .readable import readable, wrapped
-from .row_sums import over_columns, over_rows, significand_bits, some_rows
+from .row_sums import chunks, of_logits, over_columns, over_rows, significand_bits, some_rows
 
 LOOKUP = "EmbeddingBackward0"
 _NEAR = 4  # Nodes between a module's result and what made it.
@@ -134,7 +134,8 @@ class RowsMeasured:
         self.sums = sums  # float64 [3, d], as over_rows() has them.
         self.some, self.equals = some, equals
         self.fused = fused  # What has made the gradient was not seen.
-        self.classes = classes  # float64 [4, tokens], as over_columns() has them.
+        # float64 [6, tokens]: as over_columns() and of_logits() have them.
+        self.classes = classes
         self.logits = logits  # z and dz at some of the tokens.
         self.bits = bits  # Behind the leading one, of logits in 16 bits.
 
@@ -164,6 +165,7 @@ class HeadTap:
         self._open, self._done = True, False
         self._x: Optional[Tensor] = None
         self._y: Optional[Tensor] = None  # At some of the tokens.
+        self._of_logits: Optional[Tensor] = None  # At all.
         self._handle: Any = None
         weight = module.weight
         assert isinstance(weight, Tensor)
@@ -173,7 +175,8 @@ class HeadTap:
 
     def close(self) -> None:
         """Nothing more is measured."""
-        self._open, self._x, self._y, self._node = False, None, None, None
+        self._open = False
+        self._x = self._y = self._of_logits = self._node = None
         if self._handle is not None:
             self._handle.remove()
             self._handle = None
@@ -203,13 +206,17 @@ class HeadTap:
         if checkpointed():
             return CHECKPOINTED
         node = product_node(output)
-        if node is None or output.dtype not in DTYPES:
+        if node is None or output.dtype not in DTYPES or output.numel() == 0:
             return OTHER_TYPE
         if not self._held.take(x):
             return NO_ROOM
         with torch.no_grad():
             self._x = x.detach()
-            self._y = some_rows(output.detach().reshape(-1, output.shape[-1]))
+            logits = output.detach().reshape(-1, output.shape[-1])
+            self._y = some_rows(logits)
+            bits = significand_bits(logits) if logits.element_size() == 2 else None
+            of_chunks = [of_logits(chunk.float(), bits) for chunk in chunks(logits)]
+            self._of_logits = torch.cat(of_chunks, 1)
         node.register_hook(self._product)
         return None
 
@@ -220,16 +227,21 @@ class HeadTap:
             return
         start = time.perf_counter()
         self._done = True
-        x, y, module = self._x, self._y, self._module()
-        self._x = self._y = None
+        x, y, of_z, module = self._x, self._y, self._of_logits, self._module()
+        self._x = self._y = self._of_logits = None
         d_y, d_w = outputs[0], inputs[-1]
-        if x is None or module is None or not all(_usable(t) for t in (d_y, d_w, x)):
+        if (
+            x is None
+            or of_z is None
+            or module is None
+            or not all(_usable(t) for t in (d_y, d_w, x))
+        ):
             self._left_out(self.row, OTHER_TYPE)
             return
         with torch.no_grad():
             if isinstance(module, nn.Linear):
                 d_w = d_w.t()
-            classes = over_columns(d_y)
+            classes = torch.cat([over_columns(d_y), of_z.double()])
             sums = over_rows(d_w, TF32_BITS)
             rows = x.reshape(d_y.shape[0], -1).to(d_y.dtype)
             # What the gradients of the logits do not add up to is the loss's affair.

@@ -5,7 +5,8 @@ With r^2 = mean x^2 + eps, a gain g and y = g x / r, for each row
     <x, dx> = <y, dy> eps / r^2               the result does not change with the scale of x
 
 and for each feature g dg = sum of y dy.  LayerNorm has x - mean and y - b instead, and the sum of a
-row's dx is zero.  Some modules store g - 1: which one it is, is told by y.
+row's dx is zero.  Some modules store g - 1, and a name does not tell whether the mean is taken off:
+which one it is, is told by y.  What the mean is taken off is rounded as numbers of its size are.
 
 PyTorch's LayerNorm for CPUs keeps mean and 1 / r of tensors in 16 bits in that type, and adds up dg
 in it.  So dg is off by 0.5 to 36 % of its absolute values (2.13, bf16), and is left out there.
@@ -35,7 +36,8 @@ def is_norm(module: nn.Module) -> bool:
     of = type(module)
     if not of.__module__.startswith(("torch.nn.modules.normalization", "transformers.")):
         return False
-    if not of.__name__.endswith(("RMSNorm", "LayerNorm")) or "forward" in vars(module):
+    kinds = ("RMSNorm", "LayerNorm", "LayerNorm1P")
+    if not of.__name__.endswith(kinds) or "forward" in vars(module):
         return False
     shape = getattr(module, "normalized_shape", None)
     return not isinstance(shape, (tuple, list)) or len(shape) == 1  # Some have a number.
@@ -66,13 +68,18 @@ def norm_laws(module: nn.Module, x: Tensor, y: Tensor, got: Gradients) -> Laws:
     bias = module._parameters.get("bias")
     if y.shape != x.shape or (weight is not None and weight.shape != (n,)):
         return None
-    centred = isinstance(module, nn.LayerNorm)
     gains = [x.new_ones(n)] if weight is None else [weight.detach(), 1 + weight.detach().float()]
-    forms = [(gain.double(), eps) for gain in gains for eps in _eps(module, x)]
+    both = not isinstance(module, (nn.LayerNorm, nn.RMSNorm))
+    means = (False, True) if both else (isinstance(module, nn.LayerNorm),)
+    forms = [
+        (gain.double(), eps, centred)
+        for gain in gains for eps in _eps(module, x) for centred in means
+    ]  # fmt: skip
     shift = x.new_zeros(n).double() if bias is None else bias.detach().double()
     laws, unlike = [], []
-    for gain, eps in forms:
-        form = _Form(n, gain, shift, eps, centred, x.dtype)
+    in_16_bits = isinstance(module, nn.LayerNorm) and x.dtype in _INSIDE_16
+    for gain, eps, centred in forms:
+        form = _Form(n, gain, shift, eps, centred, _INSIDE_16[x.dtype] if in_16_bits else None)
         step = max(1, CHUNK // n)
         for at in range(0, x.numel() // n, step):
             form.add(slice(at, at + step), x, y, got)
@@ -84,11 +91,11 @@ def norm_laws(module: nn.Module, x: Tensor, y: Tensor, got: Gradients) -> Laws:
 class _Form:
     def __init__(
         self, n: int, gain: Tensor, shift: Tensor, eps: float, centred: bool,
-        dtype: torch.dtype,
+        inside_16: Optional[float],
     ) -> None:  # fmt: skip
         self.n, self.gain, self.shift, self.eps, self.centred = n, gain, shift, eps, centred
-        self.in_16_bits = centred and dtype in _INSIDE_16
-        self.inside = _INSIDE_16[dtype] if self.in_16_bits else INSIDE
+        self.in_16_bits = inside_16 is not None
+        self.inside = INSIDE if inside_16 is None else inside_16
         self.count = 0
         self.rows: list[Tensor] = []  # [3, rows] of each chunk.
         self.means: list[Tensor] = []
@@ -102,9 +109,12 @@ class _Form:
         d_x: Any = sum(part.reshape(-1, n)[here].double() for part in got["x"])
         d_y: Any = sum(part.reshape(-1, n)[here].double() for part in got["y"])
         rows, made = x.reshape(-1, n)[here].double(), y.reshape(-1, n)[here]
-        if self.centred:
-            rows = rows - rows.mean(1, keepdim=True)
+        mean = rows.mean(1, keepdim=True) if self.centred else rows.new_zeros(len(rows), 1)
+        rows = rows - mean
         squares = rows.square().mean(1) + self.eps
+        # x / r and mean / r, of which only the difference is left, are as many times larger.
+        taken_off = mean.abs() / squares.sqrt()[:, None]
+        within = self.inside * (1 + 2 * taken_off[:, 0])
         made_ulp = _squares([y], here, n)
         without = made.double() - self.shift
         product = without * d_y
@@ -122,12 +132,12 @@ class _Form:
             torch.stack([
                 (rows * d_x).sum(1) - product.sum(1) * small,
                 (variance + small.square() * inside) / 12,
-                self.inside * rows.norm(dim=1) * size
+                within * rows.norm(dim=1) * size
                 + flushed * rows.abs().sum(1) + along * rows.square().sum(1),
             ])
         )  # fmt: skip
         if self.centred:
-            otherwise = self.inside * n**0.5 * size + flushed * n + along * rows.abs().sum(1)
+            otherwise = within * n**0.5 * size + flushed * n + along * rows.abs().sum(1)
             self.means.append(torch.stack([d_x.sum(1), d_x_ulp.sum(1) / 12, otherwise]))
         # A product may be rounded before it is added up.
         rounded = product.abs().to(y.dtype)
@@ -138,7 +148,8 @@ class _Form:
             product.sum(0),
             (d_y.square() * made_ulp + product_ulp).sum(0) / 12,
             # Features may be alike in all rows, and be added up one by one.
-            (d_y.abs() * made_ulp.sqrt() + product_ulp.sqrt()).sum(0) / 2,
+            (d_y.abs() * made_ulp.sqrt() + product_ulp.sqrt()).sum(0) / 2
+            + INSIDE * (2 * taken_off * self.gain.abs() * d_y.abs()).sum(0),
         ])  # fmt: skip
         expected = rows / squares.sqrt()[:, None] * self.gain + self.shift
         self.rest += torch.stack([

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Optional
+
 import torch
 from torch import Tensor
 
@@ -102,3 +104,25 @@ def some_rows(t: Tensor, count: int = SOME_ROWS) -> Tensor:
         torch.arange(min(count, n), dtype=torch.int64, device=t.device) * n // max(1, min(count, n))
     )
     return t.index_select(0, at)
+
+
+def of_logits(z: Tensor, bits: Optional[int]) -> Tensor:
+    """float32 [2, n]: 1 - p of the likeliest class, however small, and what all p of a row may be
+    off where log p was rounded, too.  z [n, classes], float32
+
+    bits  behind the leading one of the type of log p; None = float32, which rounds it to nothing
+
+    Roundings of log p add the entropy by that of their type.  Kernels for CPUs keep the sum of the
+    exponentials in that type, too, and its logarithm.
+    """
+    largest, at = z.max(1, keepdim=True)
+    below = z - largest
+    others = below.exp().scatter(1, at, 0.0)
+    total = others.sum(1)
+    off = torch.zeros_like(total)
+    if bits is not None:
+        # others / (1 + total) are p, and log(1 + total) - below are -log p.
+        sizes = torch.where(others > 0, others * below, 0.0).sum(1)
+        logarithm = total.log1p()
+        off = (1 + 2 * logarithm - sizes / (1 + total)) * 2.0 ** -(bits + 1)
+    return torch.stack([total / (1 + total), off])
