@@ -806,6 +806,7 @@ def setups(device: str) -> list[Whole]:
         for mode in ("checkpoint", "reentrant"):
             if mode in architecture.modes:
                 found.append(Whole(architecture.name, "bf16", mode))
-                found.append(Whole(architecture.name, "autocast", mode))
+                if "autocast" in architecture.precisions:
+                    found.append(Whole(architecture.name, "autocast", mode))
         found.append(Whole(architecture.name, "bf16", "embeddings-frozen"))
     return found
