@@ -345,6 +345,38 @@ def test_three_dimensions_are_not_measured_and_said(watched: Watched) -> None:
         assert any("which are batch and which are heads is not told" in n for n in layer.notes)
 
 
+class Gates(nn.Module):
+    """Changes its output in place, which the products of attention do not need."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (heads_of(p(x)) for p in (self.q, self.k, self.v))
+        o = torch.softmax(q @ k.mT, -1) @ v
+        o.mul_(heads_of(x).sigmoid())
+        return merged(o).sin()
+
+
+@pytest.mark.parametrize("reentrant", [None, False, True])
+def test_outputs_that_are_changed_in_place_are_said(
+    reentrant: Optional[bool], watched: Watched
+) -> None:
+    module, x = Gates(), torch.randn(2, 6, WIDTH, requires_grad=True)
+    with watched(module) as monitor:
+        for _ in range(2):
+            if reentrant is None:
+                y = module(x)
+            else:
+                y = checkpoint(module, x, use_reentrant=reentrant)
+            y.square().sum().backward()
+        (layer,) = monitor.layers
+        (found,) = sums(monitor)
+        assert found["rows"].tolist() == [0.0] * HEADS and (found["key_gradient_sum"] > 0).all()
+        assert any("changed in place" in note for note in layer.notes), layer.notes
+
+
 class OneHead(nn.Module):
     """Three dimensions, or the same as four."""
 

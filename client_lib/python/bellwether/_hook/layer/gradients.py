@@ -46,12 +46,20 @@ class Gradients:
             saved: tuple[Tensor, ...] = ctx.saved_tensors
             return saved
         except Exception as e:  # The attention may be one that does without them.
-            changed = "modified by an inplace operation" in str(e)
-            reason = "was changed in place" if changed else f"cannot be read ({in_words(e)})"
-            self._notes.add(
-                f"q, k, v, the mask or the output {reason}: only the key-gradient leak is measured"
-            )
+            if "modified by an inplace operation" in str(e):
+                self.changed()
+            else:
+                self._only_leak(f"cannot be read ({in_words(e)})")
             return None
+
+    @harmless("backward of the attention")
+    def changed(self) -> None:
+        self._only_leak("was changed in place")
+
+    def _only_leak(self, reason: str) -> None:
+        self._notes.add(
+            f"q, k, v, the mask or the output {reason}: only the key-gradient leak is measured"
+        )
 
     @harmless("backward of the attention")
     def output_gradient(self, kept: Kept, saved: tuple[Tensor, ...], d_o: Tensor) -> None:

@@ -44,6 +44,9 @@ class TapListener(Protocol):
     def read(self, ctx: Any) -> Optional[tuple[Tensor, ...]]:
         """What OutputTap has saved; None if that is not what it was."""
 
+    def changed(self) -> None:
+        """What OutputTap has saved was changed in place, and read without an error."""
+
     def output_gradient(self, kept: Kept, saved: tuple[Tensor, ...], d_o: Tensor) -> None:
         """Measures them; `saved` are o, q, k, v and what `kept` names."""
 

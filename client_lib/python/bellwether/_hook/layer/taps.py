@@ -9,6 +9,7 @@ activation checkpointing.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Optional, cast
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from ..calls.call import AttentionCall
 from ..calls.kernel_choice import unseen
+from ..running import host_reads_back
 from .kept import Kept, tensors_of
 
 # By them a checkpoint ends a recomputation early, or the backward: raised where a tensor is saved.
@@ -29,13 +31,26 @@ CHECKPOINTS: tuple[type[Exception], ...] = tuple(
 )
 
 
+def _versions(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.tensor([t._version for t in tensors], device="cpu")
+
+
+def _as_saved(tensors: Sequence[Tensor], versions: Tensor) -> bool:
+    """Whether none was changed in place.  A checkpoint hands out what its recomputation has made,
+    and does not look."""
+    return all(t._version <= then for t, then in zip(tensors, versions.tolist()))
+
+
 class OutputTap(torch.autograd.Function):
     """Identity on the attention output; its backward measures q, k, v, o and dO."""
 
     @staticmethod
     def forward(ctx: Any, kept: Kept, *saved: Tensor) -> Tensor:
         """saved  o, q, k, v and what `kept` names"""
-        ctx.save_for_backward(*saved)  # The storages that the attention itself saves.
+        # As it was in the first forward, so it is in a recomputation, whatever failed in between.
+        ctx.versioned = host_reads_back()
+        versions = (_versions(saved),) if ctx.versioned else ()
+        ctx.save_for_backward(*saved, *versions)  # The storages that the attention itself saves.
         ctx.kept = kept
         o = saved[0]
         # Not a view to autograd: code that changes the output in place goes on working.
@@ -48,7 +63,9 @@ class OutputTap(torch.autograd.Function):
             # Reading may run the host's forward again: its errors are its own, and not ours to
             # take, since it has counted what it recomputed until then.
             saved = ctx.saved_tensors if kept.host_reads else kept.listener.read(ctx)
-            if saved is not None:
+            if saved is not None and ctx.versioned and not _as_saved(saved[:-1], saved[-1]):
+                kept.listener.changed()
+            elif saved is not None:
                 kept.listener.output_gradient(kept, saved, d_o)
         return None, d_o, *([None] * (3 + len(kept.names)))
 
