@@ -366,10 +366,8 @@ def test_outputs_that_are_changed_in_place_are_said(
     module, x = Gates(), torch.randn(2, 6, WIDTH, requires_grad=True)
     with watched(module) as monitor:
         for _ in range(2):
-            if reentrant is None:
-                y = module(x)
-            else:
-                y = checkpoint(module, x, use_reentrant=reentrant)
+            plain = reentrant is None
+            y = module(x) if plain else checkpoint(module, x, use_reentrant=reentrant)
             y.square().sum().backward()
         (layer,) = monitor.layers
         (found,) = sums(monitor)

@@ -514,6 +514,58 @@ def test_projections_without_a_name_that_is_known(copies: bool, tmp_path: Path) 
     assert status["weights"] == "by its rows first second" and not status["notes"]
 
 
+class SharesKeys(nn.Module):
+    """Of two attentions the second has the keys and values of the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        three = {n: nn.Linear(WIDTH, WIDTH) for n in ("q_proj", "k_proj", "v_proj")}
+        first = Attention(lambda m, x: [], True, **three, k_norm=nn.RMSNorm(DIM))
+        second = Attention(lambda m, x: [], True, q_proj=nn.Linear(WIDTH, WIDTH))
+        self.blocks = nn.ModuleList(nn.ModuleDict({"attn": a}) for a in (first, second))
+
+    def forward(self, x: Tensor) -> Tensor:
+        held: list[Tensor] = []
+
+        def split(module: Any, x: Tensor) -> list[Tensor]:
+            if hasattr(module, "k_proj"):
+                held[:] = [module.k_norm(by_head(module.k_proj(x))), by_head(module.v_proj(x))]
+            return [by_head(module.q_proj(x)), *held]
+
+        for block in self.blocks:
+            block["attn"].split = split
+            x = block["attn"](x)
+        return x
+
+
+def test_keys_of_another_layer_have_its_weights(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = SharesKeys()
+    monitor = bellwether.attach(
+        model, record=str(tmp_path / "a.bwrun"), run="s", every=1, overhead_budget=1e9
+    )
+    want = []
+
+    def stepped() -> None:
+        first, second = (block["attn"] for block in model.blocks)
+        of = (first.q_proj, first.k_proj, second.q_proj)
+        with torch.no_grad():
+            weights = [p.weight.unflatten(0, (HEADS, -1)).double() for p in of]
+            want.append([torch.linalg.svdvals(w)[:, 0] for w in weights])
+
+    train(model, 3, stepped)
+    assert monitor.flush(20)
+    status = monitor.status()
+    monitor.detach()
+    assert not status["errors"] and not [n for layer in status["layers"] for n in layer["notes"]]
+    assert status["layers"][1]["weights"] == "by its rows q_proj, with the keys of blocks.0.attn"
+    found = Recording(tmp_path / "a.bwrun", ended=True).steps()
+    for step, (q1, k1, q2) in enumerate(want):
+        for row, signal, sigma in ((0, "wq_sigma", q1), (1, "wq_sigma", q2), (1, "wk_sigma", k1)):
+            have = torch.tensor(found[step][signal][row]).double()
+            assert torch.allclose(have, sigma, rtol=1e-5), (row, signal)
+
+
 def test_compiled_projections_without_a_name_are_told_apart(tmp_path: Path) -> None:
     def split(module: Any, x: Tensor) -> list[Tensor]:
         return [by_head(p(x)) for p in (module.first, module.second, module.third)]

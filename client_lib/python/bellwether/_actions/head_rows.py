@@ -62,6 +62,8 @@ def parts(module: nn.Module, location: Location, query: bool, head: int) -> Iter
 
 def unchangeable(module: nn.Module, location: Location) -> Optional[str]:
     """Why these weights cannot be changed in place; None if they can."""
+    if location.shared:
+        return "its keys are those of another layer"
     for query in (True, False):
         rows = location.query if query else location.key
         if rows.step != 1:

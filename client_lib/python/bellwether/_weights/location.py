@@ -83,6 +83,7 @@ class Location:
     how: str  # In words for people: the order of the rows, and the names.
     query: Rows
     key: Rows
+    shared: bool = False  # W_K is that of another layer, whose keys this one is given.
     sure: bool = True  # False: only what the attention is given tells the order of the rows.
 
     @property

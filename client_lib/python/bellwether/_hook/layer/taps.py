@@ -32,7 +32,7 @@ CHECKPOINTS: tuple[type[Exception], ...] = tuple(
 
 
 def _versions(tensors: Sequence[Tensor]) -> Tensor:
-    return torch.tensor([t._version for t in tensors], device="cpu")
+    return torch.tensor([t._version for t in tensors], dtype=torch.int64, device="cpu")
 
 
 def _as_saved(tensors: Sequence[Tensor], versions: Tensor) -> bool:

@@ -7,6 +7,7 @@ is compared with the q and k of the call.
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 from collections.abc import Callable
 from typing import Optional
@@ -192,6 +193,8 @@ class WeightSearch:
                     heard.take(holder, rows.path, other.listening)
         with torch.no_grad():
             self._check_by(split_check.evidence(heard, q, k), holder)
+            if self._weights.location is None and not self._weights.checked:
+                self._look_elsewhere(heard, q, k, holder)
 
     def check_by(self, shown: Optional[split_check.Evidence]) -> None:
         """The same by what was found while the call was traced."""
@@ -225,11 +228,51 @@ class WeightSearch:
         if query is None or key is None:
             self._one_found(query, key)
             return
+        self._searched()
+        self._place(split_check.by_rows(query, key), holder)
+
+    def _searched(self) -> None:
         self._weights.checked = True
         halves = [note for note in self._notes if _NO_OTHER in note]
         for told in (_NOT_FOUND, OTHER_CALL, *halves):  # Of a call before this one.
             self._notes.pop(told, None)
-        self._place(split_check.by_rows(query, key), holder)
+
+    def _look_elsewhere(
+        self, heard: split_check.Listening, q: Tensor, k: Tensor, holder: nn.Module
+    ) -> None:
+        """For keys that another layer has made in the same forward, as models have them that keep
+        those of some layers only."""
+        root = self.host.model()
+        query, _ = split_check.search(split_check.evidence(heard, q, k), self._kv_heads)
+        if root is None or query is None:
+            return
+        names_of = {id(module): name for name, module in root.named_modules()}
+        for module in root.modules():
+            other = self._of_module(module)
+            if other is None or other is self:
+                continue
+            key = other.makes(q, k, self._kv_heads)
+            if key is None or id(holder) not in names_of or id(key[0]) not in names_of:
+                continue
+            rows = [
+                dataclasses.replace(part, path=f"{names_of[id(owner)]}.{part.path}".lstrip("."))
+                for owner, part in ((holder, query), key)
+            ]
+            self._searched()
+            self._holder = weakref.ref(root)
+            how = f"by its rows {query.path}, with the keys of {names_of[id(module)]}"
+            self._weights.place(Location(how, rows[0], rows[1], shared=True), root)
+            return
+
+    def makes(self, q: Tensor, k: Tensor, kv_heads: int) -> Optional[tuple[nn.Module, Rows]]:
+        """The rows of its projections that these keys are made of, and the module from which on
+        their path goes; None if they are made of others."""
+        found, heard = self._weights.found(), self.listening
+        if found is None or heard is None or found[1].kv_heads != kv_heads:
+            return None
+        shown = split_check.evidence(heard, q, k)
+        side = shown.key.every(shown.key_heads // kv_heads)
+        return (found[0], found[1].key) if side.verdict(heard, found[1].key) else None
 
     def _one_found(self, query: Optional[Rows], key: Optional[Rows]) -> None:
         """Or none of them."""
