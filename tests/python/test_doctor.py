@@ -42,7 +42,7 @@ SOUND = HEAD + "model = A()" + TAIL
 EAGER = HEAD + """
 class E(A):
     def attend(self, q, k, v):
-        return (q @ k.mT).softmax(-1) @ v
+        return (q @ k.mT).sin().softmax(-1) @ v
 model = E()
 """ + TAIL  # fmt: skip
 FROZEN = HEAD + """
@@ -110,7 +110,7 @@ def test_installation_alone(tmp_path: Path) -> None:
 def test_eager_attention(tmp_path: Path) -> None:
     done = doctor(tmp_path, EAGER)
     assert done.returncode == 1
-    assert "written out, for 2 heads that it does not name: not measured" in failures(done)
+    assert "written out, with sin between its products: not measured" in failures(done)
 
 
 def test_partly_measured_layer_fails(tmp_path: Path) -> None:

@@ -134,7 +134,8 @@ def layer_findings(status: dict[str, Any]) -> list[Finding]:
         elif layer["lends"]:
             found.append(Finding(None, f"{name}: holds the projections of an attention beside it"))
         elif not layer["attention"]:
-            found.append(Finding(None, f"{name}: no softmax in its code: nothing to watch"))
+            what = "nothing to watch, unless it writes one by exp, which is not seen"
+            found.append(Finding(None, f"{name}: no softmax in its code: {what}"))
         elif layer["unused"] and sees_use:
             found.append(
                 Finding(None, f"{name}: not used in these steps, {layer['unused']}: not watched")
