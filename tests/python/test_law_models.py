@@ -13,6 +13,9 @@ import torch
 from torch import Tensor
 
 import bellwether
+from bellwether._hook.layer.gate_law import OTHER_GATE
+from bellwether._hook.layer.lookup_law import OTHER_LOOKUP
+from bellwether._hook.layer.router_law import OTHER_ROUTER
 
 pytest.importorskip("transformers")
 import transformers
@@ -92,3 +95,7 @@ def test_a_sound_training_breaks_no_law_and_keeps_its_bits(
     assert status["errors"] == 0, status["last_error"]
     assert not status["linear"]["faults"]
     assert status["linear"]["embeddings"] == 1 + (name == "GPT2")
+    routers = {"Mixtral": 2, "Qwen3Moe": 2, "GptOss": 2, "DeepseekV2": 1}
+    assert status["linear"]["routers"] == routers.get(name, 0)
+    reasons = (OTHER_ROUTER, OTHER_GATE, OTHER_LOOKUP)
+    assert not [why for why in status["linear"]["left_out"] if why.endswith(reasons)]

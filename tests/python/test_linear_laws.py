@@ -508,6 +508,7 @@ def test_every_layer_has_its_turn_and_no_bit_changes(
         "norms": 2,
         "embeddings": 0,
         "gates": 0,
+        "routers": 0,
         "not_measured": None,
         "faults": {},
     }

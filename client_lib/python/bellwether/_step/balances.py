@@ -1,7 +1,7 @@
 """The laws outside attention whose sums are zero, in a running job: lm_head and its loss, norms,
-embeddings, gated MLPs.
+embeddings, gated MLPs, routers.
 
-_hook/layer/head_tap.py, norm_laws.py, lookup_law.py and gate_law.py say what is measured,
+_hook/layer/head_tap.py, norm_laws.py and the files *_law.py beside them say what is measured,
 _laws/balance.py what must hold.  In each sample all heads are asked: there are few, and the sums of
 one take less than its products by far.  The others take turns, as linear layers do.
 
@@ -26,6 +26,7 @@ from .._hook.layer.head_tap import HeadTap, Lookups, RowsMeasured
 from .._hook.layer.linear_tap import Held
 from .._hook.layer.lookup_law import LookupTap
 from .._hook.layer.norm_laws import is_norm, norm_laws
+from .._hook.layer.router_law import RouterTap, is_router
 from .._laws.balance import (
     AGAINST,
     FORM,
@@ -50,7 +51,7 @@ from .linears import is_head, why_not
 from .tapped_modules import Arriving, TappedModules
 
 HEADS_MAX = 8
-NORM, EMBEDDING, GATE = "norms", "embeddings", "gates"
+NORM, EMBEDDING, GATE, ROUTER = "norms", "embeddings", "gates", "routers"
 SOFTCAP = "its model caps the logits, or has a z-loss, and its loss is not seen"
 DZ, DW = "dz:classes", "dW:classes"
 CAPPED = "its model caps the logits, or has a z-loss: their gradients are not judged"
@@ -60,6 +61,7 @@ WORDS = {
     "dx:scale": "dx is wrong: it is not the gradient of what does not change with the scale of x",
     "dx:mean": "dx is wrong: its rows do not add up to 0",
     **dict.fromkeys(lookup_law.LAWS, "dW is wrong: it is not that of the tokens, row by row"),
+    "dlogits:experts": "dlogits is wrong: a router's rows do not add up to 0 over the experts",
     "y=du": "y or du is wrong: of a gate, u times the one is not dy times the other",
     "y=dg": "y or the gain's gradient is wrong: the one times dy is not the gain times the other",
 }
@@ -221,6 +223,8 @@ def _kind(module: nn.Module) -> Optional[str]:
         return NORM
     if gate_children(module) is not None:
         return GATE
+    if is_router(module):
+        return ROUTER
     return EMBEDDING if isinstance(module, nn.Embedding) else None
 
 
@@ -285,6 +289,8 @@ class Balances(TappedModules[Union[RowsMeasured, VectorsMeasured]]):
             then = self._measured.append, self._left_out_row
             if self.kinds[at] == EMBEDDING:
                 self._taps.add(module, LookupTap(self._host, row, *then))
+            elif self.kinds[at] == ROUTER:
+                self._taps.add(module, RouterTap(self._host, row, *then))
             elif self.kinds[at] == GATE:
                 GateTap(*given, gate_laws, *then).listen(self._taps, module)
             else:

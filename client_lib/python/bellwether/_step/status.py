@@ -7,7 +7,7 @@ from typing import Optional, TypedDict
 from .._hook.capturing import CaptureStatus
 from .._hook.layer.layer import Layer
 from .._native.run_client import Counters
-from .balances import EMBEDDING, GATE, NORM
+from .balances import EMBEDDING, GATE, NORM, ROUTER
 from .steps import Steps
 
 
@@ -66,6 +66,7 @@ class LinearStatus(TypedDict):
     norms: int  # That have their turn, too.
     embeddings: int  # Likewise, as all below.
     gates: int
+    routers: int
     recomputed: int  # Inputs that were the same in a checkpoint's recomputation.
     heads: list[str]  # Layers that make logits of words, whose loss has laws, too.
     not_measured: Optional[str]  # Why none has.
@@ -158,6 +159,7 @@ def status(steps: Steps, actions: Optional[ActionsStatus]) -> Status:
         "modules": len(reporter.linears.names),
         "heads": reporter.balances.names[: reporter.balances.heads],
         "norms": reporter.balances.kinds.count(NORM),
+        "routers": reporter.balances.kinds.count(ROUTER),
         "gates": reporter.balances.kinds.count(GATE),
         "embeddings": reporter.balances.kinds.count(EMBEDDING),
         "recomputed": reporter.linears.recomputations.same,
