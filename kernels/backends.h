@@ -13,6 +13,7 @@
 #include "bellwether/kernels/center_keys.h"
 #include "bellwether/kernels/key_leak.h"
 #include "bellwether/kernels/law_products.h"
+#include "bellwether/kernels/law_sums.h"
 #include "bellwether/kernels/probe.h"
 #include "bellwether/kernels/spectral.h"
 
@@ -25,6 +26,7 @@ Status AttentionLaws(const AttentionLawsParams& params, uint32_t threads);
 Status AttentionShadow(const AttentionShadowParams& params, uint32_t threads);
 Status KeyLeak(const KeyLeakParams& params, uint32_t threads);
 Status LawProducts(const LawProductsParams& params, uint32_t threads);
+Status LawSums(const LawSumsParams& params, uint32_t threads);
 Status CenterKeys(const CenterKeysParams& params, uint32_t threads);
 Status SpectralNorms(const SpectralParams& params, uint32_t threads);
 Status IncrementRank(const IncrementRankParams& params, uint32_t threads);
@@ -46,6 +48,7 @@ Status AttentionLaws(const AttentionLawsParams& params, void* stream);
 Status AttentionShadow(const AttentionShadowParams& params, void* stream);
 Status KeyLeak(const KeyLeakParams& params, void* stream);
 Status LawProducts(const LawProductsParams& params, void* stream);
+Status LawSums(const LawSumsParams& params, void* stream);
 Status CenterKeys(const CenterKeysParams& params, void* stream);
 Status SpectralNorms(const SpectralParams* each, int64_t count, void* stream);
 size_t AttentionForwardWorkspaceBytes(const AttentionForwardParams& params);

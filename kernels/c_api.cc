@@ -34,6 +34,7 @@ static_assert(static_cast<int>(BW_LAW_ACCUMULATED) == static_cast<int>(bk::LawAr
 static_assert(static_cast<int>(BW_SHADOW_STAT_COUNT) == bk::kShadowStatCount);
 static_assert(static_cast<int>(BW_LAW_PRODUCT_STAT_COUNT) == bk::kLawProductStatCount);
 static_assert(static_cast<int>(BW_LAW_PRODUCT_Y_VARIANCE) == bk::kLawProductYVariance);
+static_assert(static_cast<int>(BW_LAW_SUM_STAT_COUNT) == bk::kLawSumStatCount);
 static_assert(static_cast<int>(BW_GRID_F16) == static_cast<int>(bk::Grid::kFloat16));
 static_assert(static_cast<int>(BW_BOOL) == static_cast<int>(bk::MaskDType::kBool));
 static_assert(static_cast<int>(BW_KERNEL_DEVICE_ERROR) == static_cast<int>(Status::kDeviceError));
@@ -167,6 +168,18 @@ Status RunLawProducts(const bw_law_products_params& c) {
   return bk::LawProducts(p, ToDevice(c.backend, c.stream, c.threads));
 }
 
+Status RunLawSums(const bw_law_sums_params& c) {
+  bk::LawSumsParams p;
+  p.dtype = ToEnum<bk::DType>(c.dtype);
+  p.data = c.data;
+  p.kept = c.kept;
+  p.summed = c.summed;
+  p.kept_stride = c.kept_stride;
+  p.summed_stride = c.summed_stride;
+  p.out = c.out;
+  return bk::LawSums(p, ToDevice(c.backend, c.stream, c.threads));
+}
+
 bk::SpectralParams ToSpectral(const bw_spectral_params& c) {
   bk::SpectralParams p;
   p.dtype = ToEnum<bk::DType>(c.dtype);
@@ -264,6 +277,8 @@ bw_kernel_status bw_attention_shadow(const bw_attention_shadow_params* params) {
 bw_kernel_status bw_key_leak(const bw_key_leak_params* params) { return Call(params, RunKeyLeak); }
 
 bw_kernel_status bw_law_products(const bw_law_products_params* params) { return Call(params, RunLawProducts); }
+
+bw_kernel_status bw_law_sums(const bw_law_sums_params* params) { return Call(params, RunLawSums); }
 
 bw_kernel_status bw_spectral_norms(const bw_spectral_params* params) { return Call(params, RunSpectralNorms); }
 

@@ -243,6 +243,26 @@ def law_products(
     check(lib, lib.bw_law_products(ctypes.byref(params)))
 
 
+class LawSumsParams(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32), ("backend", ctypes.c_uint32), ("dtype", ctypes.c_uint32),
+        ("threads", ctypes.c_uint32), ("stream", ctypes.c_void_p), ("kept", ctypes.c_int64),
+        ("summed", ctypes.c_int64), ("kept_stride", ctypes.c_int64),
+        ("summed_stride", ctypes.c_int64), ("data", ctypes.c_void_p), ("out", ctypes.c_void_p)]
+
+
+LAW_SUM_STATS = 5
+
+
+def law_sums(lib: ctypes.CDLL, x: torch.Tensor, dim: int, into: torch.Tensor) -> None:
+    """Adds to into [size of x's other dimension][LAW_SUM_STATS], float64."""
+    params = LawSumsParams(
+        **call_fields(LawSumsParams, x), kept=x.shape[1 - dim], summed=x.shape[dim],
+        kept_stride=x.stride(1 - dim), summed_stride=x.stride(dim), data=x.data_ptr(),
+        out=into.data_ptr())
+    check(lib, lib.bw_law_sums(ctypes.byref(params)))
+
+
 @dataclasses.dataclass
 class Spectrum:
     """Outputs of the spectral norms; direction is read, too."""

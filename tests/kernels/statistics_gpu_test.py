@@ -576,6 +576,25 @@ def test_law_products_count_what_is_not_finite(lib: Lib) -> None:
     assert into[0, 4:].tolist() == [2, 1] and not math.isfinite(into[0, 0])
 
 
+def test_law_sums_equal_the_cpu(lib: Lib) -> None:
+    for dtype in (BF16, F16, F32):
+        torch.manual_seed(1)
+        whole = (randn(700, 901) * torch.logspace(-8, 0, 901)).to(dtype)
+        for x in (whole, whole.t(), whole[:, :1], whole[:1], whole[::3, ::2], whole[:, 3:640]):
+            for dim in (0, 1):
+                shape = x.shape[1 - dim], calls.LAW_SUM_STATS
+                cpu = torch.ones(*shape, dtype=torch.float64)
+                gpu = cpu.cuda()
+                moved = torch.empty(700 * 901, dtype=dtype, device="cuda")
+                moved.copy_(whole.flatten())
+                calls.law_sums(lib, x, dim, cpu)
+                calls.law_sums(lib, moved.as_strided(x.shape, x.stride(), x.storage_offset()), dim, gpu)
+                size = cpu.clone()
+                size[:, 0] = cpu[:, 1]
+                worst = ((cpu - gpu.cpu()).abs() / size).max()
+                assert worst < 1e-12, (dtype, list(x.shape), dim, worst)
+
+
 def planted(heads: int, rows: int, columns: int, top: float) -> torch.Tensor:
     """Gaussian, with one direction `top` times as strong."""
     torch.manual_seed(rows + columns)

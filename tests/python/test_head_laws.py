@@ -19,6 +19,7 @@ from torch.nn.modules import module as modules
 import bellwether
 from bellwether._hook.layer import head_tap
 from bellwether._hook.layer.row_sums import of_logits, over_columns, over_rows, significand_bits
+from bellwether._kernels.memory import HostMemory
 from bellwether._laws import balance
 from bellwether._laws.linear import Z_MIN
 from bellwether._laws.rounding import BF16, F16, Grid
@@ -28,6 +29,7 @@ from bellwether._step.balances import BalanceSample, ModuleLaws
 from fused_loss import FusedCrossEntropy
 from recording import Recording
 
+MEMORY = HostMemory()
 WORDS, WIDTH, TOKENS, CHUNKS = 512, 32, 1024, 64
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -349,7 +351,7 @@ def test_sure_rows_are_sound_in_a_loss_of_16_bits(
     z = z.to(dtype).requires_grad_()
     (1024 * F.cross_entropy(z, words, label_smoothing=smoothing)).backward()
     assert z.grad is not None
-    sums = over_columns(z.grad)
+    sums = over_columns(MEMORY, z.grad)
     unsure, off = of_logits(z.detach().float(), significand_bits(z))
     weights = balance.loss_weights(sums[1], unsure)
     assert balance.of_classes(sums[0], sums[3], sums[1], sums[2], weights, off).z() < 0
@@ -437,7 +439,7 @@ def test_sums_and_variances_equal_those_in_fp64(dtype: torch.dtype) -> None:
     t = (torch.randn(300, 17) * torch.logspace(-6, 0, 17)).to(dtype)
     grid: Grid = BF16 if dtype == torch.bfloat16 else F16
     variance, exact = grid.variance(t), t.double()
-    rows, columns = over_rows(t, 10), over_columns(t)
+    rows, columns = over_rows(MEMORY, t, 10), over_columns(MEMORY, t)
     assert torch.allclose(rows[0], exact.sum(0), rtol=0, atol=1e-6 * float(exact.abs().sum()))
     assert torch.allclose(rows[1], exact.abs().sum(0), rtol=1e-5)
     assert torch.allclose(rows[2], variance.sum(0), rtol=1e-5)
@@ -449,7 +451,7 @@ def test_sums_and_variances_equal_those_in_fp64(dtype: torch.dtype) -> None:
 def test_a_float32_that_holds_bf16_is_taken_for_it() -> None:
     torch.manual_seed(1)
     t = torch.randn(64, 8)
-    coarse, fine = over_rows(t.bfloat16().float(), 10), over_rows(t, 10)
+    coarse, fine = over_rows(MEMORY, t.bfloat16().float(), 10), over_rows(MEMORY, t, 10)
     assert torch.allclose(coarse[2] / fine[2], torch.full((8,), 64.0).double(), rtol=0.5)
 
 

@@ -40,7 +40,7 @@ SERVER = "bellwetherd"
 # The major versions of the headers that the structures below are of, and the least minors that
 # have all of them.  Each library has a version of its own.
 CLIENT_ABI = (1, 6)
-KERNELS_ABI = (1, 6)
+KERNELS_ABI = (1, 7)
 
 
 class LibraryError(RuntimeError):
@@ -389,6 +389,9 @@ LAW_PRODUCT_STATS = (
     "y_nonfinite",
 )
 
+# bw_law_sum_stat.
+LAW_SUM_STATS = ("sum", "abs_sum", "ulp_sum", "variance", "low_bits")
+
 
 class Tensor4(Checked):
     _fields_ = [
@@ -525,6 +528,22 @@ class LawProductsParams(Checked):
         ("stream", c_void_p),
         ("count", c_int64),
         ("products", POINTER(LawProduct)),
+        ("out", c_void_p),
+    ]
+
+
+class LawSumsParams(Checked):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("backend", c_uint32),
+        ("dtype", c_uint32),
+        ("threads", c_uint32),
+        ("stream", c_void_p),
+        ("kept", c_int64),
+        ("summed", c_int64),
+        ("kept_stride", c_int64),
+        ("summed_stride", c_int64),
+        ("data", c_void_p),
         ("out", c_void_p),
     ]
 
@@ -693,6 +712,7 @@ def kernels() -> CDLL:
         _declare(library, "bw_attention_shadow", c_int, POINTER(AttentionShadowParams))
         _declare(library, "bw_key_leak", c_int, POINTER(KeyLeakParams))
         _declare(library, "bw_law_products", c_int, POINTER(LawProductsParams))
+        _declare(library, "bw_law_sums", c_int, POINTER(LawSumsParams))
         _declare(library, "bw_spectral_norms", c_int, POINTER(SpectralParams))
         _declare(library, "bw_increment_rank", c_int, POINTER(IncrementRankParams))
         _declare(library, "bw_center_keys", c_int, POINTER(CenterKeysParams))

@@ -29,7 +29,7 @@ extern "C" {
 #endif
 
 #define BW_KERNELS_API_VERSION_MAJOR 1
-#define BW_KERNELS_API_VERSION_MINOR 6
+#define BW_KERNELS_API_VERSION_MINOR 7
 
 typedef enum bw_kernel_status {
   BW_KERNEL_OK = 0,
@@ -287,6 +287,31 @@ typedef struct bw_law_products_params {
 } bw_law_products_params;
 
 BW_KERNELS_EXPORT bw_kernel_status bw_law_products(const bw_law_products_params* params);
+
+/* ---- sums of a matrix, for the laws whose sums are zero (law_sums.h is the specification) ----
+   Since 1.7. */
+
+/* Doubles of a result, in this order. */
+typedef enum bw_law_sum_stat {
+  BW_LAW_SUM_SUM = 0,
+  BW_LAW_SUM_ABS_SUM,
+  BW_LAW_SUM_ULP_SUM,
+  BW_LAW_SUM_VARIANCE, /* sum of ulp^2 / 12 */
+  BW_LAW_SUM_LOW_BITS, /* BW_F32: elements that no BW_BF16 equals */
+  BW_LAW_SUM_STAT_COUNT
+} bw_law_sum_stat;
+
+typedef struct bw_law_sums_params {
+  uint32_t struct_size;
+  uint32_t backend, dtype, threads;
+  void* stream;
+  int64_t kept, summed;               /* 0..2^31-1 each, 2^48 elements together; a result for each kept one */
+  int64_t kept_stride, summed_stride; /* elements, >= 0 */
+  const void* data;
+  double* out; /* [kept][BW_LAW_SUM_STAT_COUNT], added to */
+} bw_law_sums_params;
+
+BW_KERNELS_EXPORT bw_kernel_status bw_law_sums(const bw_law_sums_params* params);
 
 /* ---- per-head spectral norms (spectral.h is the specification) ---- */
 

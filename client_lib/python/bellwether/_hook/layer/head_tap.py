@@ -117,7 +117,7 @@ class Lookups:
             return
         start = time.perf_counter()
         with torch.no_grad():
-            sums = over_rows(gradient, TF32_BITS)[0]
+            sums = over_rows(self.host.memories.of(gradient.device), gradient, TF32_BITS)[0]
             self.sums = sums if self.sums is None else self.sums + sums
         self.host.hook_seconds += time.perf_counter() - start
 
@@ -241,8 +241,9 @@ class HeadTap:
         with torch.no_grad():
             if isinstance(module, nn.Linear):
                 d_w = d_w.t()
-            classes = torch.cat([over_columns(d_y), of_z.double()])
-            sums = over_rows(d_w, TF32_BITS)
+            memory = self.host.memories.of(d_y.device)
+            classes = torch.cat([over_columns(memory, d_y), of_z.double()])
+            sums = over_rows(memory, d_w, TF32_BITS)
             rows = x.reshape(d_y.shape[0], -1).to(d_y.dtype)
             # What the gradients of the logits do not add up to is the loss's affair.
             for at in range(0, rows.shape[0], 4096):
@@ -288,7 +289,8 @@ class HeadTap:
         in_16_bits = rounds_to_bf16(gradient.device.type) or any(
             lookups.in_16_bits for lookups in self._lookups
         )
-        sums = over_rows(gradient, BF16_BITS if in_16_bits else TF32_BITS)
+        memory = self.host.memories.of(gradient.device)
+        sums = over_rows(memory, gradient, BF16_BITS if in_16_bits else TF32_BITS)
         for lookups in tied:
             assert lookups.sums is not None
             sums[0] -= lookups.sums

@@ -7,6 +7,9 @@ from typing import Optional
 import torch
 from torch import Tensor
 
+from ..._kernels.memory import Memory
+from ..._kernels.sums import sums_along
+
 CHUNK = 1 << 21  # Elements that are taken at once: what is made of them is memory.
 SOME_ROWS = 64
 # By the type: bits of the exponent, those of the significand behind the leading one, the least
@@ -16,7 +19,6 @@ _GRIDS = {
     torch.float16: (torch.int16, 0x7C00, 10, 2.0**-14),
     torch.float32: (torch.int32, 0x7F800000, 23, 2.0**-126),
 }
-_LOW_BITS = 0xFFFF  # Of a float32 that a bfloat16 does not have.
 
 
 def power_of_two(t: Tensor) -> Tensor:
@@ -35,18 +37,6 @@ def significand_bits(t: Tensor) -> int:
     return _GRIDS[t.dtype][2]
 
 
-def grid_bits(t: Tensor, coarse: int) -> Tensor:
-    """Bits behind the leading one of what the elements were rounded to, float64.
-
-    coarse  of what float32 may have been rounded to inside
-    """
-    bits = _GRIDS[t.dtype][2]
-    if t.dtype != torch.float32:
-        return torch.full((), float(bits), dtype=torch.float64, device=t.device)
-    as_bf16 = (t.view(torch.int32) & _LOW_BITS).any().logical_not()
-    return torch.where(as_bf16, 7.0, float(coarse)).double()
-
-
 def chunks(t: Tensor) -> list[Tensor]:
     at_once = max(1, CHUNK // max(1, t.shape[1]))
     return [t[at : at + at_once] for at in range(0, t.shape[0], at_once)]
@@ -57,44 +47,24 @@ def largest_power(t: Tensor) -> Tensor:
     return power_of_two(t.abs().amax() if t.numel() else t.new_ones(()))
 
 
-def over_rows(t: Tensor, coarse: int) -> Tensor:
+def over_rows(memory: Memory, t: Tensor, coarse: int) -> Tensor:
     """float64 [3, d]: the sum of the rows, that of their absolute values, and the variance that
     rounding the elements has added to the first.  t [n, d], of a type in _GRIDS.
 
     coarse  bits behind the leading one that a float32 may have been rounded to
     """
-    found = torch.zeros(3, t.shape[1], dtype=torch.float64, device=t.device)
-    scale = largest_power(t)
-    bits = grid_bits(t, coarse)
-    for chunk in chunks(t):
-        numbers = chunk.float()
-        found[0] += numbers.sum(0)
-        found[1] += numbers.abs().sum(0)
-        found[2] += (power_of_two(chunk) / scale).square().sum(0)
-    found[2] *= scale.double().square() * torch.pow(2.0, -2 * bits) / 12
-    return found
+    sums, sizes, _, variance, low_bits = sums_along(memory, t, 0)
+    if t.dtype == torch.float32:  # One that holds bfloat16 alone was rounded to it.
+        fine = significand_bits(t)
+        as_bf16 = (low_bits == 0).all()
+        variance = variance * torch.where(as_bf16, 4.0 ** (fine - 7), 4.0 ** (fine - coarse))
+    return torch.stack([sums, sizes, variance])
 
 
-def over_columns(t: Tensor) -> Tensor:
+def over_columns(memory: Memory, t: Tensor) -> Tensor:
     """float64 [4, n]: the sum of each row, that of its absolute values, that of the distances of
     neighbours in the type, and the variance of the first by rounding to it."""
-    found = torch.zeros(4, t.shape[0], dtype=torch.float64, device=t.device)
-    bits = _GRIDS[t.dtype][2]
-    scale = largest_power(t)
-    at = 0
-    for chunk in chunks(t):
-        here = slice(at, at + len(chunk))
-        at += len(chunk)
-        powers = power_of_two(chunk) / scale
-        numbers = chunk.float()
-        found[0, here] = numbers.sum(1)
-        found[1, here] = numbers.abs().sum(1)
-        found[2, here] = powers.sum(1)
-        found[3, here] = powers.square().sum(1)
-    ulp = scale.double() * 2.0**-bits
-    found[2] *= ulp
-    found[3] *= ulp.square() / 12
-    return found
+    return sums_along(memory, t, 1)[:4]
 
 
 def some_rows(t: Tensor, count: int = SOME_ROWS) -> Tensor:
