@@ -54,8 +54,8 @@ class VectorsMeasured:
     """
     unlike  float64 [k]: of each form that the module may have, the share of its result that the
             form does not explain; none where there is but one
-    counts  float64 [2]: elements that are not finite in what the call was given, and in what it
-            computed from finite ones; none where they are not counted
+    counts  float64 [2]: elements, or sums of them, that are not finite in what the call was given,
+            and in what it computed from finite ones; none where they are not counted
     overflows  the latter are the loss scale's affair: fp16
     in_16_bits  whether the module was given such numbers, or has made them
     """

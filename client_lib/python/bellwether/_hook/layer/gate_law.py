@@ -33,7 +33,7 @@ from .edge_tap import (
 )
 from .linear_tap import VIEWS, Taps
 from .readable import wrapped
-from .row_sums import CHUNK, power_of_two, significand_bits
+from .row_sums import CHUNK, largest_power, power_of_two, significand_bits
 
 LAW = "y=du"
 # Of a module's children: two, of which one is the gate, and the one behind them.
@@ -189,22 +189,26 @@ def gate_laws(module: nn.Module, u: Tensor, y: Tensor, got: Gradients, rounds: i
     times = (4 * rounds - 3) * 2.0 ** (-2 * bits) / 12
     overflows = any(t.dtype == torch.float16 for t in tensors)
     flushed = _FLUSHED_16 if overflows else _FLUSHED
+    # Products of two numbers of 16 bits are exact in float32.
+    wide = torch.float64 if any(t.element_size() > 2 for t in tensors) else torch.float32
+    # By the largest gradient, so that squares stay in a float32's range.
+    scale = torch.maximum(largest_power(tensors[1]), largest_power(tensors[3]))
+    scale = torch.where(scale.isfinite(), scale, 1.0)
     laws = []
     counts = u.new_zeros(2, dtype=torch.float64)
     step = max(1, CHUNK // n)
     for at in range(0, len(tensors[0]), step):
-        chunks = [t[at : at + step] for t in tensors]
-        ulps = [power_of_two(t.contiguous()).double() for t in chunks]
-        a, d_a, b, d_b = (t.double() for t in chunks)
-        laws.append(
-            torch.stack([
-                (a * d_a).sum(1) - (b * d_b).sum(1),
-                times * ((a * ulps[1]).square() + (d_b * ulps[2]).square()).sum(1),
-                flushed * (a.abs() + d_b.abs()).sum(1),
-            ])
-        )  # fmt: skip
-        bad = [t.isfinite().logical_not() for t in (a, b, d_b, d_a)]
-        given = bad[0] | bad[1] | bad[2]
-        counts += torch.stack([given.sum(), (bad[3] & ~given).sum()])
-    law = VectorLaw(LAW, *torch.cat(laws, 1))
-    return [[law]], None, counts, overflows
+        chunks = [t[at : at + step].contiguous() for t in tensors]
+        a, d_a, b, d_b = (t.to(wide) for t in chunks)
+        d_a, d_b = d_a.div_(scale), d_b.div_(scale)
+        left, right = (a * d_a).sum(1), (b * d_b).sum(1)
+        of_d_a = power_of_two(chunks[1]).to(wide).div_(scale).mul_(a)
+        of_b = power_of_two(chunks[2]).to(wide).mul_(d_b)
+        variance = times * (of_d_a.square_().sum(1) + of_b.square_().sum(1))
+        sizes, d_sizes = a.abs_().sum(1), d_b.abs_().sum(1)
+        alike = flushed * (sizes.double() / scale + d_sizes)
+        laws.append(torch.stack([(left - right).double(), variance.double(), alike]))
+        given = (sizes + d_sizes + right).isfinite().logical_not()
+        counts += torch.stack([given.sum(), (left.isfinite().logical_not() & ~given).sum()])
+    numbers = torch.cat(laws, 1) * torch.stack([scale, scale.square(), scale]).double()[:, None]
+    return [[VectorLaw(LAW, *numbers)]], None, counts, overflows
