@@ -181,6 +181,22 @@ def test_lookups_that_are_left_out_are_told() -> None:
     assert why(module, inside) == edge_tap.CHECKPOINTED
 
 
+class Shifted(nn.Embedding):
+    """As OPT's positions, and Gemma's words: other rows than were asked for, times a number."""
+
+    def forward(self, words: Tensor) -> Tensor:
+        return 8 * super().forward(words + 2)
+
+
+def test_rows_that_a_module_chooses_itself_are_sound() -> None:
+    torch.manual_seed(0)
+    module, host = Shifted(WORDS + 2, WIDTH), Host()
+    words = torch.arange(WORDS).repeat(3, 1)
+    u = torch.randn(3, WORDS, WIDTH)
+    laws, faults = measured(module, lambda: module(words).backward(u), host)
+    assert laws is not None and set(laws.laws) and not faults and not host.left_out
+
+
 @pytest.mark.parametrize("tied", (False, True))
 def test_no_bit_changes_with_a_head_that_may_be_tied(tmp_path: Path, tied: bool) -> None:
     class Text(nn.Module):

@@ -90,6 +90,10 @@ class LookupTap:
             return SPARSE
         if node._saved_scale_grad_by_freq:
             return BY_FREQUENCY
+        # Not what the module was given: OPT's adds 2 to its positions.
+        words = node._saved_indices
+        if wrapped(words):
+            return IN_GRAPH
         padding = int(node._saved_padding_idx)
         node.register_hook(functools.partial(self._gradient, words.detach(), padding))
         return None
