@@ -12,6 +12,7 @@ import contextlib
 import copy
 import dataclasses
 import math
+import random
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Optional
 
@@ -243,7 +244,8 @@ def _z_loss(z: Tensor, y: Tensor) -> Tensor:
 
 
 def _distilled(z: Tensor, y: Tensor) -> Tensor:
-    teacher = (torch.sin(torch.arange(z.numel(), dtype=z.dtype)).view_as(z) * 3).softmax(-1)
+    at = torch.arange(z.numel(), dtype=z.dtype, device=z.device)
+    teacher = (torch.sin(at).view_as(z) * 3).softmax(-1)
     return F.kl_div(z.log_softmax(-1), teacher, reduction="batchmean")
 
 
@@ -261,12 +263,12 @@ def _binary(z: Tensor, y: Tensor) -> Tensor:
 
 
 def _by_class(z: Tensor, y: Tensor) -> Tensor:
-    return F.cross_entropy(z, y, weight=torch.linspace(0, 3, z.shape[-1], dtype=z.dtype))
+    return F.cross_entropy(z, y, weight=torch.linspace(0, 3, z.shape[-1]).to(z))
 
 
 def _policy(z: Tensor, y: Tensor) -> Tensor:
     """Of a policy gradient: advantages of both signs."""
-    advantage = torch.cos(torch.arange(len(y), dtype=z.dtype))
+    advantage = torch.cos(torch.arange(len(y), dtype=z.dtype, device=z.device))
     return (advantage * F.cross_entropy(z, y, reduction="none")).mean()
 
 
@@ -447,7 +449,7 @@ class _Swapped:
             mean.lerp_(weight, 0.1)
         for mean, weight in zip(self.average, weights):
             mean.data, weight.data = weight.data, mean.data
-        ids = torch.arange(40)[None]
+        ids = torch.arange(40, device=weights[0].device)[None]
         model(ids, ids)
         for mean, weight in zip(self.average, weights):
             mean.data, weight.data = weight.data, mean.data
@@ -579,6 +581,7 @@ WAYS: dict[str, Way] = {
     "equal-tokens-rms": Way(prepare=_equal, norm="rms"),
     "sharded": Way(prepare=_sharded),
     "block-compiled": Way(prepare=_compile_block),
+    "replicated": Way(),  # DistributedDataParallel.
     # ---- losses
     "smoothed": Way(loss=lambda z, y: F.cross_entropy(z, y, label_smoothing=0.1)),
     "by-class": Way(loss=_by_class),
@@ -682,17 +685,20 @@ def _gpt(setup: Whole, device: str) -> Training:
     way = WAYS[setup.way]
     if setup.way == "averaged":
         way = dataclasses.replace(way, between=_Swapped())
-    model = Gpt(way).to(device, TYPES.get(setup.precision, torch.float32)).train()
+    model: nn.Module = Gpt(way).to(device, TYPES.get(setup.precision, torch.float32)).train()
     way.prepare(model)
     if setup.way.startswith("lora"):
         model.to(device, TYPES.get(setup.precision, torch.float32))
+    if setup.way == "replicated":
+        _gloo()
+        model = nn.parallel.DistributedDataParallel(model)
     weights = [w for w in model.parameters() if w.requires_grad]
     optimizer = way.optimizer(weights) if way.optimizer else _adam(setup, weights)
     scales = setup.precision == "autocast16"
     scaler = torch.amp.GradScaler(device, **{"init_scale": 1024.0, **way.scaler}, enabled=scales)
 
     def backward() -> Tensor:
-        loss = torch.zeros(())
+        loss = torch.zeros((), device=device)
         for _ in range(way.microbatches):
             ids, labels = (t.to(device) for t in _data(way))
             with _auto(setup.precision, device):
@@ -809,4 +815,5 @@ def setups(device: str) -> list[Whole]:
                 if "autocast" in architecture.precisions:
                     found.append(Whole(architecture.name, "autocast", mode))
         found.append(Whole(architecture.name, "bf16", "embeddings-frozen"))
+    random.Random(0).shuffle(found)  # A part of them has all kinds.
     return found

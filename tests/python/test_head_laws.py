@@ -6,6 +6,7 @@ Method: small trainings with losses of all kinds, and gradients that are damaged
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Optional
@@ -352,9 +353,25 @@ def test_sure_rows_are_sound_in_a_loss_of_16_bits(
     (1024 * F.cross_entropy(z, words, label_smoothing=smoothing)).backward()
     assert z.grad is not None
     sums = over_columns(MEMORY, z.grad)
-    unsure, off = of_logits(z.detach().float(), significand_bits(z))
+    unsure, off = of_logits(z.detach(), significand_bits(z))
     weights = balance.loss_weights(sums[1], unsure)
     assert balance.of_classes(sums[0], sums[3], sums[1], sums[2], weights, off).z() < 0
+
+
+def test_how_sure_rows_are_is_what_float64_says() -> None:
+    torch.manual_seed(0)
+    z = 10 * torch.randn(50, 3000)
+    z[:, 7], z[3, :2000] = 60, -math.inf
+    exact = z.double().log_softmax(1)
+    others = exact.exp().scatter(1, z.argmax(1, keepdim=True), 0.0).sum(1)
+    entropy = -torch.where(exact.exp() > 0, exact.exp() * exact, 0.0).sum(1)
+    logarithm = -exact.max(1).values
+    for bits in (None, 7):
+        unsure, off = of_logits(z, bits)
+        assert torch.allclose(unsure.double(), others, rtol=1e-4, atol=0)
+        if bits is not None:
+            expected = (1 + entropy + logarithm) * 2.0**-8
+            assert torch.allclose(off.double(), expected, rtol=1e-4, atol=0)
 
 
 OTHERS: dict[str, tuple[Loss, str]] = {

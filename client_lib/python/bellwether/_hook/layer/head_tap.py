@@ -25,7 +25,7 @@ from ..hosts import LinearHost
 from ..running import apart, being_traced, checkpointed
 from .linear_tap import Held, equal_rows, product_node
 from .readable import readable, wrapped
-from .row_sums import chunks, of_logits, over_columns, over_rows, significand_bits, some_rows
+from .row_sums import of_logits, over_columns, over_rows, significand_bits, some_rows
 
 LOOKUP = "EmbeddingBackward0"
 _NEAR = 4  # Nodes between a module's result and what made it.
@@ -215,8 +215,7 @@ class HeadTap:
             logits = output.detach().reshape(-1, output.shape[-1])
             self._y = some_rows(logits)
             bits = significand_bits(logits) if logits.element_size() == 2 else None
-            of_chunks = [of_logits(chunk.float(), bits) for chunk in chunks(logits)]
-            self._of_logits = torch.cat(of_chunks, 1)
+            self._of_logits = of_logits(logits, bits)
         node.register_hook(self._product)
         return None
 
