@@ -23,7 +23,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
-from ..._kernels.memory import capturing
+from ..._kernels.memory import Memory, capturing
 from ..._kernels.probe import DTYPES
 from ..._util.guard import harmless
 from ..hosts import LinearHost
@@ -207,7 +207,8 @@ class RouterTap:
                 self._left_out(self.row, OTHER_TYPE)
             elif of_p and of_logits:
                 with torch.no_grad():
-                    self._finished(_measured(self.row, raw, of_p, of_logits))
+                    memory = self.host.memories.of(of_logits[0].device)
+                    self._finished(_measured(memory, self.row, raw, of_p, of_logits))
         self.host.hook_seconds += time.perf_counter() - start
 
 
@@ -216,10 +217,10 @@ def _rows(t: Tensor) -> Tensor:
 
 
 def _measured(
-    row: int, raw: list[Tensor], of_p: list[Tensor], of_logits: list[Tensor]
+    memory: Memory, row: int, raw: list[Tensor], of_p: list[Tensor], of_logits: list[Tensor]
 ) -> VectorsMeasured:
     # float64 [4, rows] of each part: sums, sizes, distances of neighbours, variance.
-    parts: Any = [over_columns(_rows(t)) for t in of_logits]
+    parts: Any = [over_columns(memory, _rows(t)) for t in of_logits]
     sums, sizes, ulps, variance = sum(parts)
     off: Any = sum(
         _rows(t).abs().amax(1).double() * (2.0 ** -(significand_bits(t) + 1) + _FP32) for t in of_p
