@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "server/detect/rule_families.h"
 #include "server/util/byte_io.h"
 #include "server/util/log.h"
@@ -16,6 +17,10 @@ namespace {
 // 1 had no rules, 2 no actions, 3 not what ranks the merge had heard, 4 no stripped frames.
 // 5 no names of rows.
 constexpr uint32_t kStateVersion = 6;
+
+// Of signals that are not known: told of a run, and named in one event.
+constexpr size_t kUnknownToldMax = 256;
+constexpr size_t kUnknownSaidMax = 4;
 
 bool HasHeadSignals(const StepSample& sample) {
   return std::any_of(sample.signals().begin(), sample.signals().end(),
@@ -51,6 +56,7 @@ RunState::RunState(const LiveRunParts* parts, const RunRecord& record)
       disagreements_left_out_(parts->counters->counter("bellwether_disagreements_left_out_total")),
       names_refused_(parts->counters->counter("bellwether_ingest_limit_refused_total", {{"limit", "named_rows"}})),
       values_without_row_(parts->counters->counter("bellwether_ingest_values_without_row_total")),
+      values_unknown_(parts->counters->counter("bellwether_ingest_values_unknown_total")),
       record_(record),
       merge_(record.description.layout, record.description.reporters),
       rules_(parts->rules->built_in()),
@@ -228,6 +234,7 @@ void RunState::ApplyFrame(uint32_t rank, const RankFrame& frame, Lsn lsn) {
     }
   }
   if (lsn <= saved_lsn_) return;  // The frame is of an open step, and was counted before the save.
+  if (!frame.unknown_signals.empty()) NoteUnknown(frame);
   Losses& counted = counted_[rank];
   AddRise(counted.dropped, frame.dropped_total, &record_.frames_dropped);
   AddRise(counted.stripped, frame.stripped_total, &record_.frames_stripped);
@@ -245,6 +252,23 @@ void RunState::ApplyFrame(uint32_t rank, const RankFrame& frame, Lsn lsn) {
       repeated_->Add();
       break;
   }
+}
+
+void RunState::NoteUnknown(const RankFrame& frame) {
+  values_unknown_->Add(static_cast<double>(frame.unknown_values));
+  std::vector<int32_t> fresh;
+  for (const int32_t signal : frame.unknown_signals) {
+    if (unknown_told_.size() < kUnknownToldMax && unknown_told_.insert(signal).second) fresh.push_back(signal);
+  }
+  if (fresh.empty()) return;
+  const size_t said = std::min(fresh.size(), kUnknownSaidMax);
+  std::string text =
+      absl::StrCat("this server does not know signals that a newer client sends (",
+                   absl::StrJoin(fresh.begin(), fresh.begin() + static_cast<ptrdiff_t>(said), ", "),
+                   said < fresh.size() ? absl::StrCat(" and ", fresh.size() - said, " more") : "",
+                   " of signals.proto): their values are left out, and all others are kept. A newer server keeps them");
+  LogWarning("run {}: {}", record_.description.name, text);
+  KeepEvent({frame.attempt, frame.step, EventKind::kAnnotation, 0, std::move(text), frame.time_unix_ns});
 }
 
 void RunState::Reopen() {

@@ -14,6 +14,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -116,6 +117,8 @@ class RunState {
   void ApplyHello(const HelloMessage& hello);
   void ApplyNames(uint32_t rank, const NamesMessage& names);
   void ApplyFrame(uint32_t rank, const RankFrame& frame, Lsn lsn);
+  // Counts what was left out, and says each signal once.
+  void NoteUnknown(const RankFrame& frame);
   void ApplyGram(const ShippedGram& gram, Lsn lsn);
   void ApplySpectra(const SpectraMessage& spectra);
   void ApplyEvent(const RunEvent& event);
@@ -161,6 +164,7 @@ class RunState {
   Counter* const disagreements_left_out_;
   Counter* const names_refused_;
   Counter* const values_without_row_;
+  Counter* const values_unknown_;
 
   // Saved, as of the last applied message.
   RunRecord record_;
@@ -173,6 +177,7 @@ class RunState {
   std::map<SignalId, std::vector<double>> totals_;
   std::shared_ptr<const RunRows> rows_ = std::make_shared<RunRows>(), rows_saved_ = rows_;
   RowMaps row_maps_;
+  std::set<int32_t> unknown_told_;      // Signals; not saved, so a server that was restarted says them again.
   std::map<uint32_t, Losses> counted_;  // rank -> its client's counts.
   Lsn last_lsn_ = 0;                    // Of the last applied message.
   std::vector<RunEvent> new_events_;    // Since the last save.

@@ -165,10 +165,22 @@ MatrixShape LargestShape(const SignalInfo& signal, const Layout& layout, const D
   return ShapeOf(signal, largest);
 }
 
+// Null: it is of a client that is newer than this server, or of none.
+const SignalInfo* SignalOf(const v1::Block& block) {
+  const int number = block.signal();
+  return number > 0 && number <= std::numeric_limits<uint16_t>::max() ? FindSignal(static_cast<SignalId>(number))
+                                                                      : nullptr;
+}
+
 absl::Status DecodeBlock(const v1::Block& block, int index, const Layout& layout, const DecodeLimits& limits,
-                         size_t offset, RankBlock* plain) {
+                         RankFrame* frame) {
   const auto field = [index](absl::string_view name) { return absl::StrCat("frame.blocks[", index, "].", name); };
-  const SignalInfo* signal = FindSignal(static_cast<SignalId>(block.signal()));
+  const SignalInfo* signal = SignalOf(block);
+  if (signal == nullptr && block.signal() > 0) {
+    frame->unknown_signals.push_back(block.signal());
+    frame->unknown_values += static_cast<uint64_t>(block.values_size());
+    return absl::OkStatus();
+  }
   if (signal == nullptr || signal->derived) {
     return OutOfRange(field("signal"), static_cast<int>(block.signal()), "a measured signal of signals.proto");
   }
@@ -184,12 +196,12 @@ absl::Status DecodeBlock(const v1::Block& block, int index, const Layout& layout
     return OutOfRange(absl::StrCat("number of ", field("values")), block.values_size(),
                       absl::StrCat("layer_count * head_count = ", expected));
   }
-  *plain = {signal->id,
-            static_cast<int32_t>(block.layer_begin()),
-            static_cast<int32_t>(block.layer_count()),
-            static_cast<int32_t>(block.head_begin()),
-            static_cast<int32_t>(block.head_count()),
-            offset};
+  const size_t offset = frame->values.size();
+  frame->blocks.push_back({signal->id, static_cast<int32_t>(block.layer_begin()),
+                           static_cast<int32_t>(block.layer_count()), static_cast<int32_t>(block.head_begin()),
+                           static_cast<int32_t>(block.head_count()), offset});
+  frame->values.resize(offset + static_cast<size_t>(expected));
+  std::memcpy(frame->values.data() + offset, block.values().data(), static_cast<size_t>(expected) * sizeof(float));
   return absl::OkStatus();
 }
 
@@ -211,18 +223,12 @@ absl::StatusOr<RankFrame> DecodeFrame(const v1::Frame& frame, const Layout& layo
   plain.partial_rows = frame.partial_rows();
   plain.dropped_total = SaturatingSum(frame.dropped_ring_total(), frame.dropped_window_total());
   plain.stripped_total = frame.stripped_total();
-  plain.blocks.resize(static_cast<size_t>(frame.blocks_size()));
+  plain.blocks.reserve(static_cast<size_t>(frame.blocks_size()));
   size_t values = 0;
+  for (const v1::Block& block : frame.blocks()) values += static_cast<size_t>(block.values_size());
+  plain.values.reserve(values);
   for (int i = 0; i < frame.blocks_size(); ++i) {
-    BW_RETURN_IF_ERROR(DecodeBlock(frame.blocks(i), i, layout, limits, values, &plain.blocks[static_cast<size_t>(i)]));
-    values += static_cast<size_t>(frame.blocks(i).values_size());
-  }
-  plain.values.resize(values);
-  size_t offset = 0;
-  for (const v1::Block& block : frame.blocks()) {
-    const size_t count = static_cast<size_t>(block.values_size());
-    std::memcpy(plain.values.data() + offset, block.values().data(), count * sizeof(float));
-    offset += count;
+    BW_RETURN_IF_ERROR(DecodeBlock(frame.blocks(i), i, layout, limits, &plain));
   }
   return plain;
 }

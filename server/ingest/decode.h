@@ -4,6 +4,9 @@
 // kept: every range, every size, every count.  An error is
 // INVALID_ARGUMENT and names the field, its value and the legal range.  NaN and
 // infinity are values like any other.
+//
+// One thing is no mistake: a signal that this server does not know is a newer client's.  Its values are
+// left out and counted in the frame, and the rest of the frame is taken.
 
 #ifndef BELLWETHER_SERVER_INGEST_DECODE_H_
 #define BELLWETHER_SERVER_INGEST_DECODE_H_

@@ -54,6 +54,9 @@ struct RankFrame {
   uint64_t stripped_total = 0;  // Sent without their heads, this one included.
   std::vector<RankBlock> blocks;
   std::vector<float> values;
+  // Left out: of signals that this server does not know yet.  Numbers of those, as they came.
+  std::vector<int32_t> unknown_signals;
+  uint64_t unknown_values = 0;
 };
 
 // All ranks' step.  matrix(s) is empty if no rank reported s.

@@ -397,6 +397,46 @@ TEST_F(LiveRunTest, SilentRunEndsAndHelloReopensIt) {
   EXPECT_THAT(Stored(), ElementsAre("0: 2", "1: 1?", "2: 1?", "3: 2"));
 }
 
+TEST_F(LiveRunTest, UnknownSignalsAreCountedAndSaidOnce) {
+  Begin(2);
+  const Counter* const left_out = counters_.counter("bellwether_ingest_values_unknown_total");
+  const auto send = [&](uint32_t rank, int64_t step, std::vector<int32_t> unknown) {
+    RankFrame frame;
+    frame.step = step;
+    frame.blocks = {{SignalId::kRows, 0, 1, 0, 2, 0}};
+    frame.values = {1, 1};
+    frame.unknown_values = 5 * unknown.size();
+    frame.unknown_signals = std::move(unknown);
+    Put(rank, WalKind::kMessage, {++seq_, std::move(frame)});
+  };
+  const auto said = [this] {
+    run_->Publish();
+    std::vector<std::string> out;
+    const auto events = EventsOf(*table_.Get(1), *database_, 0, 100);
+    for (const RunEvent& event : *events) out.push_back(event.text);
+    return out;
+  };
+  for (const uint32_t rank : {0u, 1u}) send(rank, 0, {500, 501});
+  EXPECT_EQ(left_out->value(), 20);
+  EXPECT_THAT(said(), ElementsAre(testing::HasSubstr("(500, 501 of signals.proto)")));
+  for (const uint32_t rank : {0u, 1u}) send(rank, 1, {500, 502, 503, 504, 505, 506});
+  EXPECT_THAT(said(), ElementsAre(testing::_, testing::HasSubstr("(502, 503, 504, 505 and 1 more of signals.proto)")));
+  EXPECT_THAT(Stored(), ElementsAre("0: 2", "1: 2"));
+  Save();
+  Restart();
+  EXPECT_EQ(said().size(), 2u);
+  // A frame of nothing else is one all the same.
+  for (const uint32_t rank : {0u, 1u}) {
+    RankFrame frame;
+    frame.step = 2;
+    frame.unknown_signals = {501};
+    frame.unknown_values = 1;
+    Put(rank, WalKind::kMessage, {++seq_, std::move(frame)});
+  }
+  EXPECT_EQ(run_->record().frames, 6u);
+  EXPECT_EQ(run_->record().step, 2);
+}
+
 TEST_F(LiveRunTest, LastKeptEventNotesThatOthersWereDropped) {
   events_max_ = 4;
   Begin(1);

@@ -221,7 +221,8 @@ TEST(DecodeTest, EachFieldOfAFrameHasItsRange) {
          for (int i = 0; i < 128; ++i) *f->add_blocks() = f->blocks(0);
        },
        "number of frame.blocks = 129: must be in [1, 128]"},
-      {[](v1::Frame* f) { f->mutable_blocks(0)->set_signal(static_cast<v1::Signal>(39)); }, "blocks[0].signal = 39"},
+      {[](v1::Frame* f) { f->mutable_blocks(0)->set_signal(static_cast<v1::Signal>(0)); }, "blocks[0].signal = 0"},
+      {[](v1::Frame* f) { f->mutable_blocks(0)->set_signal(static_cast<v1::Signal>(-7)); }, "blocks[0].signal = -7"},
       {[](v1::Frame* f) { f->mutable_blocks(0)->set_signal(v1::SIGNAL_DRIFT_RATIO); }, "a measured signal"},
       {[](v1::Frame* f) { f->mutable_blocks(0)->set_layer_begin(2); }, "layer_begin = 2: must be in [0, 1]"},
       {[](v1::Frame* f) { f->mutable_blocks(0)->set_layer_count(4000000000u); }, "layer_count = 4000000000"},
@@ -235,6 +236,38 @@ TEST(DecodeTest, EachFieldOfAFrameHasItsRange) {
     change(message.mutable_frame());
     EXPECT_THAT(Refusal(message, &kLayout), HasSubstr(words));
   }
+}
+
+TEST(DecodeTest, SignalsOfNewerClientsAreLeftOutAndCounted) {
+  v1::ClientMessage message = ValidFrame();
+  v1::Frame* const frame = message.mutable_frame();
+  v1::Block newer;
+  // One is a known signal's number in 16 bits.
+  for (const int number : {39, 65536 + static_cast<int>(v1::SIGNAL_WQ_SIGMA)}) {
+    newer.set_signal(static_cast<v1::Signal>(number));
+    newer.set_layer_count(4000000000u);  // Of a shape that is not known either.
+    newer.add_values(7);
+    *frame->add_blocks() = newer;
+  }
+  frame->mutable_blocks()->SwapElements(0, 1);
+  *frame->add_blocks() = frame->blocks(1);
+  const auto decoded = Decode(message, &kLayout, {});
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  const auto& plain = std::get<RankFrame>(decoded->body);
+  EXPECT_THAT(plain.unknown_signals, testing::ElementsAre(39, 65536 + static_cast<int>(v1::SIGNAL_WQ_SIGMA)));
+  EXPECT_EQ(plain.unknown_values, 3u);
+  ASSERT_EQ(plain.blocks.size(), 2u);
+  for (size_t i = 0; i < 2; ++i) {
+    EXPECT_EQ(plain.blocks[i].signal, SignalId::kWqSigma);
+    EXPECT_EQ(plain.blocks[i].offset, 6 * i);
+    for (size_t k = 0; k < 6; ++k) EXPECT_EQ(plain.values[6 * i + k], static_cast<float>(k));
+  }
+  // Nothing else may be in it.
+  frame->clear_blocks();
+  *frame->add_blocks() = newer;
+  const auto nothing = Decode(message, &kLayout, {});
+  ASSERT_TRUE(nothing.ok()) << nothing.status();
+  EXPECT_TRUE(std::get<RankFrame>(nothing->body).blocks.empty());
 }
 
 v1::ClientMessage ValidNames() {
