@@ -59,6 +59,10 @@ Status AttentionShadow(const AttentionShadowParams& params, const Device& device
   if (params.keys_per_head != 0 && call.mask.data != nullptr && call.mask.by_sample && some) {
     return Fail(Status::kUnsupported, "keys_per_head is %u, but must be 0 with mask_by_sample", params.keys_per_head);
   }
+  if (params.factors != nullptr || params.kv_factors != nullptr) {
+    BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckPointer("factors", params.factors, alignof(float)));
+    BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckPointer("kv_factors", params.kv_factors, alignof(float)));
+  }
   return Dispatch(params, device, cpu::AttentionShadow, cuda::AttentionShadow);
 }
 

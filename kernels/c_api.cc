@@ -32,6 +32,7 @@ static_assert(static_cast<int>(BW_LAW_KV_STAT_COUNT) == bk::kLawKvStatCount);
 static_assert(static_cast<int>(BW_LAW_DK_SUM) == bk::kLawDkSum);
 static_assert(static_cast<int>(BW_LAW_ACCUMULATED) == static_cast<int>(bk::LawArithmetic::kAccumulated));
 static_assert(static_cast<int>(BW_SHADOW_STAT_COUNT) == bk::kShadowStatCount);
+static_assert(static_cast<int>(BW_FACTOR_STAT_COUNT) == bk::kFactorStatCount);
 static_assert(static_cast<int>(BW_LAW_PRODUCT_STAT_COUNT) == bk::kLawProductStatCount);
 static_assert(static_cast<int>(BW_LAW_PRODUCT_Y_VARIANCE) == bk::kLawProductYVariance);
 static_assert(static_cast<int>(BW_LAW_SUM_STAT_COUNT) == bk::kLawSumStatCount);
@@ -124,7 +125,7 @@ Status RunAttentionShadow(const bw_attention_shadow_params& c) {
   BELLWETHER_KERNELS_RETURN_IF_ERROR(bk::CheckRange("reserved", c.reserved, 0, 0));
   return RunOnGradedCall(c,
                          [&c](const bk::GradedAttention& of, const bk::LawOutputs& outputs, const bk::Device& device) {
-                           return bk::AttentionShadow({of, outputs, c.keys_per_head}, device);
+                           return bk::AttentionShadow({of, outputs, c.keys_per_head, c.factors, c.kv_factors}, device);
                          });
 }
 

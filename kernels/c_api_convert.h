@@ -15,7 +15,7 @@
 
 namespace bellwether::kernels::c_api {
 
-// The bytes of the oldest header's struct: those of 1.1 where it has grown since.  What has
+// The bytes of the oldest header's struct: those of 1.1, or of its first, where it has grown since.  What has
 // grown in attention_c_api.h stands in attention_c_api.cc.
 template <typename Params>
 inline constexpr size_t kSizeMin = sizeof(Params);
@@ -25,6 +25,8 @@ template <>
 inline constexpr size_t kSizeMin<bw_spectral_params> = offsetof(bw_spectral_params, next);
 template <>
 inline constexpr size_t kSizeMin<bw_center_keys_params> = offsetof(bw_center_keys_params, visible);
+template <>
+inline constexpr size_t kSizeMin<bw_attention_shadow_params> = offsetof(bw_attention_shadow_params, factors);
 
 // A struct from a newer header may be longer; what we do not know must be 0.
 template <typename Params>

@@ -7,6 +7,7 @@
 // OUT_DIR/signals.md.  Fails on a catalogue that contradicts itself: a name
 // twice, a measured signal without a merge rule, a derived one without parts.
 
+#include <algorithm>
 #include <cstdio>
 #include <fstream>
 #include <iostream>
@@ -100,7 +101,9 @@ std::string Header(const std::vector<Entry>& entries) {
   return out.str();
 }
 
-std::string Table(const std::vector<Entry>& entries) {
+// FindSignal() looks ids up in it by halves: their order in the catalogue need not be that of numbers.
+std::string Table(std::vector<Entry> entries) {
+  std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) { return a.number < b.number; });
   std::ostringstream out;
   out << "// Generated from signals.proto; do not edit.\n#include \"bellwether/signal_table.h\"\n\n#include "
          "<algorithm>\n#include <iterator>\n\n"

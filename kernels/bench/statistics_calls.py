@@ -29,6 +29,7 @@ LAW_KV_STATS = (
     *(f"a{i}_{of}" for of in ("variance", "alike") for i in range(1, 5)),
     *(f"{t}_{of}" for t in ("dk", "dv") for of in ("sum", "abs", "sumsq", "nonfinite")))
 SHADOW_STATS = ("dot", "got", "ref", "rest", "variance", "variance_sq")  # of each of two tensors
+FACTOR_STATS = ("factor", "factor_variance", "factor_alike")  # likewise
 Outputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 _CALL: list[tuple[str, Any]] = [("struct_size", ctypes.c_uint32), ("backend", ctypes.c_uint32),
          ("dtype", ctypes.c_uint32), ("threads", ctypes.c_uint32), ("stream", ctypes.c_void_p)]
@@ -66,7 +67,8 @@ class LawsParams(ctypes.Structure):
 
 
 class ShadowParams(ctypes.Structure):
-    _fields_ = [*LawsParams._fields_, *_fields("keys_per_head reserved", ctypes.c_uint32)]
+    _fields_ = [*LawsParams._fields_, *_fields("keys_per_head reserved", ctypes.c_uint32),
+                *_fields("factors kv_factors", ctypes.c_void_p)]
 
 
 class KeyLeakParams(ctypes.Structure):
@@ -199,12 +201,15 @@ def laws(lib: ctypes.CDLL, q: torch.Tensor, k: torch.Tensor, outputs: Outputs, g
 
 def shadow(lib: ctypes.CDLL, q: torch.Tensor, k: torch.Tensor, outputs: Outputs,
            gradients: Gradients, options: ProbeOptions, into: tuple[torch.Tensor, torch.Tensor],
-           keys: int, arithmetic: int = 0) -> None:
-    """Adds to into: [SHADOW_STATS][heads] of o and dq, [SHADOW_STATS][kv_heads] of dk and dv."""
+           keys: int, arithmetic: int = 0,
+           factors: tuple[torch.Tensor, torch.Tensor] | None = None) -> None:
+    """Adds to into: [SHADOW_STATS][heads] of o and dq, [SHADOW_STATS][kv_heads] of dk and dv; to
+    factors: the same of FACTOR_STATS."""
     call = probe_params(q, k, outputs, options)
     params = ShadowParams(ctypes.sizeof(ShadowParams), arithmetic, ctypes.pointer(call),
                           *(view(t) for t in gradients), q.shape[1], into[0].data_ptr(), k.shape[1],
-                          into[1].data_ptr(), keys, 0)
+                          into[1].data_ptr(), keys, 0,
+                          *(t.data_ptr() for t in factors or ()))
     check(lib, lib.bw_attention_shadow(ctypes.byref(params)))
 
 

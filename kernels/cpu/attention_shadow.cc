@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <iterator>
 #include <limits>
 #include <memory>
 #include <new>
@@ -21,9 +22,16 @@ namespace {
 
 constexpr int kTensor = kShadowTensorStatCount;
 constexpr double kTimes = 2;  // That each rounding counts.
+constexpr int kChannelsMax = 5;
+
+// What a tensor's factor is found from, before what is alike is added up: `alike` by channel.
+struct FactorSums {
+  double factor = 0, variance = 0, alike[kChannelsMax] = {};
+};
 
 struct ShadowSums {
   double of[kShadowStatCount] = {};
+  FactorSums factors[2];
 };
 
 // A row or key of one tensor: what it is, what rounding may add, and what came out.  [dim] each.
@@ -45,15 +53,17 @@ struct Compared {
 
   int64_t dim;
   double *exact, *variance;
-  double* channels[5];  // Those of roundings inside; Add() fills the two of the result's own.
+  double* channels[kChannelsMax];  // Those of roundings inside; Add() fills the two of the result's own.
   double* left;
   int inside = 0;  // how many of them
 };
 
-// Adds a row whose `left` is what the kernel returned.
-void AddCompared(Compared& row, const LawGrid& grid, double roundings, double* sums) {
+// Adds a row whose `left` is what the kernel returned to one of the two tensors.
+void AddCompared(Compared& row, const LawGrid& grid, double roundings, int tensor, ShadowSums& to) {
+  double* const sums = to.of + tensor * kTensor;
+  FactorSums& factor = to.factors[tensor];
   const int count = row.inside + 2;
-  double dot = 0, got_square = 0, exact_square = 0, variance = 0;
+  double dot = 0, got_square = 0, exact_square = 0, variance = 0, along = 0, alike[kChannelsMax] = {};
   for (int64_t c = 0; c < row.dim; ++c) {
     const double exact = row.exact[c], got = row.left[c];
     double within = 0;
@@ -65,19 +75,21 @@ void AddCompared(Compared& row, const LawGrid& grid, double roundings, double* s
     exact_square += exact * exact;
     variance += row.variance[c] + roundings * grid.Variance(exact);
     row.left[c] = got - exact;
+    along += exact * row.left[c];
+    for (int i = 0; i < count; ++i) alike[i] += exact * row.channels[i][c];
   }
   if (!std::isfinite(got_square) || !std::isfinite(exact_square) || !std::isfinite(variance)) return;
   // The best multiples from 0 to 1, each in its turn, the others kept.
-  double used[5] = {};
+  double used[kChannelsMax] = {};
   for (int turn = 0; turn < 3; ++turn) {
     for (int i = 0; i < count; ++i) {
       const double* const channel = row.channels[i];
-      double along = 0, size = 0;
+      double part = 0, size = 0;
       for (int64_t c = 0; c < row.dim; ++c) {
-        along += row.left[c] * channel[c];
+        part += row.left[c] * channel[c];
         size += channel[c] * channel[c];
       }
-      const double now = std::clamp(used[i] + along / std::max(size, 1e-300), 0.0, 1.0), more = now - used[i];
+      const double now = std::clamp(used[i] + part / std::max(size, 1e-300), 0.0, 1.0), more = now - used[i];
       used[i] = now;
       for (int64_t c = 0; c < row.dim; ++c) row.left[c] -= more * channel[c];
     }
@@ -90,6 +102,10 @@ void AddCompared(Compared& row, const LawGrid& grid, double roundings, double* s
   sums[kShadowRest] += rest;
   sums[kShadowVariance] += variance;
   sums[kShadowVarianceSq] += variance * variance;
+  if (exact_square == 0) return;
+  factor.factor += along / variance;
+  factor.variance += exact_square / variance;
+  for (int i = 0; i < count; ++i) factor.alike[i] += alike[i] / variance;
 }
 
 // Of one probability and its gradient.
@@ -173,11 +189,10 @@ class ShadowUnit {
     Unpack(p_.v, p_.v_dim, v_, v_squares_);
     for (int64_t h = 0; h < plan_.group; ++h) {
       heads[h] = {};
-      ForEachTile(
-          kv_head * plan_.group + h, SampledRows(p_), true,
-          [&](int64_t head, const AttentionRow* tile, int64_t count) { AddRows(head, tile, count, heads[h].of); });
+      ForEachTile(kv_head * plan_.group + h, SampledRows(p_), true,
+                  [&](int64_t head, const AttentionRow* tile, int64_t count) { AddRows(head, tile, count, heads[h]); });
     }
-    if (plan_.keys > 0) AddKeys(kv_sums.of);
+    if (plan_.keys > 0) AddKeys(kv_sums);
   }
 
  private:
@@ -215,7 +230,7 @@ class ShadowUnit {
 
   static bool Sees(const AttentionRow& row) { return HasWeights(row.kind); }
 
-  void AddRows(int64_t head, const AttentionRow* tile, int64_t count, double* sums) {
+  void AddRows(int64_t head, const AttentionRow* tile, int64_t count, ShadowSums& sums) {
     int64_t begin = Padded(p_.k_len), end = 0;
     for (int64_t r = 0; r < count; ++r) {
       if (!Sees(tile[r])) continue;
@@ -228,7 +243,7 @@ class ShadowUnit {
     for (int64_t r = 0; r < count; ++r) {
       if (!Sees(tile[r])) continue;
       AddOutput(head, tile[r], r, sums);
-      AddQueryGradient(head, tile[r], r, sums + kTensor);
+      AddQueryGradient(head, tile[r], r, sums);
     }
   }
 
@@ -267,17 +282,17 @@ class ShadowUnit {
 
   const double* Product(int which, int64_t r) const { return products_[which] + r * plan_.widest; }
 
-  void AddOutput(int64_t head, const AttentionRow& row, int64_t r, double* sums) {
+  void AddOutput(int64_t head, const AttentionRow& row, int64_t r, ShadowSums& sums) {
     Compared o(row_, p_.v_dim);
     o.Clear(1);
     std::copy_n(Product(kP, r), p_.v_dim, o.exact);
     std::copy_n(Product(kPVariance, r), p_.v_dim, o.variance);
     std::copy_n(Product(kPError, r), p_.v_dim, o.channels[0]);
     widen_(RowOf<Element>(p_.o, batch_, head, row.row), p_.v_dim, o.left);
-    AddCompared(o, grid_, plan_.roundings, sums);
+    AddCompared(o, grid_, plan_.roundings, 0, sums);
   }
 
-  void AddQueryGradient(int64_t head, const AttentionRow& row, int64_t r, double* sums) {
+  void AddQueryGradient(int64_t head, const AttentionRow& row, int64_t r, ShadowSums& sums) {
     const double scale = static_cast<double>(p_.scale), delta_variance = DeltaVariance(grid_, ds_factor_, simd_, row);
     Compared dq(row_, p_.head_dim);
     dq.Clear(2);
@@ -289,7 +304,7 @@ class ShadowUnit {
       dq.channels[1][c] = scale * Product(kDsError, r)[c];
     }
     widen_(RowOf<Element>(plan_.of.d_q, batch_, head, row.row), p_.head_dim, dq.left);
-    AddCompared(dq, grid_, plan_.roundings, sums);
+    AddCompared(dq, grid_, plan_.roundings, 1, sums);
   }
 
   // Of a sampled key.
@@ -309,7 +324,7 @@ class ShadowUnit {
                       static_cast<uint64_t>(plan_.keys), static_cast<uint64_t>(p_.k_len));
   }
 
-  void AddKeys(double* sums) {
+  void AddKeys(ShadowSums& sums) {
     const bool accumulated = plan_.of.arithmetic == LawArithmetic::kAccumulated;
     std::fill(of_keys_, of_keys_ + plan_.keys * KeySize(plan_), 0.0);
     const int64_t step = AccumulatedRows(p_.q_len);
@@ -325,7 +340,9 @@ class ShadowUnit {
       });
     }
     if (unknown) {
-      std::fill(sums, sums + kShadowStatCount, std::numeric_limits<double>::quiet_NaN());
+      constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+      std::fill(std::begin(sums.of), std::end(sums.of), kNan);
+      for (FactorSums& factor : sums.factors) factor.factor = factor.variance = kNan;
       return;
     }
     const double roundings = plan_.roundings * (plan_.group > 1 ? 2 : 1);
@@ -339,8 +356,8 @@ class ShadowUnit {
       }
       widen_(RowOf<Element>(plan_.of.d_k, batch_, kv_head_, KeyAt(i)), dk.dim, dk.left);
       widen_(RowOf<Element>(plan_.of.d_v, batch_, kv_head_, KeyAt(i)), dv.dim, dv.left);
-      AddCompared(dk, grid_, roundings, sums);
-      AddCompared(dv, grid_, roundings, sums + kTensor);
+      AddCompared(dk, grid_, roundings, 0, sums);
+      AddCompared(dv, grid_, roundings, 1, sums);
     }
   }
 
@@ -411,6 +428,28 @@ void Store(const ShadowSums* of, int64_t batch, int64_t heads, int64_t stride, f
   }
 }
 
+// The same of what the tensors' factors are found from.
+void StoreFactors(const ShadowSums* of, int64_t batch, int64_t heads, int64_t stride, float* out) {
+  for (int64_t head = 0; head < heads; ++head) {
+    for (int tensor = 0; tensor < 2; ++tensor) {
+      double factor = 0, variance = 0, more = 0, less = 0;
+      for (int64_t b = 0; b < batch; ++b) {
+        factor += of[b * heads + head].factors[tensor].factor;
+        variance += of[b * heads + head].factors[tensor].variance;
+      }
+      for (int i = 0; i < kChannelsMax; ++i) {
+        double channel = 0;
+        for (int64_t b = 0; b < batch; ++b) channel += of[b * heads + head].factors[tensor].alike[i];
+        (channel > 0 ? more : less) += channel;
+      }
+      float* const to = out + tensor * kFactorTensorStatCount * stride + head;
+      to[kFactor * stride] += static_cast<float>(factor);
+      to[kFactorVariance * stride] += static_cast<float>(variance);
+      to[kFactorAlike * stride] += static_cast<float>(std::max(more, -less) + kLawExpError * variance);
+    }
+  }
+}
+
 double Operations(const Plan& plan) {
   const ProbeParams& p = plan.p;
   const double rows = static_cast<double>(7 * SampledRows(p) + (plan.keys > 0 ? p.q_len : 0));
@@ -445,6 +484,11 @@ Status AttentionShadow(const AttentionShadowParams& params, uint32_t threads) {
     });
     Store(heads.get(), p.batch, p.heads, params.to.stat_stride, params.to.out);
     if (plan.keys > 0) Store(units.get(), p.batch, p.kv_heads, params.to.kv_stat_stride, params.to.kv_out);
+    if (params.factors == nullptr || p.dtype == DType::kFloat32) return;
+    StoreFactors(heads.get(), p.batch, p.heads, params.to.stat_stride, params.factors);
+    if (plan.keys > 0) {
+      StoreFactors(units.get(), p.batch, p.kv_heads, params.to.kv_stat_stride, params.kv_factors);
+    }
   });
   return status;
 }

@@ -23,6 +23,7 @@ namespace {
 constexpr int kItems = 8;       // rows or keys of a block, one a warp
 constexpr int kTokens = 32;     // of the other side at a time
 constexpr int kChannels = 256;  // of a block
+constexpr int kAlike = 4;       // kinds of roundings that may be alike in a row
 static_assert(kItems * 32 == kLawThreads && kTokens == 32);
 
 // Of a row the error of delta, dO . o less the exact one, and its variance.
@@ -47,6 +48,7 @@ struct ShadowParams {
   ShadowRow* deltas;  // [rows of the passes]
   ShadowSide queries, keys;
   LawOutputs to;
+  float *factors, *kv_factors;  // null: not wanted
   double roundings, key_roundings;
   int item_pitch;  // floats: head_dim and v_dim, each to a multiple of 16
   int v_at;        // floats, where v_dim begins
@@ -307,9 +309,11 @@ __global__ void __launch_bounds__(kLawThreads, 2) ShadowSumsKernel(const __grid_
   }
 }
 
-// What an item adds, in the order of ShadowStat.
+// What an item adds, in the order of ShadowStat; then to the factor, its variance, and what is alike.
 struct ShadowSums {
+  static constexpr int kFactors = 2 + kAlike;
   double of[kShadowTensorStatCount] = {};
+  double factor[kFactors] = {};
 };
 
 // One tensor's row or key against its reference, by a warp.  first: of the tensor's channels.
@@ -317,12 +321,13 @@ template <class Element>
 __device__ __forceinline__ void Compare(const ShadowParams& kernel, const ShadowSide& side, int64_t number,
                                         const Element* got, int dim, int first, bool of_values, float delta_error,
                                         float delta_variance, double times, ShadowSums& to) {
-  constexpr int kCount = 4;  // channels
+  constexpr int kCount = kAlike;
   const ProbeParams& p = kernel.sampled;
   const int lane = threadIdx.x % 32;
   const int64_t dims = p.head_dim + p.v_dim, apart = p.batch * side.heads * side.items * dims;
   const double scale = of_values ? 1.0 : static_cast<double>(p.scale);
   double gram[kCount][kCount] = {}, with[kCount] = {}, square = 0, dot = 0, got2 = 0, exact2 = 0, variance = 0;
+  double along = 0, alike[kCount] = {};
   for (int c = lane; c < dim; c += 32) {
     float4 sums = {};
     for (int part = 0; part < side.parts * side.spread; ++part) {
@@ -348,9 +353,11 @@ __device__ __forceinline__ void Compare(const ShadowParams& kernel, const Shadow
     dot += x * exact;
     got2 += x * x;
     exact2 += exact * exact;
+    along += exact * difference;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       with[i] += difference * channels[i];
+      alike[i] += exact * channels[i];
 #pragma unroll
       for (int j = 0; j <= i; ++j) gram[i][j] += channels[i] * channels[j];
     }
@@ -364,10 +371,12 @@ __device__ __forceinline__ void Compare(const ShadowParams& kernel, const Shadow
   sum(got2);
   sum(exact2);
   sum(variance);
+  sum(along);
   if (!isfinite(got2) || !isfinite(exact2) || !isfinite(variance)) return;
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
     sum(with[i]);
+    sum(alike[i]);
 #pragma unroll
     for (int j = 0; j <= i; ++j) sum(gram[i][j]);
 #pragma unroll
@@ -400,12 +409,19 @@ __device__ __forceinline__ void Compare(const ShadowParams& kernel, const Shadow
   to.of[kShadowRest] += fmax(rest, 0.);
   to.of[kShadowVariance] += variance;
   to.of[kShadowVarianceSq] += variance * variance;
+  if (exact2 == 0) return;
+  to.factor[0] += along / variance;
+  to.factor[1] += exact2 / variance;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) to.factor[2 + i] += alike[i] / variance;
 }
 
 // Grid: [heads of a side].  Block: kLawThreads, an item a warp.
 template <class Element, bool kOfKeys>
 __global__ void __launch_bounds__(kLawThreads, 1) ShadowJudgeKernel(const __grid_constant__ ShadowParams kernel) {
+  constexpr int kFactors = ShadowSums::kFactors;
   __shared__ double of_warps[kLawWarps][kShadowStatCount];
+  __shared__ double factors_of_warps[kLawWarps][2 * kFactors];
   const ProbeParams& p = kernel.sampled;
   if (p.gate != nullptr && p.gate[kGateOpen] == 0) return;
   const ShadowSide& side = kOfKeys ? kernel.keys : kernel.queries;
@@ -440,13 +456,34 @@ __global__ void __launch_bounds__(kLawThreads, 1) ShadowJudgeKernel(const __grid
       of_warps[warp][i] = first.of[i];
       of_warps[warp][kShadowTensorStatCount + i] = second.of[i];
     }
+#pragma unroll
+    for (int i = 0; i < kFactors; ++i) {
+      factors_of_warps[warp][i] = first.factor[i];
+      factors_of_warps[warp][kFactors + i] = second.factor[i];
+    }
   }
   __syncthreads();
+  const int64_t stride = kOfKeys ? kernel.to.kv_stat_stride : kernel.to.stat_stride;
+  float* const factors = kOfKeys ? kernel.kv_factors : kernel.factors;
+  if (threadIdx.x < 2 && factors != nullptr) {
+    double of[kFactors] = {};
+    for (int w = 0; w < kLawWarps; ++w) {
+#pragma unroll
+      for (int i = 0; i < kFactors; ++i) of[i] += factors_of_warps[w][threadIdx.x * kFactors + i];
+    }
+    double more = 0, less = 0;
+#pragma unroll
+    for (int i = 2; i < kFactors; ++i) (of[i] > 0 ? more : less) += of[i];
+    float* const to = factors + threadIdx.x * kFactorTensorStatCount * stride + head;
+    to[kFactor * stride] += static_cast<float>(of[0]);
+    to[kFactorVariance * stride] += static_cast<float>(of[1]);
+    to[kFactorAlike * stride] += static_cast<float>(fmax(more, -less) + kLawExpError * of[1]);
+  }
   if (threadIdx.x >= kShadowStatCount) return;
   double sum = 0;
   for (int w = 0; w < kLawWarps; ++w) sum += of_warps[w][threadIdx.x];
   float* const out = (kOfKeys ? kernel.to.kv_out : kernel.to.out) + head;
-  out[threadIdx.x * (kOfKeys ? kernel.to.kv_stat_stride : kernel.to.stat_stride)] += static_cast<float>(sum);
+  out[threadIdx.x * stride] += static_cast<float>(sum);
 }
 
 void PlanSide(const ProbeParams& p, const Gpu& gpu, int64_t heads, int64_t items, int64_t tokens, ShadowSide* side) {
@@ -487,6 +524,10 @@ Status Launch(const AttentionShadowParams& a, const Gpu& gpu, void* stream) {
   kernel.sampled = p;
   kernel.of = a.of;
   kernel.to = a.to;
+  if (p.dtype != DType::kFloat32) {
+    kernel.factors = a.factors;
+    kernel.kv_factors = a.kv_factors;
+  }
   ProbeParams of_passes = p;
   if (with_keys) of_passes.rows_per_head = 0;
   BELLWETHER_KERNELS_RETURN_IF_ERROR((PlanRows<Element, kForm>(of_passes, composed, gpu, &kernel.rows)));

@@ -47,17 +47,23 @@ struct TensorInfo {
   const char* excess;
   bool of_keys;
   SignalId rest, variance, variance_sq;
+  const char* factor_z;
+  SignalId factor;  // Then its variance, then alike.
   const char* squares_name = "";
   SignalId squares = SignalId::kNone, nonfinite = SignalId::kNone;
 };
 constexpr TensorInfo kTensorInfo[] = {
-    {"O", "shadow_o_excess", false, SignalId::kShadowORest, SignalId::kShadowOVariance, SignalId::kShadowOVarianceSq},
+    {"O", "shadow_o_excess", false, SignalId::kShadowORest, SignalId::kShadowOVariance, SignalId::kShadowOVarianceSq,
+     "shadow_o_factor_z", SignalId::kShadowOFactor},
     {"dQ", "shadow_dq_excess", false, SignalId::kShadowDqRest, SignalId::kShadowDqVariance,
-     SignalId::kShadowDqVarianceSq, "dq_sumsq", SignalId::kDqSumsq, SignalId::kDqNonfinite},
+     SignalId::kShadowDqVarianceSq, "shadow_dq_factor_z", SignalId::kShadowDqFactor, "dq_sumsq", SignalId::kDqSumsq,
+     SignalId::kDqNonfinite},
     {"dK", "shadow_dk_excess", true, SignalId::kShadowDkRest, SignalId::kShadowDkVariance,
-     SignalId::kShadowDkVarianceSq, "dk_sumsq", SignalId::kDkSumsq, SignalId::kDkNonfinite},
+     SignalId::kShadowDkVarianceSq, "shadow_dk_factor_z", SignalId::kShadowDkFactor, "dk_sumsq", SignalId::kDkSumsq,
+     SignalId::kDkNonfinite},
     {"dV", "shadow_dv_excess", true, SignalId::kShadowDvRest, SignalId::kShadowDvVariance,
-     SignalId::kShadowDvVarianceSq, "dv_sumsq", SignalId::kDvSumsq, SignalId::kDvNonfinite},
+     SignalId::kShadowDvVarianceSq, "shadow_dv_factor_z", SignalId::kShadowDvFactor, "dv_sumsq", SignalId::kDvSumsq,
+     SignalId::kDvNonfinite},
 };
 
 constexpr uint32_t kDq = 2, kDk = 4;  // Bits of kTensorInfo.
@@ -150,8 +156,19 @@ void LawWatch::Read(const StepSample& sample) {
     const TensorInfo& info = kTensorInfo[tensor];
     const auto rest = sample.matrix(info.rest), variance = sample.matrix(info.variance);
     const auto squares = sample.matrix(info.variance_sq);
-    shadow_[tensor].assign(std::min(rest.size(), variance.size()), {0, 0});
+    const auto factor = sample.matrix(info.factor), factor_variance = sample.matrix(Next(info.factor, 1));
+    const auto alike = sample.matrix(Next(info.factor, 2));
+    const size_t factors = std::min({factor.size(), factor_variance.size(), alike.size()});
+    shadow_[tensor].assign(std::min(rest.size(), variance.size()), {});
     for (size_t i = 0; i < shadow_[tensor].size(); ++i) {
+      if (i < factors && Usable(factor[i]) && Usable(factor_variance[i]) && Usable(alike[i]) &&
+          factor_variance[i] > 0) {
+        const double of = factor_variance[i], beyond = std::abs(static_cast<double>(factor[i])) - alike[i];
+        shadow_[tensor][i].times = 1 + factor[i] / of;
+        shadow_[tensor][i].beyond = std::max(0.0, beyond) / std::sqrt(of);
+        shadow_[tensor][i].information = of;
+        ++questions_;
+      }
       if (!Usable(rest[i]) || !Usable(variance[i]) || variance[i] <= kSmallest || rest[i] < 0) continue;
       const double of_rows = variance[i];
       // Where it is not known how many rows that is, it counts as one.
@@ -159,7 +176,8 @@ void LawWatch::Read(const StepSample& sample) {
       if (i < squares.size() && Usable(squares[i])) {
         degrees = std::max(1.0, of_rows * of_rows / std::max<double>(squares[i], kSmallest));
       }
-      shadow_[tensor][i] = {rest[i] / of_rows, degrees};
+      shadow_[tensor][i].excess = rest[i] / of_rows;
+      shadow_[tensor][i].degrees = degrees;
       ++questions_;
     }
   }
@@ -197,9 +215,12 @@ void LawWatch::Judge(std::vector<Place>* places) {
   const auto heads = static_cast<size_t>(layout_.heads), key_heads = static_cast<size_t>(layout_.kv_heads);
   const size_t group = heads / key_heads;
   biased_.assign(laws_.size(), 0);
+  // Beyond 1: beyond chance, in standard deviations.
   const auto over = [&](size_t tensor, size_t at) {
-    if (at >= shadow_[tensor].size() || shadow_[tensor][at][1] == 0) return 0.0;
-    return shadow_[tensor][at][0] / limits_.excess(shadow_[tensor][at][1]);
+    if (at >= shadow_[tensor].size()) return 0.0;
+    const Beside& beside = shadow_[tensor][at];
+    const double far = beside.degrees == 0 ? 0 : std::sqrt(beside.excess / limits_.excess(beside.degrees));
+    return std::max(far, beside.beyond / z);
   };
   for (size_t cell = 0; cell < laws_.size(); ++cell) {
     Place place{.layer = cell / key_heads, .key_head = cell % key_heads};
@@ -216,7 +237,7 @@ void LawWatch::Judge(std::vector<Place>* places) {
       if (kTensorInfo[tensor].of_keys) {
         const double far = over(tensor, cell);
         if (far > 1) place.tensors |= 1u << tensor;
-        if (far > 1) place.score = std::max(place.score, std::sqrt(far));
+        if (far > 1) place.score = std::max(place.score, far);
         if (IsHuge(tensor, cell)) place.huge |= 1u << tensor;
         continue;
       }
@@ -227,7 +248,7 @@ void LawWatch::Judge(std::vector<Place>* places) {
         if (far <= 1 && !huge) continue;
         if (huge) place.huge |= 1u << tensor;
         if (far > 1) place.tensors |= 1u << tensor;
-        if (far > 1) place.score = std::max(place.score, std::sqrt(far));
+        if (far > 1) place.score = std::max(place.score, far);
         const auto number = static_cast<int32_t>(head);
         if (std::find(place.heads.begin(), place.heads.end(), number) == place.heads.end())
           place.heads.push_back(number);
@@ -282,20 +303,30 @@ void LawWatch::Name(const AttentionTraits& traits, const std::vector<Place>& pla
         const TensorInfo& info = kTensorInfo[tensor];
         const size_t at =
             info.of_keys ? place.layer * key_heads + place.key_head : place.layer * heads + static_cast<size_t>(head);
-        if (at >= shadow_[tensor].size() || shadow_[tensor][at][1] == 0) continue;
-        const auto [excess, degrees] = shadow_[tensor][at];
-        const double limit = limits_.excess(degrees);
-        if (excess <= limit) continue;
-        finding.Add({.signal = info.excess,
-                     .where = finding.where,
-                     .value = excess,
-                     .threshold = limit,
-                     .first_step = step_,
-                     .detector = kExactDetector});
+        if (at >= shadow_[tensor].size()) continue;
+        const Beside& beside = shadow_[tensor][at];
+        const double limit = beside.degrees == 0 ? 0 : limits_.excess(beside.degrees);
+        const bool is_far = beside.degrees != 0 && beside.excess > limit, is_scaled = beside.beyond > z;
+        const auto add = [&](const char* signal, double value, double threshold) {
+          finding.Add({.signal = signal,
+                       .where = finding.where,
+                       .value = value,
+                       .threshold = threshold,
+                       .first_step = step_,
+                       .detector = kExactDetector});
+        };
+        if (is_far) add(info.excess, beside.excess, limit);
+        if (is_scaled) add(info.factor_z, beside.beyond, z);
         if (!worst || head != place.heads.front()) continue;
-        why.push_back(
-            absl::StrFormat("%s is wrong: %.3g times as far from its reference as rounding gives (limit %.3g)",
-                            info.name, excess, limit));
+        if (is_far) {
+          why.push_back(
+              absl::StrFormat("%s is wrong: %.3g times as far from its reference as rounding gives (limit %.3g)",
+                              info.name, beside.excess, limit));
+        } else if (is_scaled) {
+          why.push_back(absl::StrFormat(
+              "%s is wrong: %.4g times its reference, %.3g standard deviations of rounding from once (limit %.3g)",
+              info.name, beside.times, beside.beyond, z));
+        }
       }
       for (size_t tensor = 0; tensor < kTensors; ++tensor) {
         const TensorInfo& info = kTensorInfo[tensor];

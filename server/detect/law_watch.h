@@ -10,10 +10,12 @@
 //
 // A sample has the difference of each by layer and key head, its variance from independent
 // roundings, and how far roundings that are all alike can move it.  Of o, dq, dk and dv it has the
-// distance from a reference at sampled rows or keys beside what rounding gives (the shadow check).
+// distance from a reference at sampled rows or keys beside what rounding gives (the shadow check).  It
+// has the factor by which each is off, too: such a distance says little of one near 1.
 // Ranks and micro-batches are sums of these, and so are judged as one.
 //
-// broken   (|difference| - alike) / sqrt(variance), or the distance, is beyond what chance gives.
+// broken   (|difference| - alike) / sqrt(variance), of a law or a factor, or the distance, is beyond
+//          what chance gives.
 //          A kernel is at fault: one sample is enough.
 // biased   |difference| / sqrt(variance) is, but roundings that are alike explain it; or it is A1
 //          alone, and less than twice what they explain.  Every production kernel does so in broad rows.  It is
@@ -22,7 +24,8 @@
 // Chance.  All questions of a run, however long it is, share one probability of a false alarm, C.
 // The k-th sample has C 6 / (pi^2 k^2) of it, since the sum of 1 / k^2 is pi^2 / 6.  Each of its n
 // questions has p = C 6 / (pi^2 k^2 n).
-//   laws    A rounding is uniform, and so is sub-Gaussian with its own variance.  A sum of
+//   laws, factors
+//           A rounding is uniform, and so is sub-Gaussian with its own variance.  A sum of
 //           independent ones is, too: P(|x| > z sigma) <= 2 exp(-z^2 / 2).  z = sqrt(2 ln(2 / p)).
 //   shadow  The rest is a sum of squares of sub-Gaussian numbers.  A row's variance is v_T,
 //           V = sum v_T, d = V^2 / sum v_T^2.  Then (Hsu, Kakade and Zhang 2012; of normal numbers
@@ -99,6 +102,11 @@ class LawWatch {
  private:
   static constexpr size_t kLaws = 4, kTensors = 4;
   struct Place;  // What is broken at a key head.
+  // Of one tensor and head beside its reference.
+  struct Beside {
+    double excess = 0, degrees = 0;                 // degrees 0: not asked.
+    double times = 1, beyond = 0, information = 0;  // A factor and its z; information 0: not asked.
+  };
   struct Reading {
     bool asked = false;
     double z = 0, beyond = 0;
@@ -119,9 +127,9 @@ class LawWatch {
   int64_t questions_ = 0;
   Layout layout_;
   LawLimits limits_;
-  std::vector<std::array<Reading, kLaws>> laws_;                     // [layer][key head]
-  std::array<std::vector<std::array<double, 2>>, kTensors> shadow_;  // Excess and degrees; degrees 0: not asked.
-  std::array<std::vector<double>, kTensors> huge_;                   // The squares of dO where it is; -1: it is not.
+  std::vector<std::array<Reading, kLaws>> laws_;      // [layer][key head]
+  std::array<std::vector<Beside>, kTensors> shadow_;  // [layer][head], or [layer][key head].
+  std::array<std::vector<double>, kTensors> huge_;    // The squares of dO where it is; -1: it is not.
   bool any_huge_ = false;
   std::vector<uint32_t> biased_;  // [layer][key head] bit law - 1
   std::vector<Finding> findings_;

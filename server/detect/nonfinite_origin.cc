@@ -101,6 +101,22 @@ Side SideOf(SignalId id) {
     case SignalId::kShadowDqExcess:
     case SignalId::kShadowDkExcess:
     case SignalId::kShadowDvExcess:
+    case SignalId::kShadowOFactor:
+    case SignalId::kShadowOFactorVariance:
+    case SignalId::kShadowOFactorAlike:
+    case SignalId::kShadowOFactorZ:
+    case SignalId::kShadowDqFactor:
+    case SignalId::kShadowDqFactorVariance:
+    case SignalId::kShadowDqFactorAlike:
+    case SignalId::kShadowDqFactorZ:
+    case SignalId::kShadowDkFactor:
+    case SignalId::kShadowDkFactorVariance:
+    case SignalId::kShadowDkFactorAlike:
+    case SignalId::kShadowDkFactorZ:
+    case SignalId::kShadowDvFactor:
+    case SignalId::kShadowDvFactorVariance:
+    case SignalId::kShadowDvFactorAlike:
+    case SignalId::kShadowDvFactorZ:
     case SignalId::kLawDifference:
     case SignalId::kLawVariance:
     case SignalId::kLawAlike:
@@ -200,7 +216,8 @@ bool CountsGradient(SignalId id) {
 
 // What is made of elements that are counted one by one where this is measured.
 bool FollowsFromCounts(SignalId id) {
-  return id >= SignalId::kLawA10 && id <= SignalId::kShadowDvVarianceSq && !MustBeZero(id);
+  const bool of_factors = id >= SignalId::kShadowOFactor && id <= SignalId::kShadowDvFactorAlike;
+  return of_factors || (id >= SignalId::kLawA10 && id <= SignalId::kShadowDvVarianceSq && !MustBeZero(id));
 }
 
 // Values of the run and of heads; an origin among other things is not looked for.

@@ -131,10 +131,14 @@ class Study:
         os.replace(partial, path)
 
     def questions(self, samples: int) -> int:
-        """Of a run of so many: A1 to A4 of each layer.  From the second sample on one layer's o,
-        dq, dk and dv are beside a reference."""
-        laws = 18 * self.size.layers * self.size.heads if self.dtype == "bf16" else 0
-        return samples * laws + (samples - 1) * 4 * self.size.heads
+        """Of a run of so many: A1 to A4 of each layer.  From the second sample on some layers' o,
+        dq, dk and dv are beside a reference; of each its distance and, but for fp32, its factor."""
+        half, layers = self.dtype == "bf16", range(self.size.layers)
+        laws = 18 * self.size.layers if half else 0
+        compared = sum(
+            asked("shadow_", at, len(layers), step) for step in range(samples) for at in layers
+        )
+        return (samples * laws + compared * (8 if half else 4)) * self.size.heads
 
     def record(
         self, path: Path, planted: Planted, fault: Optional[Fault], layer: int, head: int,
@@ -311,7 +315,7 @@ class Kept:
 
 
 def asked(signal: str, layer: int, layers: int, step: int) -> bool:
-    """One layer of a sample is compared to a reference, from the second sample on."""
+    """Some layers of a sample are compared to a reference, from the second sample on."""
     return not signal.startswith("shadow_") or (
         step > 0 and law_turn(layer, layers, step, layers).compared
     )
@@ -363,7 +367,7 @@ def faults(
                 study.record(path, planted, fault, layer, head, strength, 1, size.layers)
         result = graded(fault, layer, head, size.heads, 1, replayed_alerts(path))
         # The first sample with the fault in which the layer is compared to a reference.
-        compared = layer or size.layers
+        compared = next(n for n in range(1, 99) if asked("shadow_", layer, size.layers, n))
         what = dict(way=way, dtype=study.dtype, fault=name, strength=strength, layer=layer,
                     head=head, compared=compared)  # fmt: skip
         results.add(key, {**what, "asked": study.questions(1 + size.layers), **result})
@@ -449,6 +453,7 @@ def parsed(argv: Optional[Sequence[str]]) -> argparse.Namespace:
     add("--only", default="", help="faults whose names this pattern finds; 'none': none")
     add("--whole", action="store_true", help="each sample a pass of its own")
     add("--stated", action="store_true", help="at the stated strengths alone")
+    add("--seed", type=int, default=2, help="of what the samples read; a folder holds one")
     add("--layers", type=int, nargs="+", help="[all]")
     add("--heads", type=int, nargs="+", help="[all]")
     add("--samples", type=int, default=0, help="healthy ones besides")
@@ -463,6 +468,7 @@ def main(argv: Optional[Sequence[str]] = None, size: Size = Size()) -> int:
     for dtype in () if args.report else args.type or ("bf16", "fp32"):
         study = Study(args.out, size, dtype, args.text)
         study.train()
+        study.batches.manual_seed(args.seed)
         places = [
             (layer, head)
             for layer in args.layers or range(size.layers)

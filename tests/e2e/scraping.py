@@ -29,7 +29,7 @@ HEAD_SIGNALS = {
     "rows": 1024.0, "common_mode_sum": 1024.0, "spread_sum": 1024.0, "key_leak_sum": 1e-4, "key_gradient_sum": 1.0,
     "tied_rows_bf16": 50.0, "logit_max": 9.0, "entropy_sum": 512.0, "delta_bias_sum": 0.01, "delta_bias_sumsq": 1e-3, "wq_sigma": 2.0,
     "law_a3": 0.1, "law_a3_variance": 1.0, "law_a3_alike": 0.0, "law_a4": 0.1, "law_a4_variance": 1.0, "law_a4_alike": 0.0,
-    **{f"shadow_{tensor}_{of}": value for tensor in ("o", "dq", "dk", "dv") for of, value in (("rest", 0.5), ("variance", 1.0), ("variance_sq", 0.01))},
+    **{f"shadow_{tensor}_{of}": value for tensor in ("o", "dq", "dk", "dv") for of, value in (("rest", 0.5), ("variance", 1.0), ("variance_sq", 0.01), ("factor", 20.0), ("factor_variance", 1e6), ("factor_alike", 0.0))},
 }  # fmt: skip
 RUN_SIGNALS = {"loss": 2.0, "grad_norm": 1.0, "tokens": 4096.0, "step_seconds": 0.01, "hook_seconds": 1e-5}
 

@@ -53,7 +53,7 @@ def sums(**wrong: tuple[int, int, float]) -> list[Block]:
             name = f"law_{law}_{what}"
             found.append(block(name, value, KV_HEADS, wrong.get(name)))
     for tensor, heads in (("o", HEADS), ("dq", HEADS), ("dk", KV_HEADS), ("dv", KV_HEADS)):
-        for what, value in (("dot", 1.0), ("got_sumsq", 1.0), ("ref_sumsq", 1.0), ("rest", 16.0), ("variance", 16.0), ("variance_sq", 16.0)):
+        for what, value in (("dot", 1.0), ("got_sumsq", 1.0), ("ref_sumsq", 1.0), ("rest", 16.0), ("variance", 16.0), ("variance_sq", 16.0), ("factor", 100.0), ("factor_variance", 1e6), ("factor_alike", 0.0)):
             name = f"shadow_{tensor}_{what}"
             found.append(block(name, value, heads, wrong.get(name)))
     for name in COUNTS:
@@ -98,6 +98,19 @@ def test_sums_of_ranks_are_judged_as_one(server: Server) -> None:
     assert (alert["rule"], alert["severity"]) == ("kernel", "SEVERITY_CRITICAL")
     z = 12 / math.sqrt(2)
     assert f"law A3 is broken by {z:.3g} standard deviations" in alert["summary"]
+    pair.close()
+
+
+def test_a_factor_near_one_is_named(server: Server) -> None:
+    pair = Pair(server, "factor")
+    pair.push(0, sums(), sums())
+    # Each rank alone is within chance.
+    wrong = sums(shadow_dv_factor=(2, 1, 6000.0))
+    pair.push(20, wrong, wrong)
+    (alert,) = wait_for("it is an alert", pair.alerts)
+    z = 12000 / math.sqrt(2e6)
+    assert f"dV is wrong: 1.006 times its reference, {z:.3g} standard deviations" in alert["summary"]
+    assert {e["signal"] for e in alert["evidence"]} == {"shadow_dv_factor_z"}
     pair.close()
 
 

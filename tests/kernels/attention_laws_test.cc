@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <functional>
 #include <limits>
 #include <random>
@@ -353,6 +354,55 @@ TEST(AttentionLawsTest, TheShadowFindsAKeyThatIsOff) {
   EXPECT_GT(kv_out[rest + 1], 10 * kv_out[variance + 1]);
 }
 
+// The factor of a tensor in standard deviations beyond what is alike; sign kept.
+double FactorZ(const std::vector<float>& of, int tensor, int64_t heads, int64_t head) {
+  const auto at = [&](int stat) {
+    return static_cast<double>(of[static_cast<size_t>((tensor * kFactorTensorStatCount + stat) * heads + head)]);
+  };
+  const double beyond = std::max(std::fabs(at(kFactor)) - at(kFactorAlike), 0.0);
+  return std::copysign(beyond, at(kFactor)) / std::sqrt(at(kFactorVariance));
+}
+
+TEST(AttentionLawsTest, AFactorNearOneIsFarFromRounding) {
+  for (const DType dtype : {DType::kBFloat16, DType::kFloat16, DType::kFloat32}) {
+    LawsSize size;
+    size.dtype = dtype;
+    LawsCall call(size);
+    for (int64_t b = 0; b < size.batch; ++b) {
+      for (int64_t t = 0; t < size.q_len; ++t) {
+        for (int64_t c = 0; c < size.v_dim; ++c) call.d_v.Set(b, 1, t, c, 1.03 * call.d_v.Get(b, 1, t, c));
+        for (int64_t c = 0; c < size.head_dim; ++c) call.d_q.Set(b, 2, t, c, 0.96 * call.d_q.Get(b, 2, t, c));
+      }
+    }
+    std::vector<float> out(static_cast<size_t>(kShadowStatCount * size.heads));
+    std::vector<float> kv_out(static_cast<size_t>(kShadowStatCount * size.kv_heads));
+    std::vector<float> factors(static_cast<size_t>(kFactorStatCount * size.heads));
+    std::vector<float> kv_factors(static_cast<size_t>(kFactorStatCount * size.kv_heads));
+    const LawOutputs to = {size.heads, out.data(), size.kv_heads, kv_out.data()};
+    ASSERT_EQ(AttentionShadow({call.params.of, to, 0, factors.data(), kv_factors.data()}, {}), Status::kOk);
+    EXPECT_THAT(kv_factors, Each(0)) << "no keys were asked for";
+    ASSERT_EQ(AttentionShadow({call.params.of, to, 13, factors.data(), kv_factors.data()}, {}), Status::kOk);
+    if (dtype == DType::kFloat32) {
+      EXPECT_THAT(factors, Each(0));
+      EXPECT_THAT(kv_factors, Each(0));
+      continue;
+    }
+    for (int tensor = 0; tensor < 2; ++tensor) {
+      for (int64_t h = 0; h < size.heads; ++h) {
+        const double z = FactorZ(factors, tensor, size.heads, h);
+        EXPECT_LT(tensor == 1 && h == 2 ? z + 5 : std::fabs(z) - 2, 0) << z;
+      }
+      for (int64_t g = 0; g < size.kv_heads; ++g) {
+        const double z = FactorZ(kv_factors, tensor, size.kv_heads, g);
+        EXPECT_LT(tensor == 1 && g == 1 ? 5 - z : std::fabs(z) - 2, 0) << z;
+      }
+    }
+    // The factor itself.
+    const float* const of_dv = kv_factors.data() + kFactorTensorStatCount * size.kv_heads + 1;
+    EXPECT_NEAR(1 + of_dv[kFactor * size.kv_heads] / of_dv[kFactorVariance * size.kv_heads], 1.03, 2e-3);
+  }
+}
+
 TEST(AttentionLawsTest, SampledKeysComeFromTheirStrata) {
   for (uint64_t stratum = 0; stratum < 6; ++stratum) {
     const int64_t key = SampledKey(9, 1, 2, stratum, 6, 40);
@@ -440,6 +490,14 @@ TEST(AttentionLawsTest, TheCInterfaceOfTheShadowChecksItsKeys) {
   p.kv_out = kv_out.data();
   p.keys_per_head = 2;
   EXPECT_EQ(bw_attention_shadow(&p), BW_KERNEL_OK) << bw_kernels_last_error();
+  p.struct_size = offsetof(bw_attention_shadow_params, factors);
+  EXPECT_EQ(bw_attention_shadow(&p), BW_KERNEL_OK) << "a caller from before 1.8";
+  p.struct_size = sizeof(p);
+  std::vector<float> factors(2 * BW_FACTOR_STAT_COUNT);
+  p.factors = factors.data();
+  EXPECT_EQ(bw_attention_shadow(&p), BW_KERNEL_INVALID_ARGUMENT);
+  EXPECT_THAT(bw_kernels_last_error(), HasSubstr("kv_factors is NULL"));
+  p.factors = nullptr;
   p.reserved = 1;
   EXPECT_EQ(bw_attention_shadow(&p), BW_KERNEL_INVALID_ARGUMENT);
   p.reserved = 0;

@@ -326,6 +326,18 @@ def _z_of_laws(got: dict[str, Any]) -> Iterator[tuple[str, Any, int]]:
         yield law, rest / np.sqrt(np.maximum(variance, SMALLEST)), count
 
 
+def _z_of_factors(got: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """As of the laws: of each tensor beside its reference."""
+    for tensor in ("o", "dq", "dk", "dv"):
+        parts = [got.get(f"shadow_{tensor}_factor{x}") for x in ("", "_variance", "_alike")]
+        if any(part is None for part in parts):
+            continue
+        factor, variance, alike = (part.astype(float) for part in parts)
+        asked = np.isfinite(factor) & (variance > 0)
+        rest = np.maximum(np.abs(factor[asked]) - alike[asked], 0)
+        yield f"{tensor}_factor", rest / np.sqrt(variance[asked])
+
+
 def margins(steps: dict[int, dict[str, Any]]) -> tuple[dict[str, float], int]:
     """Of each law and tensor the largest part of its limit, as law_watch.h has them; and how many
     samples were asked."""
@@ -334,6 +346,7 @@ def margins(steps: dict[int, dict[str, Any]]) -> tuple[dict[str, float], int]:
     for _, got in sorted(steps.items()):
         laws = [(law, z[np.isfinite(z)], n) for law, z, n in _z_of_laws(got)]
         shadows = {}
+        laws += [(name, z, 1) for name, z in _z_of_factors(got)]
         for tensor in ("o", "dq", "dk", "dv"):
             rest, variance, square = (
                 got.get(f"shadow_{tensor}_{x}") for x in ("rest", "variance", "variance_sq")

@@ -74,7 +74,8 @@ def shadow_rows(of: Graded, kv_heads: int, rows: int, keys: int) -> dict[str, Te
     sums = Sums(memory, of.q.shape[1], kv_heads)
     add_shadow(sums, of, rows=rows, keys=keys, seed=3)
     copy = memory.collect(False)
-    names = (*c_api.SHADOW_STATS, *c_api.SHADOW_KV_STATS)
+    names = (*c_api.SHADOW_STATS, *c_api.SHADOW_KV_STATS,
+             *c_api.FACTOR_STATS, *c_api.FACTOR_KV_STATS)  # fmt: skip
     return {name: torch.tensor(sums.row(copy, name)).double() for name in names}
 
 

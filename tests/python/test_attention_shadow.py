@@ -16,7 +16,7 @@ from bellwether._kernels.probe import ProbeMask, Unsupported, sampled_rows
 from bellwether._laws.call import GradedCall
 from bellwether._laws.judge import NOT_JUDGED, Limits, judge
 from bellwether._laws.reference import reference
-from bellwether._laws.shadow import shadow
+from bellwether._laws.shadow import Shadow, shadow
 from bellwether.tools.kernel_backends import Kernel
 from bellwether.tools.kernel_cases import Case, Inputs, Shape, make
 from bellwether.tools.kernel_check import graded
@@ -50,6 +50,22 @@ def over(of: dict[str, Tensor], tensor: str) -> bool:
     return bool((excess(of, tensor) > LIMITS.excess(degrees)).any())
 
 
+def factor_z(of: dict[str, Tensor], tensor: str) -> Tensor:
+    """Of the tensor as a multiple of its reference, beyond what alike roundings explain."""
+    beyond = (of[f"shadow_{tensor}_factor"].abs() - of[f"shadow_{tensor}_factor_alike"]).clamp(0)
+    return (beyond / of[f"shadow_{tensor}_factor_variance"].sqrt()).nan_to_num(0)
+
+
+def same_factor(got: dict[str, Tensor], tensor: str, true: Shadow) -> None:
+    """Within parts of its standard deviation."""
+    sigma = true.factor_variance[0].sqrt()
+    for part, want in (("", true.factor[0]), ("_alike", true.factor_alike[0])):
+        rest = (got[f"shadow_{tensor}_factor{part}"] - want).abs()
+        assert bool((rest <= 0.02 * want.abs() + 0.02 * sigma).all()), (tensor, part, rest / sigma)
+    information = got[f"shadow_{tensor}_factor_variance"]
+    assert torch.allclose(information, true.factor_variance[0], rtol=1e-2), tensor
+
+
 def shadow_of(call: GradedCall, arithmetic: str, rows: int, keys: int) -> dict[str, Tensor]:
     return shadow_rows(given(call, arithmetic), call.k.shape[1], rows, keys)
 
@@ -70,6 +86,7 @@ def test_every_row_and_key_gives_what_fp64_does(dtype: torch.dtype, values: str)
                 assert torch.allclose(cosine, true[name].cosine[0], atol=1e-6), name
                 want = true[name].excess[0]
                 assert torch.allclose(excess(got, name), want, rtol=3e-2, atol=5e-3), name
+                same_factor(got, name, true[name])
 
 
 def test_sampled_rows_and_keys_are_compared_alone() -> None:
@@ -98,6 +115,8 @@ def test_sound_kernels_are_within_chance(values: str) -> None:
                 got = shadow_of(call, ARITHMETICS.get(kernel.name, "fused"), 16, 8)
                 wrong = [name for name in TENSORS if over(got, name)]
                 assert not wrong, (kernel.name, dtype, {n: excess(got, n) for n in wrong})
+                z = {name: float(factor_z(got, name).max()) for name in TENSORS}
+                assert max(z.values()) < LIMITS.z / 2, (kernel.name, dtype, shape, z)
 
 
 @pytest.mark.parametrize("values", ["normal", "broad", "common-mode"])
@@ -112,6 +131,8 @@ def test_gradients_that_underflow_are_within_chance(size: float, values: str) ->
             got = shadow_of(call, ARITHMETICS.get(kernel.name, "fused"), 32, 16)
             wrong = [name for name in TENSORS if over(got, name)]
             assert not wrong, (kernel.name, dim, {n: excess(got, n) for n in wrong})
+            z = {name: float(factor_z(got, name).max()) for name in TENSORS}
+            assert max(z.values()) < LIMITS.z, (kernel.name, dim, z)
 
 
 def test_a_fault_shows_where_gradients_underflow() -> None:
@@ -129,6 +150,29 @@ def test_planted_faults_show_in_their_tensor(fault: str) -> None:
     assert FAULTS[fault][0] in wrong
     if fault != "p_does_not_add_up":
         assert wrong == {FAULTS[fault][0]}
+
+
+@pytest.mark.parametrize("tensor", ["dq", "dk", "dv"])
+@pytest.mark.parametrize("by", [1.02, 0.985])
+def test_a_factor_near_one_names_its_tensor_and_head(tensor: str, by: float) -> None:
+    for dtype in (torch.bfloat16, torch.float16):
+        case = Case("normal", Shape(4, 4, 64, dtype, 320, True), batch=2)
+        call = graded(planted_kernel(""), make(case, CPU))
+        of_head = getattr(call, tensor)[:, 2]
+        of_head.copy_((of_head.double() * by).to(dtype))
+        got = shadow_of(call, "fused", 32, 16)
+        named = {(name, at) for name in TENSORS for at in range(4)
+                 if factor_z(got, name)[at] > LIMITS.z}  # fmt: skip
+        assert named == {(tensor, 2)}
+        of = got[f"shadow_{tensor}_factor"] / got[f"shadow_{tensor}_factor_variance"]
+        assert abs(1 + float(of[2]) - by) < 2e-3
+
+
+def test_no_factor_is_told_in_float32() -> None:
+    case = Case("normal", Shape(4, 4, 64, torch.float32, 70, True))
+    got = shadow_of(graded(planted_kernel(""), make(case, CPU)), "fused", 0, EVERY)
+    factors = [row for name, row in got.items() if "factor" in name]
+    assert len(factors) == 12 and not any(bool(row.any()) for row in factors)
 
 
 def test_elements_that_are_not_finite_are_left_out() -> None:

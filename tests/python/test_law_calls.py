@@ -197,7 +197,8 @@ def test_the_tensors_are_those_of_the_kernel(
 
 
 def test_the_catalogue_names_all_rows() -> None:
-    rows = {*c_api.LAW_STATS, *c_api.LAW_KV_STATS, *c_api.SHADOW_STATS, *c_api.SHADOW_KV_STATS}
+    rows = {*c_api.LAW_STATS, *c_api.LAW_KV_STATS, *c_api.SHADOW_STATS, *c_api.SHADOW_KV_STATS,
+            *c_api.FACTOR_STATS, *c_api.FACTOR_KV_STATS}  # fmt: skip
     unsent = {f"{tensor}_{part}" for tensor in ("do", "dq", "dk", "dv")
               for part in ("sum", "abs_sum")}  # fmt: skip
     assert set(STATS["laws"]) == rows - unsent

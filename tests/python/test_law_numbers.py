@@ -202,6 +202,26 @@ def test_a_fault_that_sums_cancel_is_seen_beside_the_reference(
     assert excess[1, 3] > limit[1, 3] and (excess[1, :3] < limit[1, :3]).all()
 
 
+def test_a_factor_near_one_is_seen_beside_the_reference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(law_calls, "_UNSURE", frozenset())
+    run = watched(custom("dv_one_percent_large"), tmp_path, monkeypatch, steps=2)
+    factor, variance, alike = (
+        run.sent[f"shadow_dv_factor{part}"][1] for part in ("", "_variance", "_alike")
+    )
+    z = (np.abs(factor) - alike) / np.sqrt(variance)
+    assert z[3] > LIMIT.z and (z[:3] < 1).all()
+    assert abs(factor[3] / variance[3] - 0.01) < 2e-3
+
+
+def test_grouped_keys_have_one_factor_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = watched(made(kv_heads=KV_HEADS), tmp_path, monkeypatch, steps=2)
+    for tensor, heads in (("o", HEADS), ("dq", HEADS), ("dk", KV_HEADS), ("dv", KV_HEADS)):
+        assert run.sent[f"shadow_{tensor}_factor_variance"].shape == (2, heads)
+        assert (run.sent[f"shadow_{tensor}_factor_variance"][1] > 0).all(), tensor
+
+
 def test_a_kernel_of_unknown_rounding_is_not_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

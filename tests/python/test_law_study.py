@@ -65,7 +65,7 @@ def test_a_healthy_training_gives_no_alarm(folder: Path) -> None:
     results = run(folder, "--only", "none", "--samples", "20")
     (healthy,) = [result for result in results if result["fault"] == "healthy"]
     assert healthy["alerts"] == 0
-    assert healthy["asked"] == 20 * 2 * 2 * 18 + 19 * 4 * 2
+    assert healthy["asked"] == 20 * 2 * 2 * 18 + 19 * 8 * 2
 
 
 def test_a_kernel_without_a_fault_returns_its_own_bits() -> None:

@@ -42,6 +42,25 @@ def test_all_are_compared_and_their_keys_at_times() -> None:
                 assert 1 <= keys <= math.ceil(len(compared) / 4)
 
 
+def test_two_of_four_layers_are_compared_where_all_are_asked() -> None:
+    for layers, at_once, most in (
+        (2, 2, 1),
+        (3, 3, 1),
+        (4, 4, 2),
+        (4, 2, 1),
+        (5, 5, 2),
+        (32, 32, 2),
+    ):
+        found = [
+            sum(law_turn(i, layers, s, at_once).compared for i in range(layers)) for s in range(32)
+        ]
+        assert max(found) == most
+    assert [[i for i in range(4) if law_turn(i, 4, s, 4).compared] for s in (0, 1)] == [
+        [0, 2],
+        [1, 3],
+    ]
+
+
 def test_a_layer_without_a_number_is_not_asked() -> None:
     assert not law_turn(-1, 4, 0, 4).asked
 

@@ -15,7 +15,10 @@ inline SignalId LawSignal(SignalId first, int i) { return static_cast<SignalId>(
 
 inline constexpr SignalId kShadowFirst[] = {SignalId::kShadowODot, SignalId::kShadowDqDot, SignalId::kShadowDkDot,
                                             SignalId::kShadowDvDot};
-inline constexpr float kShadowRows = 16;  // Of each head, with the same variance.
+inline constexpr SignalId kFactorFirst[] = {SignalId::kShadowOFactor, SignalId::kShadowDqFactor,
+                                            SignalId::kShadowDkFactor, SignalId::kShadowDvFactor};
+inline constexpr float kInformation = 1000;  // Standard deviations that a factor of 2 makes.
+inline constexpr float kShadowRows = 16;     // Of each head, with the same variance.
 
 // `normal()`: a normal number; `square_sum()`: a sum of squares of kShadowRows of them.  Every
 // difference has a variance of 4, every tensor one of 3 a row.
@@ -31,6 +34,11 @@ void AddHealthyLaws(StepSample* sample, const Normal& normal, const SquareSum& s
   for (const SignalId id :
        {SignalId::kDoNonfinite, SignalId::kDqNonfinite, SignalId::kDkNonfinite, SignalId::kDvNonfinite}) {
     for (float& value : sample->Add(id)) value = 0;
+  }
+  for (const SignalId first : kFactorFirst) {
+    for (float& value : sample->Add(first)) value = kInformation * normal();
+    for (float& value : sample->Add(LawSignal(first, 1))) value = kInformation * kInformation;
+    for (float& value : sample->Add(LawSignal(first, 2))) value = 0;
   }
   for (const SignalId first : kShadowFirst) {
     for (int i = 0; i < 3; ++i) {

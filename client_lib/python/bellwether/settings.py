@@ -60,7 +60,17 @@ STATS: dict[str, tuple[str, ...]] = {
         *(
             f"shadow_{tensor}_{part}"
             for tensor in ("o", "dq", "dk", "dv")
-            for part in ("dot", "got_sumsq", "ref_sumsq", "rest", "variance", "variance_sq")
+            for part in (
+                "dot",
+                "got_sumsq",
+                "ref_sumsq",
+                "rest",
+                "variance",
+                "variance_sq",
+                "factor",
+                "factor_variance",
+                "factor_alike",
+            )
         ),
     ),
     "linear": (),  # The laws of linear layers.

@@ -52,6 +52,14 @@ export const headSignals: Signal[] = [
     help: 'Squared distance of dK from its reference over what rounding gives. Far above one is wrong.' },
   { name: 'shadow_dv_excess', label: 'dV beside its reference', scale: 'log', kvHeads: true,
     help: 'Squared distance of dV from its reference over what rounding gives. Far above one is wrong.' },
+  { name: 'shadow_o_factor_z', label: 'O as a multiple of its reference, z', scale: 'signed',
+    help: 'How far O is from once its reference, in units of what rounding gives. Huge: O is wrong by a factor.' },
+  { name: 'shadow_dq_factor_z', label: 'dQ as a multiple of its reference, z', scale: 'signed',
+    help: 'How far dQ is from once its reference, in units of what rounding gives. Huge: dQ is wrong by a factor.' },
+  { name: 'shadow_dk_factor_z', label: 'dK as a multiple of its reference, z', scale: 'signed', kvHeads: true,
+    help: 'How far dK is from once its reference, in units of what rounding gives. Huge: dK is wrong by a factor.' },
+  { name: 'shadow_dv_factor_z', label: 'dV as a multiple of its reference, z', scale: 'signed', kvHeads: true,
+    help: 'How far dV is from once its reference, in units of what rounding gives. Huge: dV is wrong by a factor.' },
 ];
 
 export const runSignals: Signal[] = [

@@ -138,6 +138,36 @@ TEST(LawWatchTest, TheShadowCheckNamesTheTensorAndTheHead) {
   EXPECT_THAT(found[0].summary, Not(HasSubstr("broken")));
 }
 
+TEST(LawWatchTest, AFactorNearOneNamesItsTensor) {
+  StepSample sample = Lawful();
+  const auto put = [&](SignalId first, size_t cell, float more, float alike) {
+    sample.Add(first)[cell] = kInformation * kInformation * more;
+    sample.Add(LawSignal(first, 2))[cell] = kInformation * alike;
+  };
+  put(SignalId::kShadowDvFactor, kCell, 0.01f, 2);
+  std::vector<Finding> found = Judged(sample, "");
+  ASSERT_THAT(found, SizeIs(2));
+  EXPECT_THAT(found[0].summary, HasSubstr("kernel is wrong in layer 1 heads 4, 5: dV is wrong: 1.01 times its "
+                                          "reference, 8 standard deviations of rounding from once"));
+  ASSERT_EQ(found[0].fact_count, 1);
+  EXPECT_STREQ(found[0].facts[0].signal, "shadow_dv_factor_z");
+  EXPECT_TRUE(found[0].exact);
+  // What roundings explain that are alike is no fault.
+  put(SignalId::kShadowDvFactor, kCell, 0.01f, 9);
+  EXPECT_THAT(Judged(sample), IsEmpty());
+  // A head of the queries, too small.
+  put(SignalId::kShadowDqFactor, 1 * 8 + 5, -0.02f, 0);
+  found = Judged(sample);
+  ASSERT_THAT(found, SizeIs(1));
+  EXPECT_EQ(found[0].where, (Head{1, 5}));
+  EXPECT_THAT(found[0].summary, HasSubstr("dQ is wrong: 0.98 times its reference, 20 standard deviations"));
+  // Not measured, or in a type whose rounding is not known.
+  for (const float variance : {0.0f, std::numeric_limits<float>::quiet_NaN()}) {
+    sample.Add(SignalId::kShadowDqFactorVariance)[1 * 8 + 5] = variance;
+    EXPECT_THAT(Judged(sample), IsEmpty());
+  }
+}
+
 TEST(LawWatchTest, TheWorstLayersAreNamedAndTheOthersCounted) {
   StepSample sample;
   sample.Reset({.layers = 12, .heads = 2, .kv_heads = 2});
@@ -196,7 +226,7 @@ TEST(LawWatchTest, NoQuestionIsAskedOfUnmeasuredOrNonfiniteValues) {
   EXPECT_EQ(watch.samples(), 0) << "no part of the chance is spent";
   ASSERT_TRUE(watch.Observe(Lawful(), {}));
   const int64_t all = watch.questions();
-  EXPECT_EQ(all, 12 * 18 + 2 * 24 + 2 * 12);
+  EXPECT_EQ(all, 12 * 18 + 2 * 2 * (24 + 12)) << "distances and factors";
   StepSample partly = Lawful();
   partly.Add(LawSignal(SignalId::kLawA10, 3))[0] = kNan;
   partly.Add(LawSignal(SignalId::kLawA20, 3))[0] = NotMeasured();
@@ -204,8 +234,9 @@ TEST(LawWatchTest, NoQuestionIsAskedOfUnmeasuredOrNonfiniteValues) {
   partly.Add(SignalId::kLawA4Alike)[0] = kNan;
   partly.Add(SignalId::kShadowDkRest)[0] = kNan;
   partly.Add(SignalId::kShadowDvVariance)[0] = 0;
+  partly.Add(SignalId::kShadowDqFactor)[0] = kNan;
   ASSERT_TRUE(watch.Observe(partly, {}));
-  EXPECT_EQ(watch.questions(), all - 18 - 2);
+  EXPECT_EQ(watch.questions(), all - 18 - 3);
   EXPECT_THAT(*watch.findings(), IsEmpty());
 }
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 
 SHARE_ON_GPUS = 8  # One layer in so many is asked in a sample there, at least one.
+COMPARED = 2  # Of four layers or more so many are compared in a sample, where all are asked.
 KEYS_EVERY = 4  # On a GPU keys are compared to a reference in one of so many of a layer's turns.
 
 
@@ -33,5 +34,7 @@ def law_turn(layer: int, layers: int, sample: int, at_once: int, keys_every: int
     if layer % turns != first:
         return LawTurn(False)
     asked = len(range(first, layers, turns))
-    compared = turn % asked == layer // turns
-    return LawTurn(True, compared, compared and turn // asked % keys_every == 0)
+    at_a_time = COMPARED if turns == 1 and asked >= 2 * COMPARED else 1
+    rounds = -(-asked // at_a_time)
+    compared = layer // turns % rounds == turn % rounds
+    return LawTurn(True, compared, compared and turn // rounds % keys_every == 0)

@@ -124,7 +124,8 @@ def add_shadow(sums: Sums, of: Graded, *, rows: int, keys: int, seed: int) -> No
         "bw_attention_shadow", c_api.AttentionShadowParams, sums, of, rows, seed,
         stat_stride=sums.heads, out=sums.address(c_api.SHADOW_STATS[0]),
         kv_stat_stride=sums.kv_heads, kv_out=sums.address(c_api.SHADOW_KV_STATS[0]),
-        keys_per_head=keys,
+        keys_per_head=keys, factors=sums.address(c_api.FACTOR_STATS[0]),
+        kv_factors=sums.address(c_api.FACTOR_KV_STATS[0]),
     )  # fmt: skip
     if counted:
         for tensor in ("o", "dq", "dk", "dv") if keys else ("o", "dq"):

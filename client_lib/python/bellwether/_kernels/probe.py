@@ -72,6 +72,8 @@ class Sums:
             (c_api.LAW_KV_STATS, kv_heads),
             (c_api.SHADOW_STATS, heads),
             (c_api.SHADOW_KV_STATS, kv_heads),
+            (c_api.FACTOR_STATS, heads),
+            (c_api.FACTOR_KV_STATS, kv_heads),
         ):
             for name in names:
                 self._places[name] = len(initial), count

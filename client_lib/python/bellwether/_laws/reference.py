@@ -39,7 +39,7 @@ PROJECTIONS = 8
 SCORES = 1 << 21
 KEPT_MAX = 4  # References that are kept for the same inputs: kinds of arithmetic, rows left out.
 _FP32 = 2.0**-24  # Half of what a sum in fp32 may lose, of its size.
-_EXP = 2.0**-13  # An exponential that is approximated may be so far off, for all P alike.
+EXP = 2.0**-13  # An exponential that is approximated may be so far off, for all P alike.
 _TIMES = 2  # That each rounding counts.
 
 
@@ -312,7 +312,7 @@ def _add_results(inside: dict[str, Inside], call: GradedCall, of: dict[str, Expe
     inside["A3"].channels += [-(c * k).sum((2, 3)) for c in of["dk"].channels[2:]]
     inside["A2"].channels += [c.sum(2) @ of_v.mT for c in of["dv"].channels[1:]]
     inside["A4"].channels += [-(c * v).sum((2, 3)) for c in of["dv"].channels[1:]]
-    for sign in (_EXP, -_EXP):
+    for sign in (EXP, -EXP):
         inside["A2"].channels.append(sign * (of["dv"].exact.sum(2) @ of_v.mT))
         inside["A4"].channels.append(sign * (of["dv"].exact * v).sum((2, 3)))
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .call import GradedCall
-from .reference import Expected, Reference
+from .reference import EXP, Expected, Reference
 
 
 @dataclasses.dataclass
@@ -23,6 +23,15 @@ class Shadow:
     degrees: Tensor  # How many independent rows or keys `excess` is a mean of, at least.
     worst_row: Tensor  # The largest excess of one row or key.
     row_at: Tensor  # Which one that is.
+    # The tensor as a multiple of the reference, less 1, times factor_variance: attention_laws.h.
+    factor: Tensor
+    factor_variance: Tensor
+    factor_alike: Tensor
+
+    def factor_z(self) -> Tensor:
+        """Beyond what roundings explain that are alike."""
+        beyond = (self.factor.abs() - self.factor_alike).clamp(min=0)
+        return beyond / self.factor_variance.clamp(min=1e-300).sqrt()
 
 
 def _without_channels(difference: Tensor, channels: list[Tensor]) -> Tensor:
@@ -37,6 +46,19 @@ def _without_channels(difference: Tensor, channels: list[Tensor]) -> Tensor:
             used[i] = (before + more).clamp(0, 1)
             left = left - (used[i] - before) * channel
     return left
+
+
+def _factor(got: Tensor, expected: Expected) -> tuple[Tensor, Tensor, Tensor]:
+    exact = expected.exact
+    size, variance = exact.square().sum(-1), expected.variance.sum(-1)
+    weight = torch.where(size > 0, 1 / variance.clamp(min=1e-300), 0.0)
+    channels = torch.stack(
+        [((exact * channel).sum(-1) * weight).sum(2) for channel in expected.channels]
+    )
+    information = (size * weight).sum(2)
+    alike = torch.maximum(channels.clamp(min=0).sum(0), (-channels).clamp(min=0).sum(0))
+    along = ((got - exact) * exact).sum(-1) * weight
+    return along.sum(2), information, alike + EXP * information
 
 
 def compare(got: Tensor, expected: Expected, rows: Tensor) -> Shadow:
@@ -56,7 +78,7 @@ def compare(got: Tensor, expected: Expected, rows: Tensor) -> Shadow:
         cosine, norms[0] / norms[1].clamp(min=tiny), nonfinite,
         rest.sum(-1) / of_row.sum(-1),
         of_row.sum(-1).square() / of_row.square().sum(-1).clamp(min=tiny),
-        excess.amax(-1), rows[excess.argmax(-1)],
+        excess.amax(-1), rows[excess.argmax(-1)], *_factor(got, expected),
     )  # fmt: skip
 
 

@@ -40,7 +40,7 @@ SERVER = "bellwetherd"
 # The major versions of the headers that the structures below are of, and the least minors that
 # have all of them.  Each library has a version of its own.
 CLIENT_ABI = (1, 6)
-KERNELS_ABI = (1, 7)
+KERNELS_ABI = (1, 8)
 
 
 class LibraryError(RuntimeError):
@@ -375,6 +375,10 @@ _BESIDE = ("dot", "got_sumsq", "ref_sumsq", "rest", "variance", "variance_sq")
 # Rows of bw_attention_shadow_params.out and .kv_out.
 SHADOW_STATS = tuple(f"shadow_{tensor}_{what}" for tensor in ("o", "dq") for what in _BESIDE)
 SHADOW_KV_STATS = tuple(f"shadow_{tensor}_{what}" for tensor in ("dk", "dv") for what in _BESIDE)
+_FACTOR = ("factor", "factor_variance", "factor_alike")
+# Rows of its .factors and .kv_factors.
+FACTOR_STATS = tuple(f"shadow_{tensor}_{what}" for tensor in ("o", "dq") for what in _FACTOR)
+FACTOR_KV_STATS = tuple(f"shadow_{tensor}_{what}" for tensor in ("dk", "dv") for what in _FACTOR)
 
 
 # bw_grid.
@@ -481,6 +485,8 @@ class AttentionShadowParams(Checked):
         *_GRADED_CALL,
         ("keys_per_head", c_uint32),
         ("reserved", c_uint32),
+        ("factors", c_void_p),
+        ("kv_factors", c_void_p),
     ]
 
 

@@ -26,7 +26,7 @@ from .replicas import ReplicaSample
 _DELTA = STATS["delta"]
 _PER_KEY_HEAD = frozenset(
     {"sequences", "key_coherence_sum", "key_leak_sum", "key_gradient_sum", *c_api.LAW_KV_STATS,
-     *c_api.SHADOW_KV_STATS}
+     *c_api.SHADOW_KV_STATS, *c_api.FACTOR_KV_STATS}
 )  # fmt: skip
 _ROWS = ("rows", "nonfinite_rows")
 

@@ -217,6 +217,19 @@ struct AttentionLawsParams {
 // less what they are: head by head of the group and `step` rows at a time.  Their variance has 2 u()
 // of each partial sum.  With a softcap dS, P and C_S are times its slope in dq and dk.
 // float32: the grid is that of TF32, 11 bits, and the arithmetic always kFused.
+//
+// The factor.  A tensor that is f times what it should be is far less than its distance tells: its
+// rows all point the same way.  With e a row or key of it in double, d = got - e and V its variance
+//
+//   factor    sum e.d / V            f - 1 times factor_variance, 0 if all is well
+//   variance  sum |e|^2 / V          of factor: e.d is a sum of independent roundings times numbers,
+//                                    and its variance is at most |e|^2 V (Cauchy and Schwarz)
+//   alike     the channels' sums of e.channel / V, the positive ones or the negative ones, whichever
+//             is more, and 2^-13 variance: an exponential that is approximated
+//
+// sqrt(variance) is so the number of standard deviations that f = 2 makes.  Weights of 1 / V let each
+// row count by what it knows: keys with small gradients, as the last ones of a causal call, no less.
+// All three are 0 in float32: an operand may be cut to TF32, which is a factor of its own.
 
 // The rows of one tensor: those of o then those of dq, of dk then those of dv.
 enum ShadowStat : int {
@@ -230,10 +243,22 @@ enum ShadowStat : int {
   kShadowStatCount = 2 * kShadowTensorStatCount
 };
 
+// Of one tensor; rows of `factors` are those of o then dq, of `kv_factors` those of dk then dv.
+enum FactorStat : int {
+  kFactor = 0,
+  kFactorVariance,
+  kFactorAlike,
+  kFactorTensorStatCount,
+  kFactorStatCount = 2 * kFactorTensorStatCount
+};
+
 struct AttentionShadowParams {
   GradedAttention of;
   LawOutputs to;               // [kShadowStatCount][heads], [kShadowStatCount][kv_heads]
   uint32_t keys_per_head = 0;  // at least k_len: every key; 0: none, and kv_out stays as it is
+  // [kFactorStatCount][heads] and [kv_heads] with the strides of `to`, added to.  Both or none.
+  float* factors = nullptr;
+  float* kv_factors = nullptr;
 };
 
 // The key that stands for `stratum` of 0..strata-1 of a key head whose first query head is `head`

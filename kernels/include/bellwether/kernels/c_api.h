@@ -29,7 +29,7 @@ extern "C" {
 #endif
 
 #define BW_KERNELS_API_VERSION_MAJOR 1
-#define BW_KERNELS_API_VERSION_MINOR 7
+#define BW_KERNELS_API_VERSION_MINOR 8
 
 typedef enum bw_kernel_status {
   BW_KERNEL_OK = 0,
@@ -217,6 +217,16 @@ typedef enum bw_shadow_stat {
   BW_SHADOW_STAT_COUNT = 2 * BW_SHADOW_TENSOR_STAT_COUNT
 } bw_shadow_stat;
 
+/* Rows of bw_attention_shadow_params.factors: those of o, then those of dq; of kv_factors: those of dk,
+   then those of dv.  All 0 with BW_F32.  Since 1.8. */
+typedef enum bw_factor_stat {
+  BW_FACTOR = 0, /* a tensor's factor less 1, times BW_FACTOR_VARIANCE */
+  BW_FACTOR_VARIANCE,
+  BW_FACTOR_ALIKE,
+  BW_FACTOR_TENSOR_STAT_COUNT,
+  BW_FACTOR_STAT_COUNT = 2 * BW_FACTOR_TENSOR_STAT_COUNT
+} bw_factor_stat;
+
 typedef struct bw_attention_shadow_params {
   uint32_t struct_size;
   uint32_t arithmetic;
@@ -228,6 +238,9 @@ typedef struct bw_attention_shadow_params {
   float* kv_out;          /* [BW_SHADOW_STAT_COUNT][kv_heads], added to */
   uint32_t keys_per_head; /* that many hashed strata of the keys; 0 = none, and kv_out stays as it is */
   uint32_t reserved;
+  /* Since 1.8.  Added to, with the strides above; both NULL: not wanted. */
+  float* factors;    /* [BW_FACTOR_STAT_COUNT][heads] */
+  float* kv_factors; /* [BW_FACTOR_STAT_COUNT][kv_heads]; stays as it is without keys */
 } bw_attention_shadow_params;
 
 BW_KERNELS_EXPORT bw_kernel_status bw_attention_shadow(const bw_attention_shadow_params* params);
