@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import bellwether
 from bellwether._kernels.bits import CHUNK, INTEGERS, sum_of_bits
-from bellwether._step.at_rest import AtRest, flipped
+from bellwether._step.at_rest import FLIPS_MAX, AtRest, flipped
 
 from models import Model, Shape, batch
 from recording import Recording, replayed_alerts
@@ -63,6 +63,62 @@ def test_each_element_has_its_turn_within_sixteen_samples() -> None:
         assert rest.pending and rest.forward_begins() == []
         assert rest.compared <= (sample + 1) * (total // 16 + CHUNK)
     assert rest.elements == total <= rest.compared
+
+
+def rows_of(rest: AtRest, between: Callable[[], Any] = lambda: None) -> dict[str, float]:
+    """A sample: what the server gets, by parameter."""
+    rest.optimizer_stepped()
+    between()
+    rest.forward_begins()
+    sample = rest.sample()
+    rows = [] if sample is None else sample.law_rows()
+    assert all(row.law == "W:at-rest" for row in rows)
+    return {row.place: row.difference for row in rows}
+
+
+def test_a_parameter_that_held_is_told_as_right() -> None:
+    model = nn.Sequential(nn.Linear(100, 100, bias=False), nn.Linear(100, 100, bias=False))
+    rest = AtRest(lambda: model)
+    weight = model[0].weight
+    assert rows_of(rest) == {}
+    assert rows_of(rest, lambda: flip(weight, 7, 30)) == {"0.weight": 1.0}
+    assert rows_of(rest, lambda: flip(weight, 8, 30)) == {"0.weight": 1.0}
+    # Each time, so that the server hears of it as long as it may still wait.
+    for _ in range(3):
+        assert rows_of(rest) == {"0.weight": 0.0}
+    assert rows_of(rest, lambda: flip(weight, 7, 30)) == {"0.weight": 1.0}
+
+
+def test_only_the_piece_that_flipped_speaks_for_itself() -> None:
+    model = nn.Sequential(nn.Linear(1000, 1000, bias=False))
+    rest = AtRest(lambda: model)
+    turns = -(-model[0].weight.numel() // max(1 << 18, CHUNK))
+    assert turns > 1
+    assert rows_of(rest, lambda: flip(model[0].weight, 3, 30)) == {"0.weight": 1.0}
+    for _ in range(turns - 1):
+        assert rows_of(rest) == {}
+    assert rows_of(rest) == {"0.weight": 0.0}
+
+
+def test_flips_of_a_trainer_that_changes_weights_are_taken_back() -> None:
+    model = nn.Sequential(nn.Linear(100, 100, bias=False))
+    rest = AtRest(lambda: model)
+    assert rows_of(rest, lambda: flip(model[0].weight, 7, 30)) == {"0.weight": 1.0}
+    assert rows_of(rest, lambda: model[0].weight.data.mul_(2)) == {"0.weight": 0.0}
+    assert rest.not_measured == "0.weight is changed between steps"
+    assert rows_of(rest) == {"0.weight": 0.0}
+
+
+def test_flipped_parameters_that_are_told_are_bounded() -> None:
+    model = nn.Sequential(*(nn.Linear(8, 8, bias=False) for _ in range(FLIPS_MAX + 3)))
+    rest = AtRest(lambda: model)
+
+    def flip_all() -> None:
+        for layer in model:
+            flip(layer.weight, 7, 30)
+
+    assert len(rows_of(rest, flip_all)) == FLIPS_MAX
+    assert set(rows_of(rest).values()) == {0.0}
 
 
 def test_a_model_that_is_gone_is_not_looked_at() -> None:

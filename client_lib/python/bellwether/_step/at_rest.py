@@ -8,7 +8,10 @@ i, and is a power of two for that i alone.
 
 Trainers change weights between steps, too, as by load_state_dict() or by `data.clamp_()`.  What
 torch counts as a change is not compared, and what is more than one bit is no flip.  Such a trainer
-is let alone from then on, since it may also change a single bit on purpose.
+is let alone from then on, since it may also change a single bit on purpose.  What was told of it as
+a flip is then taken back.
+
+A flip is an event, and its alert ends when the parameter has had its next turn and held.
 
 Left out: parameters that are not on the CPU, in parts or not in one piece of memory, those of
 float64 and those of fewer than 64 elements.
@@ -70,18 +73,19 @@ class Flip:
 
 
 class FlipSample:
-    """The flips that were found since the last sample, as rows for the server."""
+    """What was found since the last sample, as rows for the server: parameters of which a bit has
+    flipped, and those of which one had and that held now."""
 
-    def __init__(self, flips: list[Flip]) -> None:
-        self._flips = flips
+    def __init__(self, flips: list[Flip], held: set[str]) -> None:
+        self._flips, self._held = flips, held
 
     def ready(self) -> bool:
         return True
 
     def law_rows(self) -> list[LawRow]:
         """Bits that changed, where none should: its variance is no rounding's."""
-        names = {flip.name for flip in self._flips}
-        return [LawRow(name, "W:at-rest", 1.0, 1e-12) for name in sorted(names)]
+        changed = dict.fromkeys(self._held, 0.0) | {flip.name: 1.0 for flip in self._flips}
+        return [LawRow(name, "W:at-rest", changed[name], 1e-12) for name in sorted(changed)]
 
     def summary(self) -> dict[str, float]:
         return {}
@@ -122,6 +126,9 @@ class AtRest:
         self._turn = 0
         self._summed: list[_Summed] = []
         self._new: list[Flip] = []
+        # By parameter that had a flip: where its pieces begin that have not held since.
+        self._unheld: dict[str, set[int]] = {}
+        self._held: set[str] = set()  # Since the last sample.
         self.flips: dict[str, str] = {}  # By parameter: the first of each.
         self.compared = 0  # Elements.
         self.elements = 0  # That have their turn.
@@ -191,22 +198,37 @@ class AtRest:
                 self.compared += values.numel()
                 difference = sum_of_bits(values) - before.total
                 if not difference:
+                    self._note_held(piece)
                     continue
                 place = flipped(values, difference)
                 if place is None:
                     self.not_measured = f"{piece.name} is changed between steps"
                     return []
-                found.append(_flip_of(p, piece, values, *place))
-        self._new += found
+                flip = _flip_of(p, piece, values, *place)
+                found.append(flip)
+                if piece.name in self._unheld or len(self._unheld) < FLIPS_MAX:
+                    self._new.append(flip)
+                    self._unheld.setdefault(piece.name, set()).add(piece.begin)
         told = [flip for flip in found if flip.name not in self.flips]
         for flip in told[: FLIPS_MAX - len(self.flips)]:
             self.flips[flip.name] = flip.text()
         return told
 
+    def _note_held(self, piece: Piece) -> None:
+        pieces = self._unheld.get(piece.name)
+        if pieces is None:
+            return
+        pieces.discard(piece.begin)
+        if not pieces:
+            self._held.add(piece.name)
+
     def sample(self) -> Optional[FlipSample]:
         """What was found since it was last asked."""
         flips, self._new = self._new, []
-        return FlipSample(flips) if flips else None
+        held, self._held = self._held, set()
+        if self.not_measured is not None:
+            held = set(self._unheld)
+        return FlipSample(flips, held) if flips or held else None
 
 
 def _is_whole(p: Tensor) -> bool:
