@@ -75,9 +75,22 @@ def test_nan_is_not_what_was_not_measured() -> None:
     assert math.isnan(values[0]) and not is_not_measured(values[0]) and is_not_measured(values[4])
 
 
-def test_numbers_beyond_a_float_are_infinite() -> None:
-    row = LawRow("a", "dx=dW", -1e300, 1e300)
-    assert [b.values[0] for b in blocks_of(LawRows(), Client(), [row])][:2] == [-math.inf, math.inf]
+@pytest.mark.parametrize(
+    "difference, variance", [(-1e26, 1e47), (1e28, 1e40), (1e60, 1e80), (3e18, 1e-12)]
+)
+def test_rows_beyond_a_float_keep_their_z(difference: float, variance: float) -> None:
+    row = LawRow("a", "dx=dW", difference, variance, abs(difference) / 4, alike_sigma=variance**0.5)
+    sent = [float(b.values[0]) for b in blocks_of(LawRows(), Client(), [row])]
+    assert all(abs(value) <= 1e30 for value in sent[:3])
+    assert sent[0] / sent[1] ** 0.5 == pytest.approx(difference / variance**0.5, rel=1e-5)
+    assert sent[2] == pytest.approx(abs(sent[0]) / 4) and sent[5] ** 2 == pytest.approx(sent[1])
+
+
+def test_infinite_and_no_numbers_stay_so() -> None:
+    rows = [LawRow("a", "dx=dW", math.inf, 1.0), LawRow("a", "y=dx", math.nan, math.inf)]
+    first = [b.values[:2] for b in blocks_of(LawRows(), Client(), rows)]
+    assert math.isinf(first[0][0]) and first[1][0] == 1
+    assert math.isnan(first[0][1]) and math.isinf(first[1][1])
 
 
 def test_rows_between_are_not_measured() -> None:

@@ -63,7 +63,8 @@ SIGNALS = (
     "law_out_nonfinite",
     "law_alike_sigma",
 )
-_FLOAT_MAX = 3.4e38
+# A float32 ends at 3.4e38, and up to 4,096 ranks are added.
+_SUM_MAX = 1e30
 
 
 def _values(row: LawRow, scale: float) -> tuple[float, ...]:
@@ -71,10 +72,16 @@ def _values(row: LawRow, scale: float) -> tuple[float, ...]:
     counts = (
         c_api.NOT_MEASURED if n is None else float(n) for n in (row.in_nonfinite, row.out_nonfinite)
     )
-    sums = (row.difference / scale, row.variance / scale**2, row.alike / scale)
-    # What a float32 does not hold is infinite, and is asked nothing.
-    held = (math.copysign(math.inf, s) if abs(s) > _FLOAT_MAX else s for s in sums)
-    return (*held, *counts, row.alike_sigma / scale)
+    difference, variance = row.difference / scale, row.variance / scale**2
+    alike, sigma = row.alike / scale, row.alike_sigma / scale
+    # An element of 1e26 has a variance that a float32 does not hold.  The row then shrinks as a
+    # whole: its z stays, and the sum over ranks is as sound as before, of other weights.
+    largest = max(abs(difference), math.sqrt(variance) if variance > 0 else 0.0, alike, sigma)
+    if math.sqrt(_SUM_MAX) < largest < math.inf:
+        by = math.sqrt(_SUM_MAX) / largest
+        difference, variance = difference * by, variance * by * by
+        alike, sigma = alike * by, sigma * by
+    return (difference, variance, alike, *counts, sigma)
 
 
 class LawRows:
