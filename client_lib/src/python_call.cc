@@ -1,6 +1,7 @@
 // For the hook (client_lib/python/bellwether/_hook/functions): what function objects of
 // CPython call while their calls are diverted.  Nothing of Python is linked: its addresses come from the hook.
-// All of this is called with the interpreter locked.
+// All of this is called with the interpreter locked.  A change of these functions raises BW_API_VERSION (client.h),
+// by which the hook knows the library (tests/python/test_library_versions.py).
 
 #include <cstddef>
 #include <unordered_map>

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from bellwether._native import c_api
+
 ROOT = Path(__file__).resolve().parents[2]
 # The header, the prefix of its macros and the function that tells the version.
 LIBRARIES = {
@@ -61,3 +63,31 @@ def test_a_later_minor_version_is_taken(library: str, tmp_path: Path) -> None:
     major, minor = versions(library)
     said = refusal(library, major, minor + 1, tmp_path)
     assert "speaks ABI" not in said and "has no bw_" in said  # What it was asked next.
+
+
+# What no header has: by the minor version of the client's library since which it is so.  A change
+# is a new entry, of a higher version.
+HOOK = {
+    7: {
+        "void bw_python_call_to(void* target, void* vector_call)",
+        "void* bw_python_call(void* callable, void* const* arguments, size_t count, void* names)",
+        "void bw_python_functions(void* function_call, void* vector_call)",
+        "void bw_python_frames(void* interpreter, void* plain, void* get, void* set)",
+        "void bw_python_function_to(void* function, void* target)",
+        "void bw_python_function_left(void* function)",
+        "void bw_python_plainly(void* function)",
+        "void bw_python_see(void)",
+        "void bw_python_leave(void)",
+        "void* bw_python_function_call"
+        "(void* function, void* const* arguments, size_t count, void* names)",
+    }
+}
+
+
+def test_the_version_counts_what_only_the_hook_calls() -> None:
+    source = (ROOT / "client_lib/src/python_call.cc").read_text(encoding="utf-8")
+    found = {" ".join(text.split()) for text in re.findall(r"^BW_EXPORT ([^;{]*);", source, re.M)}
+    assert found == HOOK[max(HOOK)], "raise BW_API_VERSION and CLIENT_ABI, and add an entry here"
+    assert max(HOOK) <= versions("client")[1]
+    # A library from before it counted has no functions that anybody vouches for.
+    assert min(HOOK) <= c_api.CLIENT_ABI[1]

@@ -34,8 +34,9 @@ extern "C" {
 /* Minor grows when something is added, major when something breaks. */
 #define BW_API_VERSION_MAJOR 1
 /* 1: ranks_agree; actions come as JSON.  2: the spool.  3: frames_stripped.  4: launch_unix_ms.
-   5: signals of tensors, modules, layers, experts and ranks.  6: 128 blocks in a frame. */
-#define BW_API_VERSION_MINOR 6
+   5: signals of tensors, modules, layers, experts and ranks.  6: 128 blocks in a frame.
+   7: it counts the functions that the Python package's hook calls, too; no header has them. */
+#define BW_API_VERSION_MINOR 7
 
 #define BW_BLOCKS_MAX 128             /* Blocks in one frame. */
 #define BW_LAYERS_MAX 512             /* Layers of one run. */

@@ -39,7 +39,7 @@ SERVER = "bellwetherd"
 
 # The major versions of the headers that the structures below are of, and the least minors that
 # have all of them.  Each library has a version of its own.
-CLIENT_ABI = (1, 6)
+CLIENT_ABI = (1, 7)
 KERNELS_ABI = (1, 8)
 
 
