@@ -201,6 +201,13 @@ def _kernel(board: Board) -> None:
         query(f"bellwether_layer_shadow_dk_excess_max{{{LAYER}}}", f"{layer} dK"),
         query(f"bellwether_layer_shadow_dv_excess_max{{{LAYER}}}", f"{layer} dV"),
     )
+    board.table(
+        "Laws of other layers",
+        "The places whose laws differ most, of linear layers, norms, lm_head and weights at rest: law_z in units of rounding, "
+        "law_out_nonfinite in elements. Each has its newest value, since they take turns; export.rows_max says how many.",
+        query_now(f"bellwether_row_value{{{RUN}}}"),
+        Look("none", 24),
+    )
 
 
 def _training(board: Board) -> None:

@@ -289,6 +289,7 @@ std::vector<Field> Fields(ServerOptions* o, const std::filesystem::path& folder 
       Days("retention.rounded_days", &p.retention.rounded_seconds),
       Days("retention.summary_days", &p.retention.summarized_seconds),
       Number<int32_t>("export.heads_max", &o->exporter.heads.heads_top, 0, 1024),
+      Number<int32_t>("export.rows_max", &o->exporter.rows.rows_top, 0, 1024),
       file("cluster.dsn_file", &o->cluster.dsn_file),
       Text("cluster.node", &o->cluster.node),
       Checked("cluster.address", &o->cluster.address, CheckPeerAddress),

@@ -43,6 +43,11 @@ void RunPublisher::Publish(uint32_t silent_ranks) {
   }
   snapshot->totals = state_.totals();
   snapshot->rows = state_.rows();
+  if (row_values_version_ != state_.row_values_version()) {
+    row_values_ = std::make_shared<RowValues>(state_.row_values());
+    row_values_version_ = state_.row_values_version();
+  }
+  snapshot->row_values = row_values_;
   AddEvents(snapshot.get());
   parts_.table->Publish(std::move(snapshot));
 }

@@ -39,6 +39,8 @@ class RunPublisher {
   // Copies that snapshots share, and what they were made of.
   std::shared_ptr<const StepSample> heads_;
   uint64_t heads_version_ = 0;
+  std::shared_ptr<const RowValues> row_values_;
+  uint64_t row_values_version_ = 0;
   std::shared_ptr<const std::vector<RunEvent>> events_;
   std::pair<uint64_t, size_t> events_version_;  // Stored, new.
 };

@@ -351,6 +351,7 @@ void RunState::OnStep(const StepSample& sample) {
   ++unsaved_steps_;
   CountGram("incomplete", static_cast<double>(grams_.Close(sample.attempt, sample.step)));
   newest_ = sample;
+  if (row_values_.Take(sample)) ++row_values_version_;
   if (HasHeadSignals(sample)) {
     heads_ = sample;
     ++heads_version_;

@@ -29,6 +29,7 @@
 #include "server/ingest/message.h"
 #include "server/ingest/rank_merge.h"
 #include "server/ingest/row_maps.h"
+#include "server/model/row_values.h"
 
 namespace bellwether::server {
 
@@ -103,6 +104,8 @@ class RunState {
   const StepSample& newest() const { return newest_; }
   const StepSample& heads() const { return heads_; }
   uint64_t heads_version() const { return heads_version_; }
+  const RowValues& row_values() const { return row_values_; }
+  uint64_t row_values_version() const { return row_values_version_; }
   // A recording is being imported, and no rank of it has left yet.  Its ranks are as late as
   // the import: no deadline judges them.
   bool importing() const { return !record_.import_of.empty() && merge_.gone().empty(); }
@@ -202,6 +205,8 @@ class RunState {
   StepSample newest_;
   StepSample heads_;
   uint64_t heads_version_ = 0;
+  RowValues row_values_;
+  uint64_t row_values_version_ = 0;
 };
 
 }  // namespace bellwether::server

@@ -22,8 +22,8 @@
 namespace bellwether::server {
 
 // What a series belongs to, as label `level` of the metrics about the page.
-enum class SeriesLevel : uint8_t { kServer = 0, kAlert = 1, kRun = 2, kLayer = 3, kHead = 4 };
-inline constexpr std::array<const char*, 5> kSeriesLevelNames = {"server", "alert", "run", "layer", "head"};
+enum class SeriesLevel : uint8_t { kServer = 0, kAlert = 1, kRun = 2, kLayer = 3, kHead = 4, kRow = 5 };
+inline constexpr std::array<const char*, 6> kSeriesLevelNames = {"server", "alert", "run", "layer", "head", "row"};
 
 inline constexpr size_t kLabelBytesMax = 128;
 

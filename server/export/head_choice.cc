@@ -67,38 +67,13 @@ std::vector<Head> HeadChoice::Choose(const RunSnapshot& run, int64_t now_ns) {
   if (top == 0) return chosen;
   std::partial_sort(ranked.begin(), ranked.begin() + static_cast<std::ptrdiff_t>(top), ranked.end(), Worse);
 
-  std::map<Head, int64_t>& held = held_until_ns_[run.record.id];
-  const Layout& layout = run.heads->layout();
-  for (auto it = held.begin(); it != held.end();) {
-    const bool gone = it->second <= now_ns || it->first.layer >= layout.layers || it->first.head >= layout.heads;
-    it = gone ? held.erase(it) : std::next(it);
-  }
-  std::set<Head> in_top;
   for (size_t i = 0; i < top; ++i) {
     if (ranked[i].stage == 0 && ranked[i].value == -std::numeric_limits<float>::infinity()) break;
-    held[ranked[i].head] = now_ns + options_.hold_ns;
-    in_top.insert(ranked[i].head);
     chosen.push_back(ranked[i].head);
   }
-  // The rest of the held ones, chosen last first.
-  std::vector<std::pair<int64_t, Head>> rest;
-  for (const auto& [head, until] : held) {
-    if (!in_top.contains(head)) rest.emplace_back(-until, head);
-  }
-  std::sort(rest.begin(), rest.end());
-  for (const auto& [order, head] : rest) {
-    if (chosen.size() < static_cast<size_t>(options_.held_max)) {
-      chosen.push_back(head);
-    } else {
-      held.erase(head);
-      ++evicted_;
-    }
-  }
-  return chosen;
-}
-
-void HeadChoice::Keep(const std::set<RunId>& runs) {
-  std::erase_if(held_until_ns_, [&runs](const auto& entry) { return !runs.contains(entry.first); });
+  const Layout& layout = run.heads->layout();
+  return held_.Hold(run.record.id, chosen, now_ns,
+                    [&layout](const Head& head) { return head.layer >= layout.layers || head.head >= layout.heads; });
 }
 
 }  // namespace bellwether::server

@@ -28,9 +28,16 @@ int64_t SeriesOf(const Counters::Entry& entry) {
 
 Exporter::Exporter(const ExportOptions& options, const RunTable* runs, AlertStore* alerts, Counters* counters,
                    Clock* clock)
-    : options_(options), runs_(runs), alerts_(alerts), counters_(counters), clock_(clock), heads_(options.heads) {
+    : options_(options),
+      runs_(runs),
+      alerts_(alerts),
+      counters_(counters),
+      clock_(clock),
+      heads_(options.heads),
+      rows_(options.rows) {
   // From the first scrape on, so that increase() sees the first suppression.
-  for (const SeriesLevel level : {SeriesLevel::kAlert, SeriesLevel::kRun, SeriesLevel::kLayer, SeriesLevel::kHead})
+  for (const SeriesLevel level :
+       {SeriesLevel::kAlert, SeriesLevel::kRun, SeriesLevel::kLayer, SeriesLevel::kHead, SeriesLevel::kRow})
     Suppress(level, 0);
   subscription_ = alerts_->Subscribe([this](const AlertTransition& transition) {
     const char* const to = transition.state == AlertState::kFiring ? "firing" : "resolved";
@@ -146,6 +153,7 @@ void Exporter::AddDetails(const std::vector<RunSnapshotPtr>& runs, int64_t budge
   std::set<RunId> kept;
   for (const RunSnapshotPtr& run : runs) kept.insert(run->record.id);
   heads_.Keep(kept);
+  rows_.Keep(kept);
 
   const auto admit = [&](SeriesLevel level, int64_t series) {
     if (series > budget) {
@@ -165,6 +173,18 @@ void Exporter::AddDetails(const std::vector<RunSnapshotPtr>& runs, int64_t budge
     for (const RunSnapshotPtr& run : runs) {
       if (IsIll(*run) == ill && admit(SeriesLevel::kLayer, LayerSeriesMax(*run))) AddLayers(*run, set);
     }
+  }
+  for (const RunSnapshotPtr& run : runs) {
+    std::vector<ChosenRow> rows = rows_.Choose(*run, now_ns);
+    if (rows.empty() || !admit(SeriesLevel::kRow, RowCountSeries(*run))) continue;
+    AddRowCounts(*run, set);
+    const auto fit = static_cast<size_t>(std::max<int64_t>(budget, 0));
+    if (fit < rows.size()) {
+      Suppress(SeriesLevel::kRow, static_cast<int64_t>(rows.size() - fit));
+      rows.resize(fit);
+    }
+    budget -= static_cast<int64_t>(rows.size());
+    AddRows(*run, rows, set);
   }
   for (const RunSnapshotPtr& run : runs) {
     const int64_t per_head = HeadSeriesMax(*run);

@@ -6,12 +6,13 @@
 // The page holds at most series_max series, or the server's own metrics if
 // those are more.  When they are spent, series leave in this order:
 // 1. single heads;
-// 2. the layers of healthy runs;
-// 3. the extras of runs;
-// 4. the layers of runs that are ill;
-// 5. the series that every run has (info, step, stage, last report), of ended
+// 2. single tensors and modules;
+// 3. the layers of healthy runs;
+// 4. the extras of runs;
+// 5. the layers of runs that are ill;
+// 6. the series that every run has (info, step, stage, last report), of ended
 //    runs first, of ill ones last;
-// 6. alerts, the mildest first. bellwether_series_suppressed_total{level}
+// 7. alerts, the mildest first. bellwether_series_suppressed_total{level}
 //    counts what was left out.  A run's layers come whole or not at all: half a
 //    model on a graph misleads.
 //
@@ -29,6 +30,7 @@
 #include "server/export/current_runs.h"
 #include "server/export/family_set.h"
 #include "server/export/head_choice.h"
+#include "server/export/row_choice.h"
 #include "server/store/alert_store.h"
 #include "server/store/run_table.h"
 #include "server/util/clock.h"
@@ -38,6 +40,7 @@ namespace bellwether::server {
 
 struct ExportOptions {
   HeadChoiceOptions heads;
+  RowChoiceOptions rows;
   int64_t series_max = 20'000;
   RunHolds holds;
 };
@@ -72,6 +75,7 @@ class Exporter {
   int64_t subscription_ = 0;
   absl::Mutex mutex_;
   HeadChoice heads_ ABSL_GUARDED_BY(mutex_);
+  RowChoice rows_ ABSL_GUARDED_BY(mutex_);
   std::set<std::string> unknown_names_ ABSL_GUARDED_BY(mutex_);
 };
 

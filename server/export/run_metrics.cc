@@ -3,10 +3,13 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "server/util/clean_text.h"
 
 namespace bellwether::server {
 namespace {
@@ -50,6 +53,19 @@ double LeastShare(const JudgedBy& judged) {
 
 void AddConstantLabel(const MetricInfo& metric, FamilySet::LabelList* labels) {
   if (metric.label_name[0] != '\0') labels->push_back({metric.label_name, metric.label_value});
+}
+
+int64_t MeasuredRows(const RunSnapshot& run, size_t signal) {
+  const auto values = run.row_values->of(signal);
+  return std::count_if(values.begin(), values.end(), [](float value) { return !IsNotMeasured(value); });
+}
+
+// Where a row is stands at its beginning, which law it is at its end.
+std::string RowLabel(std::string_view name) {
+  constexpr size_t kBegin = 48, kEnd = 72;
+  const std::string whole = CleanText(name, name.size());
+  if (whole.size() <= kLabelBytesMax) return whole;
+  return CleanLabelValue(absl::StrCat(whole.substr(0, kBegin), "...", whole.substr(whole.size() - kEnd)));
 }
 
 }  // namespace
@@ -184,6 +200,37 @@ void AddHeads(const RunSnapshot& run, std::span<const Head> heads, FamilySet* se
       set->Add(SeriesLevel::kHead, metric.name, std::move(labels), value);
     }
   });
+}
+
+int64_t RowCountSeries(const RunSnapshot& run) {
+  int64_t series = 0;
+  for (size_t i = 0; run.row_values != nullptr && i < kRowSignals.size(); ++i) series += MeasuredRows(run, i) > 0;
+  return series;
+}
+
+void AddRowCounts(const RunSnapshot& run, FamilySet* set) {
+  for (size_t i = 0; run.row_values != nullptr && i < kRowSignals.size(); ++i) {
+    const int64_t measured = MeasuredRows(run, i);
+    if (measured == 0) continue;
+    FamilySet::LabelList labels = RunLabel(run);
+    labels.push_back({"signal", FindSignal(kRowSignals[i])->name});
+    set->Add(SeriesLevel::kRow, "bellwether_run_rows", std::move(labels), static_cast<double>(measured));
+  }
+}
+
+void AddRows(const RunSnapshot& run, std::span<const ChosenRow> rows, FamilySet* set) {
+  if (run.rows == nullptr) return;
+  std::set<std::pair<size_t, std::string>> seen;  // No series twice, whatever names have in common.
+  for (const ChosenRow& chosen : rows) {
+    const SignalInfo& signal = *FindSignal(kRowSignals[chosen.signal]);
+    std::string name = RowLabel(RowName(signal, chosen.row, *run.rows));
+    if (name.empty() || !seen.emplace(chosen.signal, name).second) continue;
+    FamilySet::LabelList labels = RunLabel(run);
+    labels.push_back({"signal", signal.name});
+    labels.push_back({"row", std::move(name)});
+    set->Add(SeriesLevel::kRow, "bellwether_row_value", std::move(labels),
+             run.row_values->of(chosen.signal)[static_cast<size_t>(chosen.row)]);
+  }
 }
 
 float AggregateRow(Aggregate aggregate, std::span<const float> row) {

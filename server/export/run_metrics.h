@@ -1,8 +1,8 @@
 // run_metrics.h: one run's snapshot as series.
 //
-// There are four groups, in the order in which a spent budget keeps them: the
-// core (never left out), the layers of a run that is ill, the extras, and the
-// single heads.  A cell that was not measured makes no series.  A NaN that was
+// There are five groups, in the order in which a spent budget keeps them: the
+// core (never left out), the layers of a run that is ill, the extras, the single
+// tensors and modules, and the single heads.  A cell that was not measured makes no series.  A NaN that was
 // measured is exported as NaN.  It wins over the layer's other heads in every
 // aggregate except the median, which leaves it out.  Stateless.
 
@@ -13,6 +13,7 @@
 #include <span>
 
 #include "server/export/family_set.h"
+#include "server/export/row_choice.h"
 #include "server/store/run_table.h"
 
 namespace bellwether::server {
@@ -32,6 +33,12 @@ void AddLayers(const RunSnapshot& run, FamilySet* set);
 // Every metric of signals.proto at head level; series per head at most.
 int64_t HeadSeriesMax(const RunSnapshot& run);
 void AddHeads(const RunSnapshot& run, std::span<const Head> heads, FamilySet* set);
+
+// How many rows of each signal have a value, exported or not.
+int64_t RowCountSeries(const RunSnapshot& run);
+void AddRowCounts(const RunSnapshot& run, FamilySet* set);
+// One series a row at most.  A name that is too long for a label loses its middle.
+void AddRows(const RunSnapshot& run, std::span<const ChosenRow> rows, FamilySet* set);
 
 // The aggregate of a row of heads; kNotMeasured if none was measured.
 float AggregateRow(Aggregate aggregate, std::span<const float> row);

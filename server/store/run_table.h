@@ -17,6 +17,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "server/model/alert_transition.h"
+#include "server/model/row_values.h"
 #include "server/model/step_sample.h"
 #include "server/store/database.h"
 
@@ -38,6 +39,8 @@ struct RunSnapshot {
   std::map<SignalId, std::vector<double>> totals;
   // Null: the database has them (of a run without a writer).
   std::shared_ptr<const RunRows> rows;
+  // Of its rows.  Null: of a run without a writer.
+  std::shared_ptr<const RowValues> row_values;
   // Of the run's events the database holds the first so many as of this
   // snapshot (all of them for a run without a writer).  These come after them.
   uint64_t events_stored = UINT64_MAX;

@@ -72,7 +72,7 @@ class Trainer:
 
     def drift(self) -> None:
         """The sick head's drift ratio doubles every 500 steps."""
-        self.report(common_mode_sum=1024 * 2 ** (self.step / 500))
+        self.report(common_mode_sum=1024 * 2 ** (self.step / 500), law_difference=0.5)
 
 
 class Prometheus:

@@ -23,6 +23,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/export/run_metrics.h"
 #include "tests/support/memory_database.h"
+#include "tests/support/row_snapshots.h"
 #include "tests/support/synthetic_runs.h"
 #include "tests/support/temp_directory.h"
 
@@ -274,6 +275,42 @@ TEST_F(PrometheusTest, ASpentBudgetDropsInThePromisedOrder) {
   EXPECT_EQ(CountOf(core, "bellwether_alert_active"), 1);
   EXPECT_EQ(CountOf(core, "bellwether_run_attempt"), 0);
   EXPECT_GT(suppressed("run"), 0);
+}
+
+TEST_F(PrometheusTest, TheWorstNamedRowsHaveSeries) {
+  std::vector<float> z(30, 1.0f);
+  z[7] = -40;
+  const std::string deep(200, 'x');
+  Publish({.name = "laws"}, [&](RunSnapshot* run) {
+    SetRows(z, {}, run);
+    auto rows = std::make_shared<RunRows>();
+    for (size_t i = 0; i < z.size(); ++i) rows->modules.Add(absl::StrCat(deep, i, i % 2 == 0 ? " y=dx" : " dx=dW"));
+    run->rows = rows;
+  });
+  const auto page = Parse(exporter({.rows = {.rows_top = 5}}).Render());
+  EXPECT_EQ(CountOf(page, "bellwether_row_value"), 5);
+  EXPECT_EQ(page.at(R"(bellwether_run_rows{run="laws",signal="law_z"})"), 30);
+  const std::string label = absl::StrCat(deep.substr(0, 48), "...", deep.substr(0, 72 - 7), "7 dx=dW");
+  EXPECT_EQ(page.at(absl::StrCat("bellwether_row_value{run=\"laws\",signal=\"law_z\",row=\"", label, "\"}")), -40)
+      << "a long name keeps both of its ends";
+}
+
+TEST_F(PrometheusTest, RowsThatDoNotFitAreCounted) {
+  Publish({.name = "laws"}, [&](RunSnapshot* run) {
+    SetRows({3, 4, 5}, {}, run);
+    auto rows = std::make_shared<RunRows>();
+    for (const char* const name : {"a y=dx", "b y=dx", "c y=dx"}) rows->modules.Add(name);
+    run->rows = rows;
+  });
+  exporter().Render();
+  const auto whole = static_cast<int64_t>(Parse(exporter().Render()).size());
+  const int64_t heads = CountOf(Parse(exporter().Render()), "bellwether_head_");
+  EXPECT_EQ(suppressed("row"), 0);
+  const auto page = Parse(exporter({.series_max = whole - heads - 1}).Render());
+  EXPECT_EQ(CountOf(page, "bellwether_head_"), 0) << "heads leave first";
+  EXPECT_EQ(CountOf(page, "bellwether_row_value"), 2);
+  EXPECT_EQ(CountOf(page, "c y=dx"), 1) << "the worst stays";
+  EXPECT_EQ(suppressed("row"), 1);
 }
 
 TEST_F(PrometheusTest, LiveRunsComeBeforeEndedRunsWithinTheLimit) {

@@ -1,0 +1,39 @@
+// row_values.h: the newest value of each tensor or module.
+//
+// Rows take turns, so that a sample has few of them.  What is kept is what each row had when it was last
+// measured, of the signals whose rows are exported one by one.  A new attempt begins with none.
+//
+// At most kNamedRowsMax floats a signal.  Not saved: after a restart of the server a row has a value once
+// its turn has come.  Not thread-safe; readers share immutable copies.
+
+#ifndef BELLWETHER_SERVER_MODEL_ROW_VALUES_H_
+#define BELLWETHER_SERVER_MODEL_ROW_VALUES_H_
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "bellwether/signal_table.h"
+#include "server/model/step_sample.h"
+
+namespace bellwether::server {
+
+// A difference in units of rounding, and what is not finite: what else a law has is made of these.
+inline constexpr std::array kRowSignals = {SignalId::kLawZ, SignalId::kLawOutNonfinite};
+
+class RowValues {
+ public:
+  // True: some row has a new value.
+  bool Take(const StepSample& sample);
+  // By row, of kRowSignals[index]; rows that had none yet are not measured.
+  std::span<const float> of(size_t index) const { return values_[index]; }
+
+ private:
+  uint32_t attempt_ = 0;
+  std::array<std::vector<float>, kRowSignals.size()> values_;
+};
+
+}  // namespace bellwether::server
+
+#endif  // BELLWETHER_SERVER_MODEL_ROW_VALUES_H_
