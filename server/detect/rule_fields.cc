@@ -9,7 +9,7 @@
 namespace bellwether::server {
 namespace {
 
-constexpr const char* kScopes[] = {"head", "layer", "run"};
+constexpr const char* kScopes[] = {"head", "layer", "run", "row"};
 constexpr const char* kAggregates[] = {"max", "min", "median", "mean"};
 constexpr const char* kDetectors[] = {"level", "peers", "growth", "impulse", "cusum"};
 constexpr const char* kDirections[] = {"up", "down", "both"};
@@ -49,9 +49,20 @@ constexpr RuleField kFields[] = {
      "small letters, digits and _, a letter first; alerts are called by it"},
     {"signal", BW_FIELD(signal), 0, 0, {}, kAll, true, "", "", "a name of signals.md, measured or derived"},
     {"scope", BW_CHOICE(scope), 0, 0, kScopes, kAll, false, "head, run for a signal of the run, of tensors or modules",
-     "", "what is judged: every head, every layer, the run"},
+     "", "what is judged: every head, every layer, the run, or every tensor or module (row)"},
     {"aggregate", BW_CHOICE(aggregate), 0, 0, kAggregates, kAll, false, "max, median for the heads of a run", "",
      "how heads, tensors or modules become one value, where the scope is layer or run"},
+    {"rows",
+     BW_FIELD(rows),
+     1,
+     256,
+     {},
+     kAll,
+     false,
+     "",
+     "",
+     "which tensors or modules are judged, by their names: * is any number of characters, ? one; of the scope row the "
+     "first 1,024 of a run"},
     {"detector", BW_CHOICE(detector), 0, 0, kDetectors, kAll, true, "", "", "what is asked of the value"},
     {"stage",
      BW_FIELD(stage),
@@ -154,7 +165,7 @@ constexpr RuleField kFields[] = {
      {},
      kCusum,
      false,
-     "8, 12 for the scope head",
+     "8, 12 for the scopes head and row",
      "standard deviations",
      "of the sum that fires"},
     {"window_batches",
@@ -305,7 +316,7 @@ UserRule DefaultRule(const JudgeOptions& thresholds, SignalId signal, RuleScope 
   if (scope == RuleScope::kRun && !of_rows) rule.aggregate = RuleAggregate::kMedian;
   if (detector == RuleDetector::kCusum) rule.window_batches = 50;
   // The sum of one head in a thousand goes further by chance.
-  if (scope == RuleScope::kHead) rule.h = 12;
+  if (scope == RuleScope::kHead || scope == RuleScope::kRow) rule.h = 12;
   rule.rounding_only = IsRoundingSignal(signal);
   return rule;
 }
@@ -330,7 +341,11 @@ uint64_t Fingerprint(std::span<const UserRule> rules) {
     hash = (hash ^ 0xff) * 1099511628211ull;  // No text holds this byte.
   };
   for (const UserRule& rule : rules) {
-    for (const RuleField& field : kFields) add(ValueText(field, rule));
+    for (const RuleField& field : kFields) {
+      // What every rule from before this field has: its memory goes on.
+      if (field.name == std::string_view("rows") && rule.rows == UserRule().rows) continue;
+      add(ValueText(field, rule));
+    }
   }
   return hash;
 }

@@ -189,24 +189,37 @@ class RuleReader {
       return Refuse("name",
                     absl::StrCat("= ", rule.name, ": must match [a-z][a-z0-9_]{0,62} and not be a built-in rule's"));
     }
-    if ((of_run || of_rows) && rule.scope != RuleScope::kRun) {
-      return Refuse("scope", absl::StrCat("= ", NameOf(rule.scope), ": must be run, since ", signal, " is of ",
-                                          of_run ? "the run" : "tensors or modules"));
+    const bool legal = of_rows  ? rule.scope == RuleScope::kRun || rule.scope == RuleScope::kRow
+                       : of_run ? rule.scope == RuleScope::kRun
+                                : rule.scope != RuleScope::kRow;
+    if (!legal) {
+      return Refuse("scope", absl::StrCat("= ", NameOf(rule.scope), ": must be ",
+                                          of_rows  ? "run or row"
+                                          : of_run ? "run"
+                                                   : "head, layer or run",
+                                          ", since ", signal, " is of ",
+                                          of_rows  ? "tensors or modules"
+                                          : of_run ? "the run"
+                                                   : "heads"));
     }
-    if (said_.contains("aggregate") && (of_run || rule.scope == RuleScope::kHead)) {
-      return Refuse("aggregate", "has nothing to add up: scope must be layer or run, and the signal of heads");
+    const bool one_by_one = rule.scope == RuleScope::kHead || rule.scope == RuleScope::kRow;
+    if (said_.contains("aggregate") && (of_run || one_by_one)) {
+      return Refuse("aggregate", "has nothing to add up: scope must be layer or run, and the signal not of the run");
+    }
+    if (said_.contains("rows") && !of_rows) {
+      return Refuse("rows", absl::StrCat("is for signals of tensors and modules, and ", signal, " is none"));
     }
     if (rule.detector == RuleDetector::kLevel && rule.above.has_value() == rule.below.has_value()) {
       return Refuse(rule.above ? "below" : "above", "or the other one: a level needs exactly one of above and below");
     }
     if (rule.detector == RuleDetector::kPeers && rule.scope == RuleScope::kRun) {
-      return Refuse("scope", "= run: must be head or layer, since a run has no peers");
+      return Refuse("scope", "= run: must be head, layer or row, since a run has no peers");
     }
     if (rule.detector == RuleDetector::kPeers && rule.factor == 1) {
       return Refuse("factor", "= 1: must be above or below 1");
     }
     if (rule.benjamini_hochberg && rule.scope == RuleScope::kRun) {
-      return Refuse("benjamini_hochberg", "is for the scopes head and layer: a run is one value");
+      return Refuse("benjamini_hochberg", "is for the scopes head, layer and row: a run is one value");
     }
     return true;
   }

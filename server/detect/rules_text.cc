@@ -139,9 +139,14 @@ std::string SubjectOf(const UserRule& rule) {
   if (rule.scope == RuleScope::kHead) return absl::StrCat("A head's ", signal.name);
   if (signal.granularity == Granularity::kRun) return absl::StrCat("The run's ", signal.name);
   if (OfNamedRows(signal.granularity)) {
-    return absl::StrCat("The ", NameOf(rule.aggregate), " over the ",
-                        signal.granularity == Granularity::kTensor ? "tensors" : "modules", " of the run of ",
-                        signal.name);
+    const bool tensors = signal.granularity == Granularity::kTensor;
+    const std::string named = rule.rows == UserRule().rows ? "" : absl::StrCat(" named ", rule.rows);
+    if (rule.scope == RuleScope::kRow) {
+      return absl::StrCat("A ", tensors ? "tensor" : "module", "'s ", signal.name,
+                          named.empty() ? "" : absl::StrCat(" (of those", named, ")"));
+    }
+    return absl::StrCat("The ", NameOf(rule.aggregate), " over the ", tensors ? "tensors" : "modules", named,
+                        " of the run of ", signal.name);
   }
   return absl::StrCat("The ", NameOf(rule.aggregate), " over the heads of ",
                       rule.scope == RuleScope::kLayer ? "a layer" : "the run", " of ", signal.name);

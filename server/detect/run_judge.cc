@@ -522,6 +522,7 @@ void RunJudge::OnHello(const RunDescription& run, std::vector<AlertTransition>* 
   if (!run.attention.centred && centred_before) s.alerts.EndRepairs(step);
 }
 
+uint64_t RunJudge::rule_rows_left_out() const { return state_->user.rows_left_out(); }
 void RunJudge::SetRows(std::shared_ptr<const RunRows> rows) { state_->rows = std::move(rows); }
 
 void RunJudge::OnSilence(uint32_t silent_ranks, int64_t silent_seconds, std::vector<AlertTransition>* out) {

@@ -20,9 +20,11 @@
 namespace bellwether::server {
 
 inline constexpr size_t kUserRulesMax = 64;
+// Tensors or modules that a rule judges one by one: the first so many of a run whose names fit.
+inline constexpr int32_t kRuleRowsMax = 1024;
 
-// What is judged: each head, each layer's aggregate, or the run's.
-enum class RuleScope : uint8_t { kHead, kLayer, kRun };
+// What is judged: each head, each layer's aggregate, the run's, or each tensor or module.
+enum class RuleScope : uint8_t { kHead, kLayer, kRun, kRow };
 // How the heads of a layer or a run become one value.
 enum class RuleAggregate : uint8_t { kMax, kMin, kMedian, kMean };
 enum class RuleDetector : uint8_t { kLevel, kPeers, kGrowth, kImpulse, kCusum };
@@ -34,6 +36,7 @@ struct UserRule {
   SignalId signal = SignalId::kNone;
   RuleScope scope = RuleScope::kHead;
   RuleAggregate aggregate = RuleAggregate::kMax;
+  std::string rows = "*";  // Which tensors or modules, as a glob (util/glob.h).
   RuleDetector detector = RuleDetector::kLevel;
   int32_t stage = 1;
   Severity severity = Severity::kWarning;
@@ -68,8 +71,8 @@ struct UserRule {
   // series and the same kind of memory, whatever the limits.
   bool RemembersLike(const UserRule& other) const {
     return name == other.name && signal == other.signal && scope == other.scope && aggregate == other.aggregate &&
-           detector == other.detector && batch_steps == other.batch_steps && window_batches == other.window_batches &&
-           scale == other.scale;
+           rows == other.rows && detector == other.detector && batch_steps == other.batch_steps &&
+           window_batches == other.window_batches && scale == other.scale;
   }
 };
 

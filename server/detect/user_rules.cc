@@ -10,6 +10,7 @@
 #include "server/detect/head_tests.h"
 #include "server/detect/multiplicity.h"
 #include "server/detect/rule_fields.h"
+#include "server/util/glob.h"
 
 namespace bellwether::server {
 namespace {
@@ -82,6 +83,7 @@ void UserRules::AddTrack(size_t index) {
   tracks_.push_back({.signal = r.signal,
                      .scope = r.scope,
                      .aggregate = r.aggregate,
+                     .rows = r.rows,
                      .batch_steps = r.batch_steps,
                      .cells = cells,
                      .window = WindowOf(r),
@@ -95,6 +97,8 @@ size_t UserRules::CellsOf(RuleScope scope) const {
       return static_cast<size_t>(layout_.layers) * static_cast<size_t>(layout_.heads);
     case RuleScope::kLayer:
       return static_cast<size_t>(layout_.layers);
+    case RuleScope::kRow:
+      return static_cast<size_t>(kRuleRowsMax);
     case RuleScope::kRun:
       break;
   }
@@ -127,18 +131,49 @@ float UserRules::Aggregate(RuleAggregate how, size_t begin, size_t end) {
   return how == RuleAggregate::kMean && found > 0 ? result / static_cast<float>(found) : result;
 }
 
-std::string UserRules::NameOfRow(const Track& track) const {
+void UserRules::ReadNames(Track* track) const {
+  if (rows_ == nullptr) return;
+  const RowNames& names = rows_->of(FindSignal(track->signal)->granularity);
+  const int32_t room = track->scope == RuleScope::kRow ? kRuleRowsMax : kNamedRowsMax;
+  for (; track->names_read < names.size(); ++track->names_read) {
+    if (!GlobMatches(track->rows, names.names()[static_cast<size_t>(track->names_read)])) continue;
+    if (static_cast<int32_t>(track->fitting.size()) < room) {
+      track->fitting.push_back(track->names_read);
+    } else {
+      ++track->left_out;
+    }
+  }
+}
+
+std::string UserRules::NameOfRow(const Track& track, size_t cell) const {
   const Granularity granularity = FindSignal(track.signal)->granularity;
-  if (rows_ == nullptr || track.row < 0 || !OfNamedRows(granularity)) return {};
+  if (rows_ == nullptr || !OfNamedRows(granularity)) return {};
+  const bool each = track.scope == RuleScope::kRow;
+  if (each && cell >= track.fitting.size()) return {};
+  const int32_t row = each ? track.fitting[cell] : track.row;
   const RowNames& names = rows_->of(granularity);
-  return track.row < names.size() ? names.names()[static_cast<size_t>(track.row)] : std::string();
+  return row >= 0 && row < names.size() ? names.names()[static_cast<size_t>(row)] : std::string();
 }
 
 bool UserRules::Extract(const StepSample& sample, Track* into) {
   Track& track = *into;
   if (!DeriveMatrix(sample, *FindSignal(track.signal), &matrix_)) return false;
   values_.resize(track.cells);
-  if (track.scope == RuleScope::kHead) {
+  const bool of_rows = OfNamedRows(FindSignal(track.signal)->granularity);
+  if (of_rows) ReadNames(&track);
+  if (of_rows && (track.scope == RuleScope::kRow || track.rows != UserRule().rows)) {
+    // What fits, in the order of its cells; the cells behind are empty.
+    values_.assign(std::max(track.cells, track.fitting.size()), NotMeasured());
+    for (size_t i = 0; i < track.fitting.size(); ++i) {
+      const auto row = static_cast<size_t>(track.fitting[i]);
+      if (row < matrix_.size()) values_[i] = matrix_[row];
+    }
+    if (track.scope == RuleScope::kRow) return true;
+    matrix_ = values_;
+    values_.assign(1, Aggregate(track.aggregate, 0, matrix_.size()));
+    const auto found = std::find(matrix_.begin(), matrix_.end(), values_[0]);
+    if (found != matrix_.end()) track.row = track.fitting[static_cast<size_t>(found - matrix_.begin())];
+  } else if (track.scope == RuleScope::kHead) {
     // A key head speaks for the heads that share it.
     const size_t group = track.cells / matrix_.size();
     for (size_t i = 0; i < track.cells; ++i) values_[i] = matrix_[i / group];
@@ -147,7 +182,7 @@ bool UserRules::Extract(const StepSample& sample, Track* into) {
     for (size_t i = 0; i < track.cells; ++i) values_[i] = Aggregate(track.aggregate, i * each, (i + 1) * each);
     if (track.cells == 1) {
       const auto row = std::find(matrix_.begin(), matrix_.end(), values_[0]);
-      track.row = row == matrix_.end() ? -1 : static_cast<int32_t>(row - matrix_.begin());
+      if (row != matrix_.end()) track.row = static_cast<int32_t>(row - matrix_.begin());
     }
   }
   return true;
@@ -207,13 +242,30 @@ void UserRules::Judge(size_t index, const Track& track, std::vector<Finding>* fi
     }
     p_max = BenjaminiHochberg(p_, *r.benjamini_hochberg, &p_scratch_);
   }
+  std::vector<std::string> names;
   for (size_t cell = 0; cell < track.cells; ++cell) {
     Reading& reading = readings_[cell];
     reading.fires = reading.fires && reading.p <= p_max;
     const bool active =
         reading.known ? Hold(&memory, cell, reading.fires, r.hold_batches, track.last_step) : memory.active[cell] != 0;
-    if (active) findings->push_back(FindingOf(r, track, memory, cell));
+    if (!active) continue;
+    findings->push_back(FindingOf(r, track, memory, cell));
+    if (r.scope == RuleScope::kRow) names.push_back(NameOfRow(track, cell));
   }
+  if (names.size() > 1) NameOthers(names, findings);
+}
+
+void UserRules::NameOthers(const std::vector<std::string>& names, std::vector<Finding>* findings) {
+  constexpr size_t kSaidMax = 4;
+  const auto worst = std::max_element(findings->begin(), findings->end(),
+                                      [](const Finding& a, const Finding& b) { return a.score < b.score; });
+  const auto at = static_cast<size_t>(worst - findings->begin());
+  size_t said = 0;
+  for (size_t i = 0; i < names.size() && said < kSaidMax; ++i) {
+    if (i == at) continue;
+    absl::StrAppend(&worst->summary, said++ == 0 ? "; also of " : ", ", names[i]);
+  }
+  if (said + 1 < names.size()) absl::StrAppend(&worst->summary, " and ", names.size() - 1 - said, " more");
 }
 
 bool UserRules::Hold(Memory* memory, size_t cell, bool fires, int32_t hold, int64_t step) const {
@@ -238,8 +290,15 @@ Finding UserRules::FindingOf(const UserRule& r, const Track& track, const Memory
   finding.score = reading.score;
   finding.first_step = memory.since[cell];
   finding.eta = reading.eta;
+  const std::string name = NameOfRow(track, cell);
   // What holds on while its newest value has fallen back is no evidence to show.
-  if (!reading.fires) return finding;
+  if (!reading.fires) {
+    if (r.scope == RuleScope::kRow) {
+      finding.summary =
+          absl::StrCat(r.name, ": ", FindSignal(r.signal)->name, " of ", name, ", since step ", memory.since[cell]);
+    }
+    return finding;
+  }
   finding.Add({.signal = FindSignal(r.signal)->name,
                .where = finding.where,
                .value = reading.value,
@@ -255,7 +314,7 @@ Finding UserRules::FindingOf(const UserRule& r, const Track& track, const Memory
   } else if (r.detector == RuleDetector::kImpulse) {
     finding.note = absl::StrFormat("%.1f standard deviations off", reading.score);
   }
-  if (const std::string name = NameOfRow(track); !name.empty()) {
+  if (!name.empty()) {
     finding.note = finding.note.empty() ? name : absl::StrCat(name, ": ", finding.note);
     finding.summary =
         absl::StrFormat("%s: %s of %s %.4g (threshold %.4g), since step %d", r.name, FindSignal(r.signal)->name, name,
@@ -377,6 +436,12 @@ std::vector<int> UserRules::TakeOver(UserRules* old) {
     }
   }
   return from;
+}
+
+uint64_t UserRules::rows_left_out() const {
+  uint64_t rows = 0;
+  for (const Track& track : tracks_) rows += track.left_out;
+  return rows;
 }
 
 size_t UserRules::memory_bytes() const {

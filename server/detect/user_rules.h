@@ -8,7 +8,7 @@
 // Rules on the same series share it.  The memory is fixed by the rules and the
 // number of heads, and taken when a signal is first seen.  It is (3 + window)
 // floats a cell and series, 11 bytes a cell and rule, and window floats a cell
-// of rules with a baseline.
+// of rules with a baseline.  A rule on each tensor or module has kRuleRowsMax cells.
 //
 // Not thread-safe.
 
@@ -60,6 +60,8 @@ class UserRules {
   // each rule here, the one of `old` that it continues, or -1.
   std::vector<int> TakeOver(UserRules* old);
 
+  // Tensors and modules whose names fit a rule that had no cell left for them.
+  uint64_t rows_left_out() const;
   size_t memory_bytes() const;
   template <class A>
   void Visit(A& a) {
@@ -78,17 +80,23 @@ class UserRules {
     SignalId signal;
     RuleScope scope;
     RuleAggregate aggregate;
+    std::string rows;
     int32_t batch_steps;
     size_t cells;
     int32_t window;
     BatchSeries series;
     int64_t batch_begin = -1;
     int64_t last_step = -1;
-    int32_t row = -1;  // Of a tensor or module: that whose value the newest sample's aggregate is.
+    int32_t row = -1;  // Of a tensor or module: that whose value the newest aggregate was.
+    // Of tensors and modules: those whose names fit, by cell where each is judged.  They follow from the
+    // run's names, which only grow.
+    std::vector<int32_t> fitting;
+    int32_t names_read = 0;
+    uint64_t left_out = 0;
     std::vector<size_t> rules;
 
     bool SameSeries(const UserRule& rule) const {
-      return signal == rule.signal && scope == rule.scope && aggregate == rule.aggregate &&
+      return signal == rule.signal && scope == rule.scope && aggregate == rule.aggregate && rows == rule.rows &&
              batch_steps == rule.batch_steps;
     }
   };
@@ -124,8 +132,12 @@ class UserRules {
   void ReadBank(const UserRule& rule, const Track& track, Memory* memory);
   bool Hold(Memory* memory, size_t cell, bool fires, int32_t hold, int64_t step) const;
   Finding FindingOf(const UserRule& rule, const Track& track, const Memory& memory, size_t cell) const;
-  // What the newest value is of, if it is of one tensor or module whose name is known.
-  std::string NameOfRow(const Track& track) const;
+  // Finds the tensors or modules that the track is of.
+  void ReadNames(Track* track) const;
+  // What the cell's newest value is of, if it is of one tensor or module whose name is known.
+  std::string NameOfRow(const Track& track, size_t cell) const;
+  // Says in the words of the worst which others there are.
+  static void NameOthers(const std::vector<std::string>& names, std::vector<Finding>* findings);
   Head At(RuleScope scope, size_t cell) const;
 
   JudgeOptions options_;

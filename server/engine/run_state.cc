@@ -57,6 +57,7 @@ RunState::RunState(const LiveRunParts* parts, const RunRecord& record)
       names_refused_(parts->counters->counter("bellwether_ingest_limit_refused_total", {{"limit", "named_rows"}})),
       values_without_row_(parts->counters->counter("bellwether_ingest_values_without_row_total")),
       values_unknown_(parts->counters->counter("bellwether_ingest_values_unknown_total")),
+      rule_rows_left_out_(parts->counters->counter("bellwether_rule_rows_left_out_total")),
       record_(record),
       merge_(record.description.layout, record.description.reporters),
       rules_(parts->rules->built_in()),
@@ -332,6 +333,9 @@ void RunState::OnStep(const StepSample& sample) {
              std::string(status.message()));
   }
   judge_.Observe(sample, &effects_.transitions);
+  const uint64_t left_out = judge_.rule_rows_left_out();
+  if (left_out > rule_rows_counted_) rule_rows_left_out_->Add(static_cast<double>(left_out - rule_rows_counted_));
+  rule_rows_counted_ = left_out;
   record_.coverage.off = FamiliesOff(rules_->options);
   record_.coverage.Observe(sample);
   if (sample.disagreements_left_out > 0) {

@@ -168,6 +168,7 @@ class RunState {
   Counter* const names_refused_;
   Counter* const values_without_row_;
   Counter* const values_unknown_;
+  Counter* const rule_rows_left_out_;
 
   // Saved, as of the last applied message.
   RunRecord record_;
@@ -180,6 +181,7 @@ class RunState {
   std::map<SignalId, std::vector<double>> totals_;
   std::shared_ptr<const RunRows> rows_ = std::make_shared<RunRows>(), rows_saved_ = rows_;
   RowMaps row_maps_;
+  uint64_t rule_rows_counted_ = 0;
   std::set<int32_t> unknown_told_;      // Signals; not saved, so a server that was restarted says them again.
   std::map<uint32_t, Losses> counted_;  // rank -> its client's counts.
   Lsn last_lsn_ = 0;                    // Of the last applied message.

@@ -185,6 +185,15 @@ TEST(RulesFileTest, ContradictoryRulesAreRefused) {
   EXPECT_THAT(rule("signal: loss, detector: level, above: 2, scope: head"),
               HasSubstr("must be run, since loss is of the run"));
   EXPECT_THAT(rule("signal: loss, detector: level, above: 2, aggregate: max"), HasSubstr("rules[0].aggregate"));
+  EXPECT_THAT(rule("signal: law_z, detector: level, above: 2, scope: layer"),
+              HasSubstr("must be run or row, since law_z is of tensors or modules"));
+  EXPECT_THAT(rule("signal: wq_sigma, detector: level, above: 2, scope: row"),
+              HasSubstr("must be head, layer or run, since wq_sigma is of heads"));
+  EXPECT_THAT(rule("signal: law_z, detector: level, above: 2, scope: row, aggregate: max"),
+              HasSubstr("rules[0].aggregate"));
+  EXPECT_THAT(rule("signal: wq_sigma, detector: level, above: 2, rows: '*'"),
+              HasSubstr("rules[0].rows is for signals of tensors and modules"));
+  EXPECT_EQ(rule("signal: law_z, detector: level, above: 2, scope: row, rows: 'layers.*'"), "");
   EXPECT_THAT(rule("signal: loss, detector: cusum, benjamini_hochberg: 0.05"), HasSubstr("a run is one value"));
   EXPECT_THAT(rule("signal: nothing, detector: level, above: 2"),
               HasSubstr("rules[0].signal = nothing: must be a signal"));

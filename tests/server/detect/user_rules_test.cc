@@ -11,7 +11,11 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <map>
+#include <memory>
 #include <random>
+#include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "server/detect/rules_file.h"
@@ -203,6 +207,109 @@ TEST(UserRulesTest, ASignalOfModulesNamesTheWorstOne) {
   EXPECT_THAT(longer.out[0].summary, HasSubstr("r: mine: law_z of lm_head dx=dW 3 (threshold 2.5), since step 10"));
   ASSERT_EQ(longer.out[0].evidence.size(), 1u);
   EXPECT_EQ(longer.out[0].evidence[0].text, "lm_head dx=dW");
+}
+
+// Modules of which every second one is measured in a sample, and what is to be thought of each from step
+// 1000 on.
+std::vector<AlertTransition> OfModules(const std::string& rule, const std::vector<std::string>& names,
+                                       const std::map<size_t, float>& z) {
+  RunDescription description = Description();
+  description.layout.modules = static_cast<int32_t>(names.size());
+  auto rows = std::make_shared<RunRows>();
+  for (const std::string& name : names) rows->modules.Add(name);
+  Judged run(Options("off: [arithmetic]\nrules: [{name: mine, signal: law_z, severity: warning, stage: 1, "
+                     "hold_batches: 2, resolve_steps: "
+                     "200, " +
+                     rule + "}]"),
+             description);
+  run.judge.SetRows(rows);
+  for (int64_t step = 0; step <= 3000; step += kPeriod) {
+    StepSample sample;
+    sample.Reset(description.layout);
+    sample.step = step;
+    for (const SignalId id : {SignalId::kLawDifference, SignalId::kLawVariance}) sample.Add(id);
+    for (size_t row = static_cast<size_t>(step / kPeriod % 2); row < names.size(); row += 2) {
+      const bool ill = z.contains(row) && step >= 1000 && step < 2000;
+      sample.Add(SignalId::kLawDifference)[row] = ill ? z.at(row) : 1;
+      sample.Add(SignalId::kLawVariance)[row] = 1;
+    }
+    run.judge.Observe(sample, &run.out);
+  }
+  return run.out;
+}
+
+TEST(UserRulesTest, EachModuleIsJudgedByItself) {
+  // Each is measured in every second batch, and holds in between.
+  const std::vector<AlertTransition> out =
+      OfModules("detector: level, above: 4, scope: row", {"a y=dx", "b dx=dW", "c y=dx"}, {{1, 9.0f}, {2, 5.0f}});
+  ASSERT_EQ(out.size(), 2u);
+  EXPECT_EQ(out[0].state, AlertState::kFiring);
+  EXPECT_EQ(out[0].strongest, Head{});
+  EXPECT_THAT(out[0].summary, HasSubstr("mine: law_z of c y=dx 5 (threshold 4), since step 1000"));
+  EXPECT_EQ(out[1].state, AlertState::kResolved);
+}
+
+TEST(UserRulesTest, ModulesThatFireTogetherAreNamedTogether) {
+  std::vector<std::string> names;
+  std::map<size_t, float> z;
+  for (size_t i = 0; i < 20; ++i) {
+    names.push_back("layers." + std::to_string(i));
+    if (i % 2 == 0) z[i] = static_cast<float>(10 + i);
+  }
+  const std::vector<AlertTransition> out = OfModules("detector: level, above: 4, scope: row", names, z);
+  ASSERT_GE(out.size(), 1u);
+  EXPECT_THAT(out[0].summary,
+              HasSubstr("law_z of layers.18 28 (threshold 4), since step 1000; also of layers.0, layers.2, "
+                        "layers.4, layers.6 and 5 more"));
+  EXPECT_THAT(out[0].evidence, testing::SizeIs(testing::Gt(1u)));
+  EXPECT_EQ(out[0].evidence[0].text, "layers.18");
+}
+
+TEST(UserRulesTest, ARuleMayTakeSomeModulesByName) {
+  const std::vector<std::string> names = {"layers.0.mlp dx=dW", "lm_head dx=dW", "layers.1.mlp dx=dW"};
+  const std::map<size_t, float> head = {{1, 9.0f}}, layer = {{2, 9.0f}};
+  for (const std::string scope : {"row", "run"}) {
+    const std::string rule = "detector: level, above: 4, scope: " + scope + ", rows: 'layers.*.mlp *', batch_steps: 40";
+    EXPECT_THAT(OfModules(rule, names, head), IsEmpty()) << scope;
+    const std::vector<AlertTransition> out = OfModules(rule, names, layer);
+    ASSERT_GE(out.size(), 1u) << scope;
+    EXPECT_THAT(out[0].summary, HasSubstr("law_z of layers.1.mlp dx=dW")) << scope;
+  }
+}
+
+TEST(UserRulesTest, ModulesArePeersOfEachOther) {
+  std::vector<std::string> names;
+  for (size_t i = 0; i < 40; ++i) names.push_back("layers." + std::to_string(i));
+  const std::vector<AlertTransition> out =
+      OfModules("detector: peers, factor: 3, scope: row, batch_steps: 40", names, {{7, 9.0f}});
+  ASSERT_GE(out.size(), 1u);
+  EXPECT_THAT(out[0].summary, HasSubstr("law_z of layers.7 "));
+}
+
+TEST(UserRulesTest, ModulesBeyondARulesRoomAreCounted) {
+  RunDescription description = Description();
+  description.layout.modules = kRuleRowsMax + 10;
+  auto rows = std::make_shared<RunRows>();
+  for (int32_t i = 0; i < description.layout.modules; ++i) rows->modules.Add("row " + std::to_string(i));
+  Judged run(Options("off: [arithmetic]\nrules: [{name: mine, signal: law_z, severity: warning, stage: 1, detector: "
+                     "level, above: 4, scope: "
+                     "row, batch_steps: 1, hold_batches: 1}]"),
+             description);
+  run.judge.SetRows(rows);
+  StepSample sample;
+  sample.Reset(description.layout);
+  for (sample.step = 700; sample.step < 720; ++sample.step) {
+    for (float& value : sample.Add(SignalId::kLawVariance)) value = 1;
+    for (float& value : sample.Add(SignalId::kLawDifference)) value = 1;
+    for (const int32_t high : {kRuleRowsMax - 1, kRuleRowsMax}) {
+      sample.Add(SignalId::kLawDifference)[static_cast<size_t>(high)] = 9;
+    }
+    run.judge.Observe(sample, &run.out);
+  }
+  EXPECT_EQ(run.judge.rule_rows_left_out(), 10u);
+  ASSERT_EQ(run.out.size(), 1u);
+  EXPECT_THAT(run.out[0].summary, HasSubstr("law_z of row 1023 9"));
+  EXPECT_THAT(run.out[0].summary, testing::Not(HasSubstr("row 1024")));
 }
 
 TEST(UserRulesTest, PeersAreAsManyAsTheyMustBe) {
