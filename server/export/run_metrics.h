@@ -1,10 +1,10 @@
 // run_metrics.h: one run's snapshot as series.
 //
-// There are five groups, in the order in which a spent budget keeps them: the
-// core (never left out), the layers of a run that is ill, the extras, the single
-// tensors and modules, and the single heads.  A cell that was not measured makes no series.  A NaN that was
-// measured is exported as NaN.  It wins over the layer's other heads in every
-// aggregate except the median, which leaves it out.  Stateless.
+// There are five groups.  A spent budget keeps them in this order: the core (never
+// left out), the layers of a run that is ill, the extras, the single tensors and
+// modules, and the single heads.  A cell that was not measured makes no series.  A
+// NaN that was measured is exported as NaN.  It wins over the layer's other heads
+// in every aggregate except the median, which leaves it out.  Stateless.
 
 #ifndef BELLWETHER_SERVER_EXPORT_RUN_METRICS_H_
 #define BELLWETHER_SERVER_EXPORT_RUN_METRICS_H_
