@@ -5,7 +5,6 @@
 #include <atomic>
 #include <cmath>
 #include <iterator>
-#include <limits>
 #include <memory>
 #include <new>
 #include <utility>
@@ -339,12 +338,7 @@ class ShadowUnit {
         if (accumulated && (next % step == 0 || next == p_.q_len)) AddParts();
       });
     }
-    if (unknown) {
-      constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
-      std::fill(std::begin(sums.of), std::end(sums.of), kNan);
-      for (FactorSums& factor : sums.factors) factor.factor = factor.variance = kNan;
-      return;
-    }
+    if (unknown) return;  // No key is compared, as where a reference is not finite.
     const double roundings = plan_.roundings * (plan_.group > 1 ? 2 : 1);
     for (int64_t i = 0; i < plan_.keys; ++i) {
       Compared dk = KeyGradient(i), dv = ValueGradient(i);

@@ -161,6 +161,8 @@ void LawWatch::Read(const StepSample& sample) {
     const size_t factors = std::min({factor.size(), factor_variance.size(), alike.size()});
     shadow_[tensor].assign(std::min(rest.size(), variance.size()), {});
     for (size_t i = 0; i < shadow_[tensor].size(); ++i) {
+      // Below it gradients may underflow: in the kernel, or in its reference.
+      if (!Usable(rest[i]) || !Usable(variance[i]) || variance[i] <= kSmallest || rest[i] < 0) continue;
       if (i < factors && Usable(factor[i]) && Usable(factor_variance[i]) && Usable(alike[i]) &&
           factor_variance[i] > 0) {
         const double of = factor_variance[i], beyond = std::abs(static_cast<double>(factor[i])) - alike[i];
@@ -169,7 +171,6 @@ void LawWatch::Read(const StepSample& sample) {
         shadow_[tensor][i].information = of;
         ++questions_;
       }
-      if (!Usable(rest[i]) || !Usable(variance[i]) || variance[i] <= kSmallest || rest[i] < 0) continue;
       const double of_rows = variance[i];
       // Where it is not known how many rows that is, it counts as one.
       double degrees = 1;

@@ -196,7 +196,7 @@ def assert_equal_shadows(lib: Lib, call: Graded, keys: int, what: str, arithmeti
         near(f"{tensor} information of {what}", gpu[f"{tensor}_factor_variance"], information, 1e-2, 1e-3)
         for name in ("factor", "factor_alike"):
             near(f"{tensor} {name} of {what}", gpu[f"{tensor}_{name}"], cpu[f"{tensor}_{name}"], 0.05,
-                 0.1 * information.sqrt() + 2e-5 * information)
+                 0.1 * information.sqrt() + 2e-5 * information + 1e-6)
     return gpu
 
 
@@ -350,6 +350,7 @@ def test_rows_whose_scores_outlast_the_mask_are_left_out(lib: Lib) -> None:
     hidden = torch.zeros(2, 1, 128, 128)
     hidden[0, :, 40:60] = torch.finfo(torch.float32).min
     options = ProbeOptions(mask=hidden, visible=(hidden == 0).any(2))
+    variance = {}
     for with_gradients in (False, True):
         call = graded(Shape(dtype=F16, heads=4), options)
         assert call.problem.outputs is not None
@@ -357,8 +358,10 @@ def test_rows_whose_scores_outlast_the_mask_are_left_out(lib: Lib) -> None:
             call.problem.outputs[2][0, :, 40:60] = 0
             assert_equal_laws(lib, call, "rows without a gradient", arithmetic=1)
         gpu = assert_equal_shadows(lib, call, 1 << 20, f"gradients: {with_gradients}", arithmetic=1)
-        assert bool(gpu["dv_variance"].isnan().all()) == with_gradients
+        variance[with_gradients] = gpu["dv_variance"]
         assert bool((gpu["o_variance"] > 0).all())
+    # Of the sequence with such rows no key is compared, where a gradient comes to them.
+    assert bool((variance[True] < 0.7 * variance[False]).all()), variance
 
 
 def test_gradients_that_underflow_equal_the_cpu(lib: Lib) -> None:

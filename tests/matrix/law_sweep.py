@@ -333,7 +333,8 @@ def _z_of_factors(got: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         if any(part is None for part in parts):
             continue
         factor, variance, alike = (part.astype(float) for part in parts)
-        asked = np.isfinite(factor) & (variance > 0)
+        distance = got[f"shadow_{tensor}_variance"].astype(float)
+        asked = np.isfinite(factor) & (variance > 0) & (distance > SMALLEST)
         rest = np.maximum(np.abs(factor[asked]) - alike[asked], 0)
         yield f"{tensor}_factor", rest / np.sqrt(variance[asked])
 

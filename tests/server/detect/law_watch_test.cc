@@ -168,6 +168,15 @@ TEST(LawWatchTest, AFactorNearOneNamesItsTensor) {
   }
 }
 
+TEST(LawWatchTest, NoFactorOfGradientsThatMayUnderflowIsAFault) {
+  StepSample sample = Lawful();
+  const size_t at = 1 * 8 + 5;
+  sample.Add(SignalId::kShadowDqFactor)[at] = -kInformation * kInformation;  // dQ is 0.
+  ASSERT_THAT(Judged(sample), SizeIs(1));
+  sample.Add(SignalId::kShadowDqRest)[at] = sample.Add(SignalId::kShadowDqVariance)[at] = 1e-36f;
+  EXPECT_THAT(Judged(sample), IsEmpty());
+}
+
 TEST(LawWatchTest, TheWorstLayersAreNamedAndTheOthersCounted) {
   StepSample sample;
   sample.Reset({.layers = 12, .heads = 2, .kv_heads = 2});
@@ -236,7 +245,7 @@ TEST(LawWatchTest, NoQuestionIsAskedOfUnmeasuredOrNonfiniteValues) {
   partly.Add(SignalId::kShadowDvVariance)[0] = 0;
   partly.Add(SignalId::kShadowDqFactor)[0] = kNan;
   ASSERT_TRUE(watch.Observe(partly, {}));
-  EXPECT_EQ(watch.questions(), all - 18 - 3);
+  EXPECT_EQ(watch.questions(), all - 18 - 5);
   EXPECT_THAT(*watch.findings(), IsEmpty());
 }
 
