@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
+from .._hook import made_once
 from .._hook.capturing import Capture
 from .._hook.law_turns import KEYS_EVERY, SHARE_ON_GPUS, LawTurn, law_turn
 from .._hook.layer import mask_parts
@@ -328,6 +329,7 @@ class Steps:
         self._sampling = not self.silent and self.reporter.governor.due(self._number)
         self.weights.begin_step()
         mask_parts.forget()
+        made_once.forget()
         self.reporter.scaling.begin_step(self._sampling)
         self.memories.begin_step(self._sampling, self._step_seed())
         # In the first step it is not known yet what is compiled.

@@ -15,6 +15,7 @@ from torch import Tensor, fx
 
 from ..._kernels.probe import Unsupported
 from ..._util.guard import in_words
+from ..made_once import made_once
 
 GRAPHS_MAX = 4096  # Of a process.
 AS_HANDED = 0
@@ -25,10 +26,12 @@ class Recorded(NamedTuple):
 
     graph   the number of what makes it; None: it is handed over itself
     places  of what it is made of, among the tensors that are handed over; below 0 among sizes
+    shared  these are inputs of the compiled graph, which other layers may make the same of
     """
 
     graph: Optional[int]
     places: tuple[int, ...]
+    shared: bool = False
 
 
 _lock = threading.Lock()
@@ -81,5 +84,7 @@ def _made(one: Recorded, of: list[Any]) -> Tensor:
     if one.graph is None:
         return of[0]  # type: ignore[no-any-return]
     graph: Any = _graphs[one.graph]
+    if one.shared:
+        return made_once(one.graph, of, lambda: graph(*of))
     made: Tensor = graph(*of)
     return made

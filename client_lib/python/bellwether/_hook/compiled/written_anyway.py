@@ -220,6 +220,11 @@ def _can_run_again(node: fx.Node) -> bool:
     return not (random or node.target._schema.is_mutable or _name(node) in _BY_LAYOUT)
 
 
+def _is_given(node: fx.Node) -> bool:
+    """Whether it is an input of the forward.  (Those of the backward are gradients.)"""
+    return node.op == "placeholder" and not node.name.startswith("tangents")
+
+
 class _Handed:
     """What a tap is handed, and how its tensors are made of that.  Raises _NotRead."""
 
@@ -234,7 +239,8 @@ class _Handed:
             return Recorded(None, (self._place(tensor),))
         recording = _Recording(self._device)
         last, given = recording.node(tensor), recording.given
-        return Recorded(recording.ends(last), tuple(map(self._place, given)))
+        shared = all(map(_is_given, given))
+        return Recorded(recording.ends(last), tuple(map(self._place, given)), shared)
 
     def _place(self, node: fx.Node) -> int:
         """Of a tensor from 0 up, of a size from -1 down."""

@@ -17,6 +17,7 @@ from ..._kernels.memory import capturing
 from ..._kernels.probe import DTYPES, Unsupported, add_key_leak, add_probe
 from ..._util.guard import harmless, in_words
 from ..hosts import Sampling
+from ..made_once import are_made
 from .kept import Kept
 from .law_calls import Given, LawCalls
 from .notes import Notes
@@ -162,7 +163,8 @@ class Gradients:
             o, q, k, v, d_o = (t[: host.settings.sequences] for t in (o, q, k, v, d_o))
         rows, seed = host.settings.rows, host.row_seed(self.index)
         sampled = Sampled(kept.scale, rows, seed)
-        of_rows = probe_mask(mask, q, k, sampled, kept.cast, shared=not kept.compiled)
+        shared = not kept.compiled or are_made(mask.tensors().values())
+        of_rows = probe_mask(mask, q, k, sampled, kept.cast, shared)
         add_probe(
             sums, q, k, v, o, d_o if kept.delta and host.measures("delta") else None,
             scale=kept.scale, rows=rows, seed=seed, group=kept.group, mask=of_rows,

@@ -2,7 +2,7 @@
 
 A mask is the same if its tensors lie in the same storages, in the same way, and autograd's counter
 says that nothing has been written there since.  No tensor of the host is kept.  torch.compile
-writes without counting, so masks of what it made are looked at each time.
+writes without counting, so masks that it writes are looked at each time.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from ..._kernels.memory import capturing
 from ..calls.call import Mask
+from ..made_once import lies, storage
 
 ENTRIES_MAX = 4  # Masks of one step that are remembered: models have one or two.
 
@@ -46,18 +47,14 @@ def of(
     tensors = mask.tensors()
     if not tensors or capturing() or any(t.is_inference() for t in tensors.values()):
         return make()
-    stream = torch.cuda.current_stream(q.device).cuda_stream if q.is_cuda else 0
     scalars = (mask.causal, mask.top_left, mask.left, mask.right, mask.chunk, mask.padded_rows)
-    lie = (
-        (name, t.storage_offset(), t.shape, t.stride(), t.dtype, t._version)
-        for name, t in tensors.items()
-    )
-    numbers = (q.device, stream, q.shape[2], k_len, cast, scalars, *lie)
-    storages = tuple(StorageWeakRef(t.untyped_storage()) for t in tensors.values())  # type: ignore[no-untyped-call]
+    lie = ((name, *lies(t)) for name, t in tensors.items())
+    numbers = (q.device, q.shape[2], k_len, cast, scalars, *lie)
+    storages = tuple(map(storage, tensors.values()))
     for entry in _entries:
         if entry.numbers == numbers and entry.storages == storages:
             return entry.parts
     parts = make()
-    del _entries[: len(_entries) - ENTRIES_MAX + 1]
+    del _entries[: max(0, len(_entries) - ENTRIES_MAX + 1)]
     _entries.append(_Entry(numbers, storages, parts))
     return parts
