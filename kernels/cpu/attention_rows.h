@@ -66,7 +66,7 @@ inline int ScoreRoundings(const ProbeParams& p) {
 enum class RowKind {
   kSeeing,
   kBlank,    // sees no key, and its output is 0: no weights
-  kLeftOut,  // sees no key, and its output is not finite; or not known, and no gradient comes
+  kLeftOut,  // sees no key, and its output is not finite, or no gradient comes to it: padding
   kUniform,  // sees no key, and comes out as a mean
   kUnknown   // sees no key, and what it comes out as is not known (ScoresOutlastTheMask)
 };
@@ -180,10 +180,11 @@ class AttentionRows {
       const int64_t mask_row = p_.mask.by_sample ? samples[r] : rows[r];
       const bool empty = ranges[r].begin == ranges[r].end;
       out[r].kind = KindOf(empty || HidesAll(p_, batch_, head, mask_row, ranges[r], bias_), o_square_);
-      if (out[r].kind == RowKind::kUniform && !means_are_known_) {
+      if (out[r].kind == RowKind::kUniform) {
         const double* const d_o = Gradient(r);
         const bool counts = std::any_of(d_o, d_o + p_.v_dim, [](double x) { return x != 0; });
-        out[r].kind = counts ? RowKind::kUnknown : RowKind::kLeftOut;
+        if (!counts) out[r].kind = RowKind::kLeftOut;
+        if (counts && !means_are_known_) out[r].kind = RowKind::kUnknown;
       }
       if (empty && out[r].kind == RowKind::kUniform) ranges[r] = {0, p_.k_len};
       if (!HasWeights(out[r].kind)) continue;

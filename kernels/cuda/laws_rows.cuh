@@ -141,10 +141,9 @@ __device__ __forceinline__ bool AnyIn(const Element* row, int64_t dim, int lane)
   return __any_sync(~0u, any);
 }
 
-// Where each row is, a warp a row.  One that sees no key and came out as 0 or NaN has none; one that
-// came out otherwise is a mean of values.  Of which values is not known in float16 where attention is
-// written out (cpu/attention_rows.h says why): such a row is left out, or, where a gradient comes to
-// it, NaN.
+// Where each row is, a warp a row.  One that sees no key and came out as 0 or NaN has none, and so has
+// one that no gradient comes to.  Another is a mean of values.  Of which values is not known in float16
+// where attention is written out (cpu/attention_rows.h says why): its scores are NaN.
 template <class Element>
 __global__ void __launch_bounds__(kLawThreads) LawPlacesKernel(const __grid_constant__ LawRowsParams kernel) {
   const ProbeParams& p = kernel.p;
@@ -165,9 +164,10 @@ __global__ void __launch_bounds__(kLawThreads) LawPlacesKernel(const __grid_cons
     } else {
       if (keys.begin >= keys.end) keys = {0, p.k_len};
       mask_at = kUniform;
-      if (std::is_same_v<Element, __half> && kernel.composed) {
+      if (!AnyIn(LawRowOf<Element>(p.d_o, batch, head, row), p.v_dim, lane)) {
+        keys = {0, 0};  // Padding: what it comes to does no harm.
+      } else if (std::is_same_v<Element, __half> && kernel.composed) {
         mask_at = kUnknown;
-        if (!AnyIn(LawRowOf<Element>(p.d_o, batch, head, row), p.v_dim, lane)) keys = {0, 0};
       }
     }
   }

@@ -2,7 +2,7 @@
 """Sound trainings with all laws asked at every step: which of them does the server call broken?
 
     law_sweep.py                     all set-ups on the CPU
-    law_sweep.py --device cuda       on a GPU, even where `ON_GPUS` is off (_kernels/laws.py,
+    law_sweep.py --device cuda       on a GPU; laws of modules, too (`ON_GPUS` is off there,
                                      _step/tapped_modules.py)
     law_sweep.py --only "gpt2 eager" set-ups that have these words
     law_sweep.py --of attention      set-ups for attention's laws; modules: sound_trainings.py's
@@ -477,7 +477,6 @@ def prepare(device: str, folder: Path, setenv: Callable[[str, str], None] = os.p
         setenv(name, value)
     warnings.simplefilter("ignore")
     import bellwether.hf
-    from bellwether._kernels import laws
     from bellwether._step import at_rest, tapped_modules
 
     import protos
@@ -486,8 +485,7 @@ def prepare(device: str, folder: Path, setenv: Callable[[str, str], None] = os.p
     bellwether.hf.register()
     tapped_modules.TURNS_MAX = at_rest.TURNS_MAX = 1
     if device == "cuda":
-        laws.ON_GPUS = tapped_modules.ON_GPUS = True
-        laws.DEVICES = frozenset({"cpu", "cuda"})
+        tapped_modules.ON_GPUS = True
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:

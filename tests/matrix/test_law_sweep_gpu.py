@@ -1,4 +1,4 @@
-"""Goal: sound trainings break no law on a GPU; what decides `ON_GPUS` (_kernels/laws.py).
+"""Goal: sound trainings break no law on a GPU; what decides `ON_GPUS` (_step/tapped_modules.py).
 Method: the set-ups of law_sweep.py there, as many as there is time for.
 """
 

@@ -234,3 +234,15 @@ def test_such_rows_are_not_called_broken() -> None:
     assert all(beyond(of, law) < LIMITS.z for law in ("a1", "a2", "a3", "a4"))
     verdict = judge(call, LIMITS)
     assert verdict.verdict == NOT_JUDGED and "outlast" in verdict.why
+
+
+@pytest.mark.parametrize("graded_rows", [False, True])
+def test_wrong_padding_counts_where_a_gradient_comes(graded_rows: bool) -> None:
+    case = Case("masked", Shape(4, 4, 64, torch.bfloat16, 70, False), mask="minimum")
+    inputs = make(case, CPU)
+    assert inputs.mask is not None
+    unseen = (inputs.mask < 0).all(-1, keepdim=True)
+    d_o = inputs.d_o if graded_rows else inputs.d_o.masked_fill(unseen, 0.0)
+    call = graded(planted_kernel(""), dataclasses.replace(inputs, d_o=d_o))
+    call = dataclasses.replace(call, o=torch.where(unseen, 1.5 * call.o, call.o))
+    assert over(shadow_of(call, "fused", 0, EVERY), "o") == graded_rows

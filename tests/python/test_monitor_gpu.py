@@ -21,7 +21,6 @@ from torch.profiler import ProfilerActivity, profile
 
 import bellwether
 from bellwether._hook.compiled.compiled_taps import TORCH_MIN
-from bellwether._kernels import laws
 from bellwether.settings import STATS
 
 from gpu import LACKS, SKIPPED
@@ -162,7 +161,6 @@ def test_the_run_is_the_same_bit_for_bit(rows: int, tmp_path: Path) -> None:
     assert watched == alone
 
 
-@pytest.mark.skipif(not laws.ON_GPUS, reason="the laws are switched off on GPUs")
 @pytest.mark.parametrize("law_layers, compiled", [(None, False), (2, False), (2, True)])
 def test_the_laws_arrive_and_hold(
     law_layers: Optional[int], compiled: bool, tmp_path: Path

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .._native import c_api
-from .probe import ProbeMask, Sums, Unsupported, call, call_params, tensor4
+from .probe import ProbeMask, Sums, call, call_params, tensor4
 
 ARITHMETICS = {
     "fused": c_api.LAW_FUSED,
@@ -22,9 +22,7 @@ ARITHMETICS = {
     "accumulated": c_api.LAW_ACCUMULATED,
 }
 LAWS = ("a1", "a2", "a3", "a4")
-# Not yet: sound kernels of fp16 without a loss scale break the laws there (docs/concepts/laws.md).
-ON_GPUS = False
-DEVICES = frozenset({"cpu", "cuda"}) if ON_GPUS else frozenset({"cpu"})
+DEVICES = frozenset({"cpu", "cuda"})
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -79,8 +77,6 @@ def _added(of_keys: Tensor, group: int) -> Tensor:
 
 def _run(name: str, kind: Any, sums: Sums, of: Graded, rows: int, seed: int, **more: Any) -> bool:
     """Whether it was called for this step, not captured into a CUDA graph."""
-    if of.q.is_cuda and not ON_GPUS:
-        raise Unsupported(f"{name}: not measured on GPUs yet")
     _of_one_type(of)
     with sums.memory.running():
         told, kept = call_params(
