@@ -197,8 +197,8 @@ struct AttentionLawsParams {
 //
 // What a kernel returned beside the same in double: o and dq at the sampled rows, dk and dv at
 // sampled keys with all their queries.  Rows and keys with an element that is not finite are left
-// out here, and so are rows that see no key if their output is 0 or not finite, or no gradient comes
-// to them: what padding comes to does no harm.
+// out here.  So are rows that see no key if their output is 0 or not finite, or no gradient comes to
+// them: what padding comes to does no harm.
 //
 //   rest      sum of |got - exact - sum_i c_i channel_i|^2 of a row or key, each c_i the best of
 //             0..1: one after the other, three times round
