@@ -480,7 +480,7 @@ Status AttentionShadow(const AttentionShadowParams& params, uint32_t threads) {
     if (plan.keys > 0) Store(units.get(), p.batch, p.kv_heads, params.to.kv_stat_stride, params.to.kv_out);
     if (params.factors == nullptr || p.dtype == DType::kFloat32) return;
     StoreFactors(heads.get(), p.batch, p.heads, params.to.stat_stride, params.factors);
-    if (plan.keys > 0) {
+    if (plan.keys > 0 && params.of.arithmetic != LawArithmetic::kAccumulated) {
       StoreFactors(units.get(), p.batch, p.kv_heads, params.to.kv_stat_stride, params.kv_factors);
     }
   });

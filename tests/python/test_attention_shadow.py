@@ -86,7 +86,10 @@ def test_every_row_and_key_gives_what_fp64_does(dtype: torch.dtype, values: str)
                 assert torch.allclose(cosine, true[name].cosine[0], atol=1e-6), name
                 want = true[name].excess[0]
                 assert torch.allclose(excess(got, name), want, rtol=3e-2, atol=5e-3), name
-                same_factor(got, name, true[name])
+                if arithmetic == "accumulated" and name in ("dk", "dv"):
+                    assert not bool(got[f"shadow_{name}_factor_variance"].any()), name
+                else:
+                    same_factor(got, name, true[name])
 
 
 def test_sampled_rows_and_keys_are_compared_alone() -> None:

@@ -230,7 +230,9 @@ struct AttentionLawsParams {
 //
 // sqrt(variance) is so the number of standard deviations that f = 2 makes.  Weights of 1 / V let each
 // row count by what it knows: keys with small gradients, as the last ones of a causal call, no less.
-// All three are 0 in float32: an operand may be cut to TF32, which is a factor of its own.
+// All three are 0 in float32: an operand may be cut to TF32, which is a factor of its own.  Those of dk
+// and dv are 0 with kAccumulated.  Where scores are large, what is added to a sum in the type is lost
+// alike in all channels, which is a factor, too.
 
 // The rows of one tensor: those of o then those of dq, of dk then those of dv.
 enum ShadowStat : int {
