@@ -38,11 +38,6 @@ def significand_bits(t: Tensor) -> int:
     return _GRIDS[t.dtype][2]
 
 
-def chunks(t: Tensor) -> list[Tensor]:
-    at_once = max(1, CHUNK // max(1, t.shape[1]))
-    return [t[at : at + at_once] for at in range(0, t.shape[0], at_once)]
-
-
 def largest_power(t: Tensor) -> Tensor:
     """That of the largest element.  By it squares of small gradients stay in a float32's range."""
     return power_of_two(t.abs().amax() if t.numel() else t.new_ones(()))
