@@ -114,7 +114,46 @@ Laws = Optional[tuple[list[list[VectorLaw]], Optional[Tensor], Optional[Tensor],
 Measure = Callable[[nn.Module, Tensor, Tensor, Gradients], Laws]
 
 
-class EdgeTap:
+class OnceTap:
+    """Of a module's first call in a step.
+
+    finished  called with what was measured of it
+    """
+
+    def __init__(
+        self, host: LinearHost, row: int, finished: Callable[[VectorsMeasured], None],
+        left_out: Callable[[int, str], None],
+    ) -> None:  # fmt: skip
+        self.host, self.row = host, row
+        self._finished, self._left_out = finished, left_out
+        self._open, self._done = True, False
+
+    def close(self) -> None:
+        """Nothing more is measured."""
+        self._open = False
+        self._forget()
+
+    def _forget(self) -> None:
+        """What was kept for the backward."""
+
+    def input(self, args: Any) -> None:
+        """Nothing of it is needed."""
+
+    def _waiting(self) -> bool:
+        """Whether the call is yet to come."""
+        return self._open and not self._done and torch.is_grad_enabled()
+
+    def _begin(self, hook: Callable[[], Optional[str]]) -> None:
+        """It has come.  hook  says why it is left out."""
+        start = time.perf_counter()
+        self._done = True
+        why = hook()
+        if why is not None:
+            self._left_out(self.row, why)
+        self.host.hook_seconds += time.perf_counter() - start
+
+
+class EdgeTap(OnceTap):
     """The first call of a module in a step.
 
     measure   of the module, its input, its result and the gradients: what it gives
@@ -126,42 +165,27 @@ class EdgeTap:
         measure: Measure,
         finished: Callable[[VectorsMeasured], None], left_out: Callable[[int, str], None],
     ) -> None:  # fmt: skip
-        self.host, self.row = host, row
+        super().__init__(host, row, finished, left_out)
         self._module = weakref.ref(module)
         self._held, self._measure = held, measure
-        self._finished, self._left_out = finished, left_out
-        self._open, self._done = True, False
         self._x: Optional[Tensor] = None
         self._y: Optional[Tensor] = None
         self._versions = (0, 0)
         self._waits: set[int] = set()
         self._got: Gradients = {}
 
-    def close(self) -> None:
-        """Nothing more is measured."""
-        self._open = False
-        self._forget()
-
     def _forget(self) -> None:
         self._x = self._y = None
         self._waits, self._got = set(), {}
 
-    def input(self, args: Any) -> None:
-        """Nothing of it is needed."""
-
     def output(self, args: Any, output: Any) -> None:
         """The module's forward is over."""
         x = args[0] if args else None
-        if not self._open or self._done or not torch.is_grad_enabled():
+        if not self._waiting():
             return
         if not isinstance(x, Tensor) or not isinstance(output, Tensor) or not output.requires_grad:
             return
-        start = time.perf_counter()
-        self._done = True
-        why = self._hook(x, output)
-        if why is not None:
-            self._left_out(self.row, why)
-        self.host.hook_seconds += time.perf_counter() - start
+        self._begin(lambda: self._hook(x, output))
 
     def _hook(self, x: Tensor, output: Tensor) -> Optional[str]:
         module = self._module()

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable
 from typing import Any, Optional
 
 import torch
@@ -26,9 +25,8 @@ from torch import Tensor
 from ..._kernels.memory import capturing
 from ..._kernels.probe import DTYPES, mixed
 from ..._util.guard import harmless
-from ..hosts import LinearHost
 from ..running import being_traced, checkpointed
-from .edge_tap import CHECKPOINTED, IN_GRAPH, OTHER_TYPE, VectorLaw, VectorsMeasured
+from .edge_tap import CHECKPOINTED, IN_GRAPH, OTHER_TYPE, OnceTap, VectorLaw, VectorsMeasured
 from .head_tap import LOOKUP, node_named
 from .readable import readable, wrapped
 from .row_sums import CHUNK, largest_power, least_normal, power_of_two, significand_bits
@@ -42,41 +40,17 @@ SPARSE = "its gradient is sparse"
 BY_FREQUENCY = "its gradient is divided by how often a word comes"
 
 
-class LookupTap:
-    """
-    finished  called with what was measured of the module's first call in a step
-    """
-
-    def __init__(
-        self, host: LinearHost, row: int, finished: Callable[[VectorsMeasured], None],
-        left_out: Callable[[int, str], None],
-    ) -> None:  # fmt: skip
-        self.host, self.row = host, row
-        self._finished, self._left_out = finished, left_out
-        self._open, self._done = True, False
-
-    def close(self) -> None:
-        """Nothing more is measured."""
-        self._open = False
-
-    def input(self, args: Any) -> None:
-        """Nothing of it is needed."""
-
+class LookupTap(OnceTap):
     def output(self, args: Any, output: Any) -> None:
         """The module's forward is over."""
-        if not self._open or self._done or not torch.is_grad_enabled():
+        if not self._waiting():
             return
         words = args[0] if args else None
         if not isinstance(words, Tensor) or not isinstance(output, Tensor):
             return
         if not output.requires_grad:
             return
-        start = time.perf_counter()
-        self._done = True
-        why = self._hook(words, output)
-        if why is not None:
-            self._left_out(self.row, why)
-        self.host.hook_seconds += time.perf_counter() - start
+        self._begin(lambda: self._hook(words, output))
 
     def _hook(self, words: Tensor, output: Tensor) -> Optional[str]:
         if being_traced() or capturing() or wrapped(output) or wrapped(words):

@@ -28,7 +28,7 @@ from ..._kernels.probe import DTYPES
 from ..._util.guard import harmless
 from ..hosts import LinearHost
 from ..running import being_traced, checkpointed
-from .edge_tap import CHECKPOINTED, IN_GRAPH, OTHER_TYPE, VectorLaw, VectorsMeasured
+from .edge_tap import CHECKPOINTED, IN_GRAPH, OTHER_TYPE, OnceTap, VectorLaw, VectorsMeasured
 from .linear_tap import PRODUCTS, VIEWS
 from .readable import readable, wrapped
 from .row_sums import over_columns, significand_bits
@@ -128,48 +128,29 @@ def way(results: list[Tensor]) -> Optional[Way]:
     return Way(softmaxes, gradients, raw)
 
 
-class RouterTap:
-    """
-    finished  called with what was measured of the module's first call in a step
-    """
-
+class RouterTap(OnceTap):
     def __init__(
         self, host: LinearHost, row: int, finished: Callable[[VectorsMeasured], None],
         left_out: Callable[[int, str], None],
     ) -> None:  # fmt: skip
-        self.host, self.row = host, row
-        self._finished, self._left_out = finished, left_out
-        self._open, self._done = True, False
+        super().__init__(host, row, finished, left_out)
         self._raw: list[Tensor] = []
         self._waits: set[Any] = set()
         self._of_p: list[Tensor] = []
         self._of_logits: list[Tensor] = []
 
-    def close(self) -> None:
-        """Nothing more is measured."""
-        self._open = False
-        self._forget()
-
     def _forget(self) -> None:
         self._raw, self._of_p, self._of_logits, self._waits = [], [], [], set()
 
-    def input(self, args: Any) -> None:
-        """Nothing of it is needed."""
-
     def output(self, args: Any, output: Any) -> None:
         """The module's forward is over."""
-        if not self._open or self._done or not torch.is_grad_enabled():
+        if not self._waiting():
             return
         given = output if isinstance(output, (tuple, list)) else (output,)
         results = [t for t in given if isinstance(t, Tensor) and t.requires_grad]
         if not results:
             return
-        start = time.perf_counter()
-        self._done = True
-        why = self._hook(results)
-        if why is not None:
-            self._left_out(self.row, why)
-        self.host.hook_seconds += time.perf_counter() - start
+        self._begin(lambda: self._hook(results))
 
     def _hook(self, results: list[Tensor]) -> Optional[str]:
         if being_traced() or capturing() or any(wrapped(t) for t in results):
