@@ -12,6 +12,7 @@ import dataclasses
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from test_laws import CPU, SOUND, a_planted, mask_for
 
 import bellwether
 from bellwether._hook.capture import NAMES, keeper
-from bellwether._hook.capturing import ASKED_FOR, NOT_FINITE, Capture
+from bellwether._hook.capturing import ASKED_FOR, NOT_FINITE, Capture, on_host
 from bellwether._laws.call import GradedCall
 from bellwether._laws.reference import reference
 from bellwether.tools import doctor, reproduce, reproduced
@@ -28,6 +29,7 @@ from bellwether.tools.kernel_cases import Case, Shape, make
 from bellwether.tools.kernel_check import graded
 
 from gpu import DEVICES
+from no_waiting import DEVICE, NoWaiting
 from planted_kernels import planted
 from recording import Recording
 
@@ -189,25 +191,69 @@ def test_a_sequence_is_put_aside_without_waiting_for_its_device(
         for call in (HEALTHY, with_nan("dq"), with_nan("dk"))
     ]
     capture = Capture(str(tmp_path), 4, 1 << 30, "run")
-    on_gpu = device == "cuda"
-    mode: Any = torch.cuda.set_sync_debug_mode
-    for step in range(2):  # In the first one code is loaded, which may wait.
-        if on_gpu and step:
-            mode("error")
-        try:
+    mode: Any = torch.cuda.set_sync_debug_mode if device == "cuda" else lambda said: None
+    try:
+        for step in range(2):  # In the first one code is loaded, which may wait.
+            mode("error" if step else "default")
             for layer, call in enumerate(calls):
                 capture.offer(lambda layer=layer: layer, call, "k")  # type: ignore[misc]
-        finally:
-            if on_gpu:
-                mode("default")
-        capture.step_ends(step)
-    capture.close()
+            mode("error")  # It holds for the thread that writes, too.
+            capture.step_ends(step)
+        capture.close()
+    finally:
+        mode("default")
     assert not capture.refused and not capture.last_error
     assert [Path(path).name for path in capture.written] == [
         f"run-step{step}-layer1.pt" for step in range(2)
     ]
     data, _ = reproduced.loaded(Path(capture.written[0]))
     assert torch.equal(data["q"], HEALTHY.q[1]) and int(data["dq"].isnan().sum()) == 1
+
+
+def on_a_gpu(call: GradedCall, kind: str) -> GradedCall:
+    """The same shapes, on the device that stands for one."""
+    parts = {}
+    for name in NAMES:
+        t = getattr(call, name)
+        parts[name] = torch.empty(t.shape, dtype=t.dtype, device=DEVICE)
+    mask, sinks = call.mask, None
+    if kind in ("bool", "added"):
+        dtype = torch.bool if kind == "bool" else call.q.dtype
+        tensor = torch.empty(2, 1, 20, 20, dtype=dtype, device=DEVICE)
+        mask = dataclasses.replace(mask, tensor=tensor)
+    elif kind == "ranges":
+        ranges = torch.empty(2, 20, 2, dtype=torch.int32, device=DEVICE)
+        mask = dataclasses.replace(mask, ranges=ranges)
+    elif kind == "sinks":
+        sinks = torch.empty(4, device=DEVICE)
+    return dataclasses.replace(call, mask=mask, sinks=sinks, **parts)
+
+
+@pytest.mark.parametrize("asked", [False, True])
+@pytest.mark.parametrize("kind", ["causal", "bool", "added", "ranges", "sinks"])
+def test_no_operation_of_an_offer_waits(tmp_path: Path, kind: str, asked: bool) -> None:
+    capture = Capture(str(tmp_path), 4, 1 << 30, "run")
+    if asked:
+        capture.ask([0, 2])
+    call = on_a_gpu(HEALTHY, kind)
+    with NoWaiting() as seen:
+        for layer in range(3):
+            capture.offer(lambda layer=layer: layer, call, "k")  # type: ignore[misc]
+    assert not capture.refused and len(seen.operations) > 100, seen.operations
+
+
+def test_the_writing_thread_waits_for_an_event_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    event = SimpleNamespace(
+        record=lambda: done.append("record"), synchronize=lambda: done.append("synchronize")
+    )
+    monkeypatch.setattr(torch.cuda, "Event", lambda: event)
+    tensors = [torch.empty(1, 3, device=DEVICE), torch.empty(2, device=DEVICE)]
+    with NoWaiting() as seen:
+        copies = on_host(tensors)
+    assert [str(t.device) for t in copies] == ["cpu"] * 2
+    assert seen.operations.count("aten::copy_") == 2 and done == ["record", "synchronize"]
+    assert [int(t) for t in on_host([torch.tensor([3]), torch.tensor([4])])] == [3, 4]
 
 
 @pytest.mark.parametrize("name", ["d_o", "q"])

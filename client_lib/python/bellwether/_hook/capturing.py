@@ -4,8 +4,8 @@ Off unless `capture_dir` is set.  One sequence of a call is kept: where q, k, v 
 and dq, dk or dv is not, or of a layer that was asked for.  The calls are those that the laws are
 asked about (layer/law_calls.py).
 
-Nothing here waits for a GPU.  Whether a sequence is broken is a number on the device; there the
-sequence is copied aside if that number says so.  When the step ends a thread waits for it, and
+The training thread waits for no GPU.  Whether a sequence is broken is a number on the device; there
+the sequence is copied aside if that number says so.  When the step ends a thread waits for it, and
 writes.  Files and bytes are bounded for a process, and what was refused is counted.
 """
 
@@ -47,6 +47,23 @@ class CaptureStatus(TypedDict):
 
 def _finite(t: Tensor) -> Tensor:
     return torch.isfinite(t).flatten(1).all(1)
+
+
+def on_host(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Copies of tensors of one device; the calling thread waits until they are there.
+
+    It waits for an event, and not in .cpu(): torch may have been told to raise or to warn at each
+    operation that waits (torch.cuda.set_sync_debug_mode), and that holds for all threads.
+    """
+    copies, event = [], None
+    for t in tensors:
+        copies.append(torch.empty_like(t, device="cpu").copy_(t, non_blocking=True))
+        if t.device.type != "cpu" and event is None:
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    if event is not None:
+        event.record()
+        event.synchronize()
+    return copies
 
 
 @dataclasses.dataclass
@@ -211,18 +228,19 @@ class Capture:
                     self.last_error = in_words(e)
 
     def _look(self, stage: _Stage, step: int) -> None:
-        number = int(stage.taken.cpu())
+        number, sequence = (int(t) for t in on_host([stage.taken, stage.sequence]))
         if number < 0:
             return
         layer, told = stage.calls[number]
         told["layer"] = layer() + self._first_layer
-        told |= {"step": step, "sequence": int(stage.sequence.cpu())}
+        told |= {"step": step, "sequence": sequence}
         size = bytes_of(stage.parts.values())
         if self.full() or size > self._bytes_left:
             self._refuse("capture_files or capture_bytes are used up")
             return
         path = self.folder / f"{self._prefix}-step{step}-layer{told['layer']}.pt"
-        write(path, {name: t[0].cpu() for name, t in stage.parts.items()}, told)
+        copies = on_host(t[0] for t in stage.parts.values())
+        write(path, dict(zip(stage.parts, copies)), told)
         self._bytes_left -= size
         self.written.append(str(path))
         log.warning(
