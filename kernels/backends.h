@@ -16,6 +16,7 @@
 #include "bellwether/kernels/law_sums.h"
 #include "bellwether/kernels/probe.h"
 #include "bellwether/kernels/spectral.h"
+#include "bellwether/kernels/tensor_stats.h"
 
 namespace bellwether::kernels::cpu {
 
@@ -27,6 +28,7 @@ Status AttentionShadow(const AttentionShadowParams& params, uint32_t threads);
 Status KeyLeak(const KeyLeakParams& params, uint32_t threads);
 Status LawProducts(const LawProductsParams& params, uint32_t threads);
 Status LawSums(const LawSumsParams& params, uint32_t threads);
+Status TensorStats(const TensorStatsParams& params, uint32_t threads);
 Status CenterKeys(const CenterKeysParams& params, uint32_t threads);
 Status SpectralNorms(const SpectralParams& params, uint32_t threads);
 Status IncrementRank(const IncrementRankParams& params, uint32_t threads);
@@ -49,6 +51,7 @@ Status AttentionShadow(const AttentionShadowParams& params, void* stream);
 Status KeyLeak(const KeyLeakParams& params, void* stream);
 Status LawProducts(const LawProductsParams& params, void* stream);
 Status LawSums(const LawSumsParams& params, void* stream);
+Status TensorStats(const TensorStatsParams& params, void* stream);
 Status CenterKeys(const CenterKeysParams& params, void* stream);
 Status SpectralNorms(const SpectralParams* each, int64_t count, void* stream);
 size_t AttentionForwardWorkspaceBytes(const AttentionForwardParams& params);

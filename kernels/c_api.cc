@@ -36,6 +36,8 @@ static_assert(static_cast<int>(BW_FACTOR_STAT_COUNT) == bk::kFactorStatCount);
 static_assert(static_cast<int>(BW_LAW_PRODUCT_STAT_COUNT) == bk::kLawProductStatCount);
 static_assert(static_cast<int>(BW_LAW_PRODUCT_Y_VARIANCE) == bk::kLawProductYVariance);
 static_assert(static_cast<int>(BW_LAW_SUM_STAT_COUNT) == bk::kLawSumStatCount);
+static_assert(static_cast<int>(BW_TENSOR_STAT_COUNT) == bk::kTensorStatCount);
+static_assert(static_cast<int>(BW_TENSOR_LAG_SUM) == bk::kTensorLagSum);
 static_assert(static_cast<int>(BW_GRID_F16) == static_cast<int>(bk::Grid::kFloat16));
 static_assert(static_cast<int>(BW_BOOL) == static_cast<int>(bk::MaskDType::kBool));
 static_assert(static_cast<int>(BW_KERNEL_DEVICE_ERROR) == static_cast<int>(Status::kDeviceError));
@@ -181,6 +183,35 @@ Status RunLawSums(const bw_law_sums_params& c) {
   return bk::LawSums(p, ToDevice(c.backend, c.stream, c.threads));
 }
 
+bk::TensorPart ToPart(const bw_tensor_part& c) { return {c.data, ToEnum<bk::DType>(c.dtype)}; }
+
+// The tensors of a call, in `tensors`.
+Status ToTensors(const bw_tensor_stats_params& c, std::vector<bk::TensorOfStep>* tensors, bk::TensorStatsParams* p) {
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(bk::CheckRange("reserved", c.reserved, 0, 0));
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(bk::CheckRange("count", c.count, 0, bk::kTensorsMax));
+  if (c.count > 0) {
+    BELLWETHER_KERNELS_RETURN_IF_ERROR(bk::CheckPointer("tensors", c.tensors, alignof(bw_tensor_of_step)));
+  }
+  tensors->reserve(static_cast<size_t>(c.count));
+  for (int64_t i = 0; i < c.count; ++i) {
+    const bw_tensor_of_step& t = c.tensors[i];
+    for (const bw_tensor_part* part : {&t.grad, &t.weight, &t.before, &t.moment, &t.second}) {
+      BELLWETHER_KERNELS_RETURN_IF_ERROR(bk::CheckRange("reserved", part->reserved, 0, 0));
+    }
+    tensors->push_back({t.elements, ToPart(t.grad), ToPart(t.weight), ToPart(t.before), ToPart(t.moment),
+                        ToPart(t.second), t.beta2, t.eps, t.steps, t.steps_at});
+  }
+  *p = {tensors->data(), c.count, c.scale, c.out, c.workspace};
+  return Status::kOk;
+}
+
+Status RunTensorStats(const bw_tensor_stats_params& c) {
+  std::vector<bk::TensorOfStep> tensors;
+  bk::TensorStatsParams p;
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(ToTensors(c, &tensors, &p));
+  return bk::TensorStats(p, ToDevice(c.backend, c.stream, c.threads));
+}
+
 bk::SpectralParams ToSpectral(const bw_spectral_params& c) {
   bk::SpectralParams p;
   p.dtype = ToEnum<bk::DType>(c.dtype);
@@ -280,6 +311,16 @@ bw_kernel_status bw_key_leak(const bw_key_leak_params* params) { return Call(par
 bw_kernel_status bw_law_products(const bw_law_products_params* params) { return Call(params, RunLawProducts); }
 
 bw_kernel_status bw_law_sums(const bw_law_sums_params* params) { return Call(params, RunLawSums); }
+
+uint64_t bw_tensor_stats_workspace_bytes(const bw_tensor_stats_params* params) {
+  if (CheckSize(params) != Status::kOk) return 0;
+  const bw_tensor_stats_params whole = Whole(*params);
+  std::vector<bk::TensorOfStep> tensors;
+  bk::TensorStatsParams p;
+  return ToTensors(whole, &tensors, &p) == Status::kOk ? bk::TensorStatsWorkspaceBytes(p) : 0;
+}
+
+bw_kernel_status bw_tensor_stats(const bw_tensor_stats_params* params) { return Call(params, RunTensorStats); }
 
 bw_kernel_status bw_spectral_norms(const bw_spectral_params* params) { return Call(params, RunSpectralNorms); }
 

@@ -268,6 +268,63 @@ def law_sums(lib: ctypes.CDLL, x: torch.Tensor, dim: int, into: torch.Tensor) ->
     check(lib, lib.bw_law_sums(ctypes.byref(params)))
 
 
+class TensorPart(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), ("dtype", ctypes.c_uint32), ("reserved", ctypes.c_uint32)]
+
+
+TENSOR_PARTS = ("grad", "weight", "before", "moment", "second")
+
+
+class TensorOfStep(ctypes.Structure):
+    _fields_ = [
+        ("elements", ctypes.c_int64), *((part, TensorPart) for part in TENSOR_PARTS),
+        ("beta2", ctypes.c_double), ("eps", ctypes.c_double), ("steps", ctypes.c_double),
+        ("steps_at", ctypes.c_void_p)]
+
+
+class TensorStatsParams(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32), ("backend", ctypes.c_uint32), ("threads", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32), ("stream", ctypes.c_void_p), ("count", ctypes.c_int64),
+        ("tensors", ctypes.POINTER(TensorOfStep)), ("scale", ctypes.c_void_p),
+        ("out", ctypes.c_void_p), ("workspace", ctypes.c_void_p)]
+
+
+# Of each tensor, as in tensor_stats.h.
+TENSOR_STATS = (
+    "elements", "grad_sumsq", "grad_max", "grad_nonfinite", "grad_zeros", "weight_sumsq",
+    "weight_max", "weight_nonfinite", "weight_bits", "change_sumsq", "changed", "lag_sum", "dot",
+    "moment_sumsq")
+_TENSOR_CHUNK = 32768
+
+
+def tensor_stats(
+    lib: ctypes.CDLL, tensors: list[dict[str, torch.Tensor | None]], into: torch.Tensor,
+    scale: torch.Tensor | None = None, beta2: float = 0.95, eps: float = 1e-8, steps: float = 1,
+    steps_at: torch.Tensor | None = None,
+) -> None:
+    """into [tensors][TENSOR_STATS], float64.  A tensor has one or more of TENSOR_PARTS by name."""
+    each = (TensorOfStep * len(tensors))()
+    chunks = 0
+    for of, parts in zip(each, tensors):
+        of.elements = next(p.numel() for p in parts.values() if p is not None)
+        chunks += max(1, -(-of.elements // _TENSOR_CHUNK))
+        of.beta2, of.eps, of.steps, of.steps_at = beta2, eps, steps, pointer(steps_at)
+        for name, part in parts.items():
+            if part is not None:
+                getattr(of, name).data = part.data_ptr()
+                getattr(of, name).dtype = DTYPES[part.dtype]
+    workspace = torch.empty(chunks * len(TENSOR_STATS), dtype=torch.float64, device=into.device)
+    stream = torch.cuda.current_stream().cuda_stream if into.is_cuda else None
+    params = TensorStatsParams(
+        struct_size=ctypes.sizeof(TensorStatsParams), backend=int(into.is_cuda), stream=stream,
+        count=len(tensors), tensors=each, scale=pointer(scale), out=into.data_ptr(),
+        workspace=workspace.data_ptr())
+    lib.bw_tensor_stats_workspace_bytes.restype = ctypes.c_uint64
+    assert lib.bw_tensor_stats_workspace_bytes(ctypes.byref(params)) == 8 * workspace.numel()
+    check(lib, lib.bw_tensor_stats(ctypes.byref(params)))
+
+
 @dataclasses.dataclass
 class Spectrum:
     """Outputs of the spectral norms; direction is read, too."""

@@ -16,6 +16,7 @@ Status Probe(const ProbeParams&, void*) { return CpuOnly("the probe"); }
 Status KeyLeak(const KeyLeakParams&, void*) { return CpuOnly("the key-gradient leak"); }
 Status LawProducts(const LawProductsParams&, void*) { return CpuOnly("the products of the laws"); }
 Status LawSums(const LawSumsParams&, void*) { return CpuOnly("the sums of the laws"); }
+Status TensorStats(const TensorStatsParams&, void*) { return CpuOnly("the statistics of tensors"); }
 Status SpectralNorms(const SpectralParams*, int64_t, void*) { return CpuOnly("the spectral norms"); }
 
 }  // namespace bellwether::kernels::cuda

@@ -595,6 +595,79 @@ def test_law_sums_equal_the_cpu(lib: Lib) -> None:
                 assert worst < 1e-12, (dtype, list(x.shape), dim, worst)
 
 
+# ---- the statistics of tensors
+
+
+def tensors_of(dtype: torch.dtype) -> list[dict[str, torch.Tensor | None]]:
+    """More than a launch takes, of odd sizes, some misaligned, some with elements of no value."""
+    torch.manual_seed(3)
+    found: list[dict[str, torch.Tensor | None]] = []
+    sizes = [0, 1, 3, 4, 5, 1023, 1024, 32767, 32768, 32769, 100_003, 1_000_001] + [257] * 60
+    for at, size in enumerate(sizes):
+        def part(scale: float, of: torch.dtype = dtype) -> torch.Tensor:
+            return (scale * torch.randn(size + 1)).to(of)[at % 2:][:size]
+
+        t = {"grad": part(1e-2), "weight": part(0.1), "before": part(0.1), "moment": part(1e-3, F32),
+             "second": part(1e-2, F32).square()}
+        for i, value in enumerate((math.nan, math.inf, 0.0)):
+            if size > 1000:
+                t["grad"][i], t["weight"][7 + i] = value, value
+        if at % 7 == 5:
+            t["grad"] = t["before"] = t["second"] = None
+        found.append(t)
+    return found
+
+
+def test_statistics_of_tensors_equal_the_cpu(lib: Lib) -> None:
+    for dtype in (F32, BF16, F16):
+        tensors = tensors_of(dtype)
+        for scale in (None, torch.tensor([1024.])):
+            cpu = torch.empty(len(tensors), len(calls.TENSOR_STATS), dtype=torch.float64)
+            gpu, again = torch.empty_like(cpu, device="cuda"), torch.empty_like(cpu, device="cuda")
+            there = []
+            for t in tensors:
+                moved = {}
+                for name, part in t.items():
+                    if part is not None:  # An offset stays: some are misaligned.
+                        whole = torch.empty(part.numel() + 1, dtype=part.dtype, device="cuda")
+                        offset = part.storage_offset() % 2
+                        moved[name] = whole[offset:offset + part.numel()]
+                        moved[name].copy_(part)
+                there.append(moved)
+            on_gpu = None if scale is None else scale.cuda()
+            three = torch.tensor([3.])
+            calls.tensor_stats(lib, tensors, cpu, scale, steps=1, steps_at=three)
+            for into in (gpu, again):
+                calls.tensor_stats(lib, there, into, on_gpu, steps=1, steps_at=three.cuda())
+            assert torch.equal(gpu, again), "the same bits each time"
+            size = cpu.abs()
+            dot = calls.TENSOR_STATS.index("dot")
+            for at, t in enumerate(tensors):
+                g, m = t["grad"], t["moment"]
+                if g is not None and m is not None:
+                    products = g.double() * m.double() / (1 if scale is None else float(scale))
+                    size[at, dot] = products[g.isfinite()].abs().sum()
+            bar = 1e-12 * size
+            for stat in ("elements", "grad_nonfinite", "grad_zeros", "weight_nonfinite",
+                         "weight_bits", "changed", "grad_max", "weight_max"):
+                bar[:, calls.TENSOR_STATS.index(stat)] *= 1 if stat.endswith("max") else 0
+            off = (cpu - gpu.cpu()).abs()
+            assert bool((off <= bar).all()), (dtype, (off - bar).argmax(), off.max())
+
+
+def test_statistics_of_tensors_are_captured(lib: Lib) -> None:
+    tensors = [{n: p.cuda() for n, p in t.items() if p is not None} for t in tensors_of(BF16)]
+    want = torch.empty(len(tensors), len(calls.TENSOR_STATS), dtype=torch.float64, device="cuda")
+    got = torch.empty_like(want)
+    calls.tensor_stats(lib, tensors, want)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        calls.tensor_stats(lib, tensors, got)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(want, got)
+
+
 def planted(heads: int, rows: int, columns: int, top: float) -> torch.Tensor:
     """Gaussian, with one direction `top` times as strong."""
     torch.manual_seed(rows + columns)

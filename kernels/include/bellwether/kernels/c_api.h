@@ -29,7 +29,7 @@ extern "C" {
 #endif
 
 #define BW_KERNELS_API_VERSION_MAJOR 1
-#define BW_KERNELS_API_VERSION_MINOR 8
+#define BW_KERNELS_API_VERSION_MINOR 9
 
 typedef enum bw_kernel_status {
   BW_KERNEL_OK = 0,
@@ -325,6 +325,58 @@ typedef struct bw_law_sums_params {
 } bw_law_sums_params;
 
 BW_KERNELS_EXPORT bw_kernel_status bw_law_sums(const bw_law_sums_params* params);
+
+/* ---- norms, extremes and counts of parameters (tensor_stats.h is the specification) ----
+   Since 1.9. */
+
+/* Doubles of a tensor, in this order. */
+typedef enum bw_tensor_stat {
+  BW_TENSOR_ELEMENTS = 0,
+  BW_TENSOR_GRAD_SUMSQ,
+  BW_TENSOR_GRAD_MAX,
+  BW_TENSOR_GRAD_NONFINITE,
+  BW_TENSOR_GRAD_ZEROS,
+  BW_TENSOR_WEIGHT_SUMSQ,
+  BW_TENSOR_WEIGHT_MAX,
+  BW_TENSOR_WEIGHT_NONFINITE,
+  BW_TENSOR_WEIGHT_BITS, /* modulo 2^52; equal before and after: nothing has moved */
+  BW_TENSOR_CHANGE_SUMSQ,
+  BW_TENSOR_CHANGED,
+  BW_TENSOR_LAG_SUM, /* sum of g^2 / max(vhat, eps^2) */
+  BW_TENSOR_DOT,     /* sum of g m */
+  BW_TENSOR_MOMENT_SUMSQ,
+  BW_TENSOR_STAT_COUNT
+} bw_tensor_stat;
+
+typedef struct bw_tensor_part {
+  const void* data; /* [elements], dense; NULL = absent */
+  uint32_t dtype;   /* bw_dtype */
+  uint32_t reserved;
+} bw_tensor_part;
+
+typedef struct bw_tensor_of_step {
+  int64_t elements;                                    /* 0..2^40 */
+  bw_tensor_part grad, weight, before, moment, second; /* before: the weight before the step */
+  double beta2, eps;                                   /* of the second moment */
+  double steps;          /* number of the coming step, from 1 on, or what is added to *steps_at */
+  const float* steps_at; /* NULL, or in memory of the device */
+} bw_tensor_of_step;
+
+typedef struct bw_tensor_stats_params {
+  uint32_t struct_size;
+  uint32_t backend, threads;
+  uint32_t reserved;
+  void* stream;
+  int64_t count;                    /* 0..2^20 */
+  const bw_tensor_of_step* tensors; /* [count], in host memory */
+  const float* scale;               /* NULL = 1, or what the loss was multiplied by, in memory of the device */
+  double* out;                      /* [count][BW_TENSOR_STAT_COUNT], written */
+  void* workspace;                  /* BW_CUDA: bw_tensor_stats_workspace_bytes() in memory of the device */
+} bw_tensor_stats_params;
+
+/* Of count and the tensors' elements; 0 if one is illegal, or there is no tensor. */
+BW_KERNELS_EXPORT uint64_t bw_tensor_stats_workspace_bytes(const bw_tensor_stats_params* params);
+BW_KERNELS_EXPORT bw_kernel_status bw_tensor_stats(const bw_tensor_stats_params* params);
 
 /* ---- per-head spectral norms (spectral.h is the specification) ---- */
 
