@@ -10,13 +10,30 @@ CHUNK = 1 << 18  # Elements whose places have weights of their own.
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _ODD = 0x5851F42D4C957F2D
 
+_TOGETHER = 16  # Chunks that are taken at once on a GPU, so that few kernels do.
+
 _weights: dict[torch.device, torch.Tensor] = {}
+_powers: dict[torch.device, torch.Tensor] = {}
 
 
 def weights_on(device: torch.device) -> torch.Tensor:
     if device not in _weights:
-        _weights[device] = mixed(torch.arange(CHUNK)).to(device) | 1  # Odd.
+        _weights[device] = mixed(torch.arange(CHUNK, device=device)) | 1  # Odd.
     return _weights[device]
+
+
+def _powers_on(device: torch.device) -> torch.Tensor:
+    """Of _ODD: _TOGETHER - 1 down to 0."""
+    if device not in _powers:
+        up = torch.full((_TOGETHER,), _ODD, dtype=torch.int64, device=device)
+        up[:1].fill_(1)
+        _powers[device] = up.cumprod(0).flip(0)
+    return _powers[device]
+
+
+def _signed(x: int) -> int:
+    x &= (1 << 64) - 1
+    return x - (1 << 64) if x >> 63 else x
 
 
 def sum_of_bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -26,9 +43,21 @@ def sum_of_bits(tensor: torch.Tensor) -> torch.Tensor:
     if flat.is_complex():
         flat = torch.view_as_real(flat).reshape(-1)
     bits = flat.view(INTEGERS[flat.element_size()])
+    return _of_bits(bits, _TOGETHER if bits.is_cuda else 1)
+
+
+def _of_bits(bits: torch.Tensor, together: int) -> torch.Tensor:
     weights = weights_on(bits.device)
     total = torch.zeros((), dtype=torch.int64, device=bits.device)
-    for first in range(0, bits.numel(), CHUNK):
-        chunk = bits[first : first + CHUNK]
-        total = total * _ODD + (chunk.to(torch.int64) * weights[: chunk.numel()]).sum()
+    whole = bits.numel() // CHUNK
+    for first in range(0, whole, together):
+        count = min(together, whole - first)
+        chunks = bits[first * CHUNK : (first + count) * CHUNK].view(count, CHUNK)
+        sums = (chunks.to(torch.int64) * weights).sum(1)
+        if count > 1:
+            sums = (sums * _powers_on(bits.device)[-count:]).sum(0, keepdim=True)
+        total = total * _signed(_ODD**count) + sums[0]
+    rest = bits[whole * CHUNK :]
+    if rest.numel():
+        total = total * _ODD + (rest.to(torch.int64) * weights[: rest.numel()]).sum()
     return total

@@ -3,7 +3,8 @@ embeddings, gated MLPs, routers.
 
 _hook/layer/head_tap.py, norm_laws.py and the files *_law.py beside them say what is measured,
 _laws/balance.py what must hold.  In each sample all heads are asked: there are few, and the sums of
-one take less than its products by far.  The others take turns, as linear layers do.
+one take less than its products by far.  On GPUs, where samples are to cost next to nothing, a head
+has its turn in one of HEADS_EVERY_ON_GPUS.  The others take turns, as linear layers do.
 
 Left out, and said in Monitor.status(): what linears.py leaves out, sparse gradients, weights with
 hooks of their own, and what _laws/balance.py takes for another loss.
@@ -51,6 +52,7 @@ from .linears import is_head, why_not
 from .tapped_modules import Arriving, TappedModules
 
 HEADS_MAX = 8
+HEADS_EVERY_ON_GPUS = 8  # A head is asked in one of so many samples there, with all its logits.
 NORM, EMBEDDING, GATE, ROUTER = "norms", "embeddings", "gates", "routers"
 SOFTCAP = "its model caps the logits, or has a z-loss, and its loss is not seen"
 DZ, DW = "dz:classes", "dW:classes"
@@ -237,6 +239,7 @@ class Balances(TappedModules[Union[RowsMeasured, VectorsMeasured]]):
         self.kinds: list[str] = []  # Of the others.
         self._words: list[weakref.ref[nn.Embedding]] = []
         self._capped = False
+        self._samples = 0
 
     def _find(self, model: nn.Module) -> None:
         words = [m for m in model.modules() if isinstance(m, nn.Embedding)]
@@ -265,22 +268,36 @@ class Balances(TappedModules[Union[RowsMeasured, VectorsMeasured]]):
         if not all(head is None or self._measures_on(head) for head in heads):
             return
         self._tap_others(held)
+        self._samples += 1
+        asked = [
+            (row, head)
+            for row, head in enumerate(heads)
+            if head is not None and self._asks(row, head)
+        ]
+        if not asked:
+            return
         lookups: list[tuple[nn.Embedding, Lookups]] = []
-        weights = {id(head.weight) for head in heads if head is not None}
+        weights = {id(head.weight) for _, head in asked}
         for of in self._words:
             embedding = of()
             if embedding is not None:
                 tied_too = id(embedding.weight) in weights
                 lookups.append((embedding, Lookups(self._host, tied_too)))
                 self._taps.add(embedding, lookups[-1][1])
-        for row, head in enumerate(heads):
-            if head is not None:
-                tied = [tap for embedding, tap in lookups if embedding.weight is head.weight]
-                tap = HeadTap(
-                    self._host, row, head, held, [tap for _, tap in lookups], tied,
-                    self._finished, self._left_out_row,
-                )  # fmt: skip
-                self._taps.add(head, tap)
+        for row, head in asked:
+            tied = [tap for embedding, tap in lookups if embedding.weight is head.weight]
+            tap = HeadTap(
+                self._host, row, head, held, [tap for _, tap in lookups], tied,
+                self._finished, self._left_out_row,
+            )  # fmt: skip
+            self._taps.add(head, tap)
+
+    def _asks(self, row: int, head: nn.Module) -> bool:
+        return self._on_cpu(head) or (self._samples + row) % HEADS_EVERY_ON_GPUS == 1
+
+    @staticmethod
+    def _on_cpu(module: nn.Module) -> bool:
+        return all(p.device.type == "cpu" for p in module.parameters())
 
     def _tap_others(self, held: Held) -> None:
         for at, module in self._in_turn(self._others):

@@ -165,16 +165,30 @@ class LinearSample:
         names: list[str],
         measured: list[Measured],
         not_judged: Callable[[str, str], None],
-        recomputed: Optional[dict[str, bool]] = None,
+        again: Sequence[tuple[int, Tensor]] = (),
+        recomputations: Optional[Recomputations] = None,
     ) -> None:
-        """recomputed  by the layer's name: whether its input was the same a second time"""
+        """again  rows of layers, and whether their input was the same a second time"""
         self._names, self._measured, self._not_judged = names, measured, not_judged
-        self._recomputed = recomputed or {}
-        self._arriving = Arriving([t for m in measured for t in (m.sums, m.equals)])
+        self._again, self._recomputations = again, recomputations
+        self._recomputed: Optional[dict[str, bool]] = None
+        sums = [t for m in measured for t in (m.sums, m.equals)]
+        self._arriving = Arriving([*sums, *(same for _, same in again)])
         self._laws: dict[int, tuple[dict[str, Side], dict[tuple[str, str], Difference]]] = {}
 
     def ready(self) -> bool:
         return self._arriving.ready()
+
+    def recomputed(self) -> dict[str, bool]:
+        """By the layer's name: whether its input was the same a second time.  Must be ready."""
+        if self._recomputed is None:
+            told = self._arriving.values()[2 * len(self._measured) :]
+            found = {self._names[row]: bool(same) for (row, _), same in zip(self._again, told)}
+            judged = found if self._recomputations is None else self._recomputations.judged(found)
+            for name in found.keys() - judged.keys():
+                self._not_judged(name, NOT_THE_SAME)
+            self._recomputed = judged
+        return self._recomputed
 
     def laws(self) -> dict[int, tuple[dict[str, Side], dict[tuple[str, str], Difference]]]:
         """By the module's row: its sides, and what they differ by.  Must be ready."""
@@ -194,7 +208,7 @@ class LinearSample:
         # Bits that differ where none should: the variance is no rounding's.
         found = [
             LawRow(name, RECOMPUTED, 0.0 if same else 1.0, 1e-12)
-            for name, same in self._recomputed.items()
+            for name, same in self.recomputed().items()
         ]
         for measured, (sides, laws) in zip(self._measured, self.laws().values()):
             given = sum(side.partner_nonfinite for side in sides.values())
@@ -215,7 +229,7 @@ class LinearSample:
     def faults(self, sample: int) -> dict[str, str]:
         """What is wrong, in words, by the module's name.  sample  its number in the run."""
         z = limit(sample, len(PAIRS) * len(self._measured))
-        found = {name: DIFFERS for name, same in self._recomputed.items() if not same}
+        found = {name: DIFFERS for name, same in self.recomputed().items() if not same}
         for measured, (sides, laws) in zip(self._measured, self.laws().values()):
             text = fault(sides, laws, z, measured.dtype == torch.float16)
             if text:
@@ -283,11 +297,6 @@ class Linears(TappedModules[Measured]):
         """What was measured in this step."""
         measured, again = self._taken(), self._again
         self._again = []
-        # On CPUs, where alone they are measured, nothing is waited for.
-        found = {self.names[row]: bool(same) for row, same in again}
-        judged = self.recomputations.judged(found)
-        for name in found.keys() - judged.keys():
-            self.leave_out(name, NOT_THE_SAME)
-        if not measured and not judged:
+        if not measured and not again:
             return None
-        return LinearSample(self.names, measured, self.leave_out, judged)
+        return LinearSample(self.names, measured, self.leave_out, again, self.recomputations)

@@ -33,7 +33,7 @@ from .edge_tap import (
 )
 from .linear_tap import VIEWS, Taps
 from .readable import wrapped
-from .row_sums import CHUNK, largest_power, power_of_two, significand_bits
+from .row_sums import chunk, largest_power, power_of_two, significand_bits
 
 LAW = "y=du"
 # Of a module's children: two, of which one is the gate, and the one behind them.
@@ -196,14 +196,14 @@ def gate_laws(module: nn.Module, u: Tensor, y: Tensor, got: Gradients, rounds: i
     scale = torch.where(scale.isfinite(), scale, 1.0)
     laws = []
     counts = u.new_zeros(2, dtype=torch.float64)
-    step = max(1, CHUNK // n)
+    step = max(1, chunk(y) // n)
     for at in range(0, len(tensors[0]), step):
-        chunks = [t[at : at + step].contiguous() for t in tensors]
-        a, d_a, b, d_b = (t.to(wide) for t in chunks)
+        some = [t[at : at + step].contiguous() for t in tensors]
+        a, d_a, b, d_b = (t.to(wide) for t in some)
         d_a, d_b = d_a.div_(scale), d_b.div_(scale)
         left, right = (a * d_a).sum(1), (b * d_b).sum(1)
-        of_d_a = power_of_two(chunks[1]).to(wide).div_(scale).mul_(a)
-        of_b = power_of_two(chunks[2]).to(wide).mul_(d_b)
+        of_d_a = power_of_two(some[1]).to(wide).div_(scale).mul_(a)
+        of_b = power_of_two(some[2]).to(wide).mul_(d_b)
         variance = times * (of_d_a.square_().sum(1) + of_b.square_().sum(1))
         sizes, d_sizes = a.abs_().sum(1), d_b.abs_().sum(1)
         alike = flushed * (sizes.double() / scale + d_sizes)

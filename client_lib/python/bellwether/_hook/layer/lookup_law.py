@@ -29,7 +29,7 @@ from ..running import being_traced, checkpointed
 from .edge_tap import CHECKPOINTED, IN_GRAPH, OTHER_TYPE, OnceTap, VectorLaw, VectorsMeasured
 from .head_tap import LOOKUP, node_named
 from .readable import readable, wrapped
-from .row_sums import CHUNK, largest_power, least_normal, power_of_two, significand_bits
+from .row_sums import chunk, largest_power, least_normal, power_of_two, significand_bits
 
 FEW = 8  # Times that a word comes which does not come often.
 LAWS = ("dW:once", "dW:few", "dW:often")
@@ -108,35 +108,41 @@ def lookup_laws(
     words [n] integers, d_e [rows, d], d_x [n, d]
     """
     rows, d = d_e.shape
-    unique: Any = words.unique
-    places, inverse, times = unique(return_inverse=True, return_counts=True)
-    bits = mixed(torch.arange(rows, dtype=torch.int64, device=d_e.device))
+    device = d_e.device
+    words = words.long()
+    tokens = torch.arange(len(words), dtype=torch.int64, device=device)
+    # Of equal words one token speaks for all.  Which one does not matter.
+    speaker = words.new_empty(rows).index_put_((words,), tokens)[words]
+    ones = torch.ones_like(words)
+    times = torch.zeros_like(words).index_add_(0, speaker, ones)  # 0 of those that do not speak.
+    of_row_times = words.new_zeros(rows).index_add_(0, words, ones)
+    bits = mixed(torch.arange(rows, dtype=torch.int64, device=device))
     of_row = (1 + ((bits >> 1) & 0xFFFFFF).double() * 2.0**-24) * (2 * (bits & 1) - 1)
-    group = torch.zeros_like(bits)
-    group[places] = (times > 1).long() + (times > FEW).long()
-    if padding in range(rows):
-        group[padding] = 0
-    weights = torch.stack([torch.where(group == at, of_row, 0) for at in range(len(LAWS))])
-    of_word = torch.where(places == padding, 0, weights[:, places])  # [laws, words]
-    of_token = of_word[:, inverse]
+    group = (of_row_times > 1).long() + (of_row_times > FEW).long()
+    if 0 <= padding < rows:
+        group[padding : padding + 1].zero_()
+    laws = torch.arange(len(LAWS), dtype=torch.int64, device=device)[:, None]
+    weights = torch.where(group == laws, of_row, 0.0)
+    of_token = torch.where(words == padding, 0.0, weights[:, words])  # [laws, tokens]
 
     made = d_x.new_zeros(len(LAWS), d, dtype=torch.float64)
     given, sizes, variance = torch.zeros_like(made), torch.zeros_like(made), torch.zeros_like(made)
-    step = max(1, CHUNK // max(1, d))
+    at_once = chunk(d_e)
+    step = max(1, at_once // max(1, d))
     for at in range(0, rows, step):
         made += weights[:, at : at + step] @ d_e[at : at + step].double()
     for at in range(0, len(words), step):
-        chunk, of_chunk = d_x[at : at + step].double(), of_token[:, at : at + step]
-        given += of_chunk @ chunk
-        sizes += of_chunk.abs() @ chunk.abs()
+        some, of_some = d_x[at : at + step].double(), of_token[:, at : at + step]
+        given += of_some @ some
+        sizes += of_some.abs() @ some.abs()
 
-    roundings = (of_word * (times - 1)).square().float()
+    roundings = (of_token * (times - 1).clamp(min=0)).square().float()
     least = least_normal(d_e)
-    width = max(1, CHUNK // max(1, len(places)))
+    width = max(1, at_once // max(1, len(words)))
     scale = largest_power(d_x)
     for at in range(0, d, width):
         columns = d_x[:, at : at + width].float().abs()
-        sums = columns.new_zeros(len(places), columns.shape[1]).index_add_(0, inverse, columns)
+        sums = torch.zeros_like(columns).index_add_(0, speaker, columns)
         # By the largest element, so that squares stay in a float32's range.
         distances = power_of_two(sums).clamp(min=least) / scale
         variance[:, at : at + width] = (roundings @ distances.square()).double()

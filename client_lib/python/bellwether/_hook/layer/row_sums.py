@@ -11,6 +11,7 @@ from ..._kernels.memory import Memory
 from ..._kernels.sums import sums_along
 
 CHUNK = 1 << 21  # Elements that are taken at once: what is made of them is memory.
+CHUNK_ON_GPUS = 1 << 24  # Each kernel costs a CPU's time there.
 SOME_ROWS = 64
 # By the type: bits of the exponent, those of the significand behind the leading one, the least
 # power of two that is not subnormal.
@@ -20,6 +21,11 @@ _GRIDS = {
     torch.float32: (torch.int32, 0x7F800000, 23, 2.0**-126),
 }
 _FAR_BELOW = -200.0  # The largest logit: nothing is left of its exponential.
+
+
+def chunk(t: Tensor) -> int:
+    """Elements that are taken at once where a tensor is."""
+    return CHUNK_ON_GPUS if t.is_cuda else CHUNK
 
 
 def power_of_two(t: Tensor) -> Tensor:
