@@ -2,7 +2,8 @@
 
 broken      a difference that no rounding makes: beyond what independent roundings give with the
             probability that is left for one question, and beyond what roundings give that are all
-            alike.  Or elements that are not finite where the reference is.
+            alike.  It is of a law, of rows of a tensor, or of the factor by which all rows of one
+            are too large.  Or elements that are not finite where the reference is.
 biased      beyond the first, not beyond the second: evidence of a bias in rounding, no fault.
 right       neither.
 not judged  and why.
@@ -23,13 +24,23 @@ import torch
 
 from .attention import GRADIENTS, Law, laws, row_weights, tensor_sums
 from .call import TENSORS, GradedCall
-from .reference import ACCUMULATED, COMPOSED, FUSED, PROJECTIONS, Reference, References
+from .reference import (
+    ACCUMULATED,
+    COMPOSED,
+    EITHER_SIDE,
+    FUSED,
+    PROJECTIONS,
+    Reference,
+    References,
+)
 from .rounding import F16, GRIDS
 from .shadow import Shadow, shadow
 
 ALARMS = 1e-3
+_WRITTEN_OUT = "scores are rounded to the type, as in attention out of matrix products"
 OTHERS = {
-    COMPOSED: "scores are rounded to the type, as in attention out of matrix products",
+    COMPOSED: _WRITTEN_OUT,
+    EITHER_SIDE: _WRITTEN_OUT,
     ACCUMULATED: "dk and dv are added up in the type, not in fp32",
 }
 RIGHT, BIASED, BROKEN, NOT_JUDGED = "right", "biased", "broken", "not judged"
@@ -56,9 +67,9 @@ class Limits:
 
 
 def questions(batch: int, heads: int, kv_heads: int, q_len: int, k_len: int) -> int:
-    """What judge() asks of a call of this shape."""
+    """What judge() asks of a call of this shape.  Of a tensor: its rows, their mean, its factor."""
     of_laws = batch * kv_heads * (2 * PROJECTIONS + 2)
-    return of_laws + 2 * batch * (heads * (q_len + 1) + kv_heads * (k_len + 1))
+    return of_laws + 2 * batch * (heads * (q_len + 2) + kv_heads * (k_len + 2))
 
 
 @dataclasses.dataclass
@@ -133,29 +144,32 @@ def _nonfinite(call: GradedCall, known_of: References) -> Optional[Verdict]:
     return Verdict(BROKEN, why, findings, {"nonfinite": counts}, left_out)
 
 
-def _shadow_findings(checked: dict[str, Shadow], limits: Limits) -> list[Finding]:
-    found = []
-    for name in TENSORS:
-        if name not in checked:
-            continue
-        s = checked[name]
-        of_head = s.excess / limits.excess(s.degrees)
-        one = limits.excess(torch.ones((), dtype=torch.float64, device=s.excess.device))
-        of_row = s.worst_row / one
-        batch, head, over = _worst(torch.maximum(of_head, of_row))
-        if over > 1:
-            heads = int((torch.maximum(of_head, of_row) > 1).any(0).sum())
-            text = (
-                f"cosine {float(s.cosine[batch, head]):.6f}, norm {float(s.norms[batch, head]):.4f}"
-                f" of the reference's"
-            )
-            if float(of_head[batch, head]) <= 1:
-                row = "row" if name in ("o", "dq") else "key"
-                text += f", {row} {int(s.row_at[batch, head])} alone"
-            found.append(
-                Finding(name, batch, head, f"{text}, in {heads} of {s.norms.shape[1]} heads")
-            )
-    return found
+def _by_shadow(name: str, s: Shadow, limits: Limits, by_factor: bool) -> Optional[Finding]:
+    """What is wrong with one tensor, at its worst place."""
+    of_head = s.excess / limits.excess(s.degrees)
+    one = limits.excess(torch.ones((), dtype=torch.float64, device=s.excess.device))
+    apart = torch.maximum(of_head, s.worst_row / one)
+    of_factor = s.factor_z() / limits.z if by_factor else torch.zeros_like(apart)
+    over = torch.maximum(apart, of_factor)
+    batch, head, worst = _worst(over)
+    if worst <= 1:
+        return None
+    at = (batch, head)
+    text = f"cosine {float(s.cosine[at]):.6f}, norm {float(s.norms[at]):.4f} of the reference's"
+    if float(apart[at]) <= 1:
+        text = f"{1 + float(s.factors()[at]):.4f} times the reference"
+    elif float(of_head[at]) <= 1 and float(of_factor[at]) <= 1:
+        row = "row" if name in ("o", "dq") else "key"
+        text += f", {row} {int(s.row_at[at])} alone"
+    heads = int((over > 1).any(0).sum())
+    return Finding(name, batch, head, f"{text}, in {heads} of {over.shape[1]} heads")
+
+
+def _shadow_findings(checked: dict[str, Shadow], limits: Limits, by_factor: bool) -> list[Finding]:
+    found = [
+        _by_shadow(name, checked[name], limits, by_factor) for name in TENSORS if name in checked
+    ]
+    return [finding for finding in found if finding is not None]
 
 
 def _over(law: Law, limits: Limits) -> tuple[tuple[int, int, float], tuple[int, int, float]]:
@@ -172,7 +186,9 @@ def _sums(call: GradedCall) -> dict[str, Any]:
     return told
 
 
-def _numbers(call: GradedCall, found: dict[str, Law], checked: dict[str, Shadow]) -> dict[str, Any]:
+def _numbers(
+    call: GradedCall, found: dict[str, Law], checked: dict[str, Shadow], by_factor: bool
+) -> dict[str, Any]:
     numbers: dict[str, Any] = {"sums": _sums(call)}
     for name, law in found.items():
         numbers[name] = {
@@ -185,15 +201,20 @@ def _numbers(call: GradedCall, found: dict[str, Law], checked: dict[str, Shadow]
             "norm_min": float(s.norms.min()), "norm_max": float(s.norms.max()),
             "excess_max": float(s.excess.max()), "row_excess_max": float(s.worst_row.max()),
         }  # fmt: skip
+        if by_factor:
+            numbers[name] |= {
+                "factor_off_max": float(s.factors().abs().max()),
+                "factor_z_beyond_rounding": round(float(s.factor_z().max()), 2),
+            }
     return numbers
 
 
 def _judged(call: GradedCall, known: Reference, limits: Limits, arithmetic: str) -> Verdict:
     found = laws(call, known)
     checked = shadow(call, known)
-    numbers = _numbers(call, found, checked) | {"arithmetic": arithmetic}
-    of_tensors = _shadow_findings(checked, limits)
-    by_z = call.q.dtype != torch.float32
+    by_z = call.q.dtype != torch.float32  # Nothing says whether its products were cut to TF32.
+    numbers = _numbers(call, found, checked, by_z) | {"arithmetic": arithmetic}
+    of_tensors = _shadow_findings(checked, limits, by_z)
     broken, biased = [], []
     for name, law in found.items() if by_z else ():
         (batch, head, z), (at, of, beyond) = _over(law, limits)
@@ -246,6 +267,8 @@ def judge(call: GradedCall, limits: Limits, known_of: Optional[References] = Non
         if other.verdict != BROKEN:
             other.why = why
             return other
+        if len(other.findings) < len(verdict.findings):  # It explains some of them.
+            verdict = other
     if verdict.verdict == BROKEN and _scores_outlast_the_mask(call):
         return Verdict(NOT_JUDGED, "scores outlast the mask's least number where no key is seen")
     return verdict

@@ -14,10 +14,13 @@ follows what each of them adds:
              rounded o.  A kernel may do so or not, hence each channel counts from 0 to 1 times.
              The last is an exponential that is approximated, and a little off for all P.
 
-That is FUSED.  Two more kinds of arithmetic are known to be in use:
+That is FUSED.  More kinds of arithmetic are known to be in use:
 
   COMPOSED     attention that is written out of matrix products: scores and dP are rounded, too,
                and scores once more by each operation behind the product
+  EITHER_SIDE  the same, and where a score or dP lies in the middle of two numbers its sum in fp32
+               may fall on the other side than the exact one: in a row that sees few keys that is
+               more than all else.  The kernels library does not know this one
   ACCUMULATED  dk and dv are kept in the type, and rounded each time some rows are added to them
 """
 
@@ -35,11 +38,14 @@ from .call import GradedCall
 from .rounding import GRIDS, Grid
 
 FUSED, COMPOSED, ACCUMULATED = "fused", "composed", "accumulated"
+EITHER_SIDE = "composed, either side"
+WRITTEN_OUT = (COMPOSED, EITHER_SIDE)
 PROJECTIONS = 8
 SCORES = 1 << 21
 KEPT_MAX = 4  # References that are kept for the same inputs: kinds of arithmetic, rows left out.
 _FP32 = 2.0**-24  # Half of what a sum in fp32 may lose, of its size.
 EXP = 2.0**-13  # An exponential that is approximated may be so far off, for all P alike.
+_SUM = 8  # Such halves that a dot product may lose, of the sum of its absolute values.
 _TIMES = 2  # That each rounding counts.
 
 
@@ -182,13 +188,24 @@ def _score_roundings(call: GradedCall) -> int:
     return int(scaled) + (3 if call.softcap else 0)  # Over the cap, tanh, times the cap.
 
 
+def _flips(products: Tensor, sizes: Tensor, grid: Grid) -> Tensor:
+    """Squares of how far products may fall on the other side when they are rounded to the type.
+
+    That is a whole distance where they lie in the middle of two numbers, but for what a sum in
+    fp32 may lose, and else 0.  sizes: sums of the absolute values"""
+    ulp = grid.ulp(products)
+    from_middle = (torch.frac(products.abs() / ulp) - 0.5).abs() * ulp
+    return torch.where(from_middle <= _SUM * _FP32 * sizes, ulp.square(), 0.0)
+
+
 def _block(
-    call: GradedCall, rows: Tensor, k: Tensor, v: Tensor, which: _Rows, grid: Grid, composed: bool
+    call: GradedCall, rows: Tensor, k: Tensor, v: Tensor, which: _Rows, grid: Grid, arithmetic: str
 ) -> _Block:
+    composed, either = arithmetic in WRITTEN_OUT, arithmetic == EITHER_SIDE
     q, d_o = (call.grouped(t[:, :, rows]).double() for t in (call.q, call.d_o))
     p, slope, top = _probabilities(call, rows, q, k, which, grid if composed else None)
     d_o = d_o.masked_fill(which.left_out, 0.0)
-    d_p = d_o @ v.mT
+    d_p = exact_d_p = d_o @ v.mT
     if composed:
         d_p = grid.rounded(d_p)
     delta = (p * d_p).sum(-1, keepdim=True)
@@ -200,7 +217,13 @@ def _block(
         top = top.masked_fill(which.unseen, 0.0)
         of_score = _score_roundings(call) * grid.variance(top.abs() + 1)
         p_variance = p_variance + of_score * p.square()
+    if either:
+        flips, square = call.scale**2 * _flips(q @ k.mT, q.abs() @ k.abs().mT, grid), p.square()
+        # P of the other keys of the row moves, too.
+        p_variance = p_variance + square * (flips + (square * flips).sum(-1, keepdim=True))
     d_s_error, own = grid.added(d_s, call.scale)
+    if either:
+        own = own.add_(p.square() * _flips(exact_d_p, d_o.abs() @ v.abs().mT, grid))
     own = own.add_(centred.square_().mul_(p_variance))
     square = d_p.square()
     # Of delta: from P rounded in the forward pass.
@@ -349,8 +372,7 @@ class _Exact:
 
 
 def _exact(call: GradedCall, rows: Optional[Tensor], arithmetic: str, unseen: Tensor) -> _Exact:
-    grid, composed = GRIDS[call.q.dtype], arithmetic == COMPOSED
-    every = rows is None
+    grid, every = GRIDS[call.q.dtype], rows is None
     rows = torch.arange(call.q.shape[2], device=call.q.device) if rows is None else rows
     which = _outcome(call, rows, unseen)
     k, v = (t.double().unsqueeze(2) for t in (call.k, call.v))
@@ -361,7 +383,7 @@ def _exact(call: GradedCall, rows: Optional[Tensor], arithmetic: str, unseen: Te
     largest = torch.zeros((), dtype=torch.float64, device=k.device)
     for begin in range(0, rows.numel(), step):
         some = slice(begin, begin + step)
-        b = _block(call, rows[some], k, v, which.of(some), grid, composed)
+        b = _block(call, rows[some], k, v, which.of(some), grid, arithmetic)
         largest = torch.maximum(largest, b.d_s.abs().max())
         _add_rows(totals, call, b, k, v)
         _add_laws(totals, call, b, of_q, of_v)
@@ -392,7 +414,7 @@ def _with_output(call: GradedCall, exact: _Exact, grid: Grid) -> dict[str, Tenso
     if not exact.every:
         return whole
     k, step = call.k.double().unsqueeze(2), _rows_at_once(call)
-    rounds = grid if exact.arithmetic == COMPOSED else None
+    rounds = grid if exact.arithmetic in WRITTEN_OUT else None
     moved, spread = -call.scale * error * q, call.scale**2 * variance * q.square()
     whole["dk+"] = torch.zeros_like(whole["dk"])
     whole["dk^2"] = whole["dk^2"].clone()
@@ -408,7 +430,7 @@ def _with_output(call: GradedCall, exact: _Exact, grid: Grid) -> dict[str, Tenso
 
 def _reference(call: GradedCall, exact: _Exact) -> Reference:
     grid, arithmetic, every = GRIDS[call.q.dtype], exact.arithmetic, exact.every
-    composed, accumulated = arithmetic == COMPOSED, every and arithmetic == ACCUMULATED
+    composed, accumulated = arithmetic in WRITTEN_OUT, every and arithmetic == ACCUMULATED
     whole = _with_output(call, exact, grid)
     inside = {
         "A1": Inside(whole["A1^2"], [whole["A1+"], whole["A1++"]]),

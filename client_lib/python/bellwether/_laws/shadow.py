@@ -28,6 +28,10 @@ class Shadow:
     factor_variance: Tensor
     factor_alike: Tensor
 
+    def factors(self) -> Tensor:
+        """By how much the tensor is too large, as a part of it; 0 where nothing is known."""
+        return self.factor / self.factor_variance.clamp(min=1e-300)
+
     def factor_z(self) -> Tensor:
         """Beyond what roundings explain that are alike."""
         beyond = (self.factor.abs() - self.factor_alike).clamp(min=0)
