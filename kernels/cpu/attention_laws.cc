@@ -439,12 +439,12 @@ class LawUnit {
       y[kA1Rounded + i] = q8 * t.ds_error;
       y[kA1Inside + i] = q8 * q8 * (kTimes * t.ds_variance + delta_variance);
       y[kA2Rounded + i] = o8 * t.p_error;
-      y[kA2Inside + i] = o8 * o8 * kTimes * t.p_variance;
+      y[kA2Inside + i] = o8 * o8 * kTimes * (t.p_variance + row.of_row * row.weight * row.weight);
       if (p_.sinks != nullptr) sums.a1[i] -= q8 * t.ds;
     }
     if (row.weight > 0) sample.spread += t.keys * t.p_square / (row.weight * row.weight) - 1;
     y[kA4Rounded] = t.dp_p_error;
-    y[kA4Inside] = 2 * kTimes * t.dp_variance;
+    y[kA4Inside] = 2 * kTimes * (t.dp_variance + row.of_row * row.delta * row.delta);
     for (int64_t c = 0; p_.sinks != nullptr && c < p_.v_dim; ++c) of_rows_[c] += row.weight * d_o[c];
     sample.AddSampled(scale * std::sqrt(simd_.dot(q, 1, q, p_.head_dim)), std::sqrt(simd_.dot(d_o, 1, d_o, p_.v_dim)),
                       y);

@@ -63,6 +63,16 @@ inline int ScoreRoundings(const ProbeParams& p) {
   return (scaled ? 1 : 0) + (p.softcap > 0 ? 3 : 0);
 }
 
+// What roundings of scores in fp32 give each P, as a variance over P^2.  top: the row's largest score.
+inline double OfScoresInFp32(const ProbeParams& p, double top) {
+  int exponent = 0;
+  std::frexp(std::fabs(top) + 1, &exponent);  // Infinite or NaN: P is, too.
+  const double ulp = std::ldexp(1.0, exponent - 24);
+  const double roundings = kLawScoreRoundings * static_cast<double>(p.head_dim);
+  const double variance = std::min(roundings * ulp * ulp / 12, kLawScoreVarianceMax);
+  return std::expm1(variance) * std::exp(variance);
+}
+
 enum class RowKind {
   kSeeing,
   kBlank,    // sees no key, and its output is 0: no weights
@@ -122,6 +132,7 @@ struct AttentionRow {
   double abs_d_o_o = 0;           // sum |dO o|
   double o_variance = 0;          // sum dO^2 u(o)
   double of_score = 0;            // what roundings of the scores give each p, as a variance over p^2
+  double of_row = 0;              // the part of it that all p of the row may have alike
 };
 
 template <typename Element>
@@ -289,7 +300,9 @@ class AttentionRows {
     const double sink = with_sink ? static_cast<double>(p_.sinks[head]) : 0;
     if (with_sink) top = std::max(top, sink);
     // P moves with its score, and those that count are near the largest.
-    if (composed_) out.of_score = ScoreRoundings(p_) * grid_.Variance(std::fabs(top) + 1);
+    out.of_row = OfScoresInFp32(p_, top);
+    out.of_score = out.of_row;
+    if (composed_) out.of_score += ScoreRoundings(p_) * grid_.Variance(std::fabs(top) + 1);
     const double of_keys = simd_.weigh(scores, out.panels, top);
     const double total = of_keys + (with_sink ? std::exp(sink - top) : 0);
     out.delta = simd_.normalise(scores, dp, out.panels, 1 / total);

@@ -102,9 +102,10 @@ void AddCompared(Compared& row, const LawGrid& grid, double roundings, int tenso
   sums[kShadowVariance] += variance;
   sums[kShadowVarianceSq] += variance * variance;
   if (exact_square == 0) return;
-  factor.factor += along / variance;
-  factor.variance += exact_square / variance;
-  for (int i = 0; i < count; ++i) factor.alike[i] += alike[i] / variance;
+  const double weight = 1 / (variance + static_cast<double>(row.dim) * kShadowFactorFloor);
+  factor.factor += along * weight;
+  factor.variance += exact_square * weight;
+  for (int i = 0; i < count; ++i) factor.alike[i] += alike[i] * weight;
 }
 
 // Of one probability and its gradient.
@@ -298,7 +299,8 @@ class ShadowUnit {
     for (int64_t c = 0; c < p_.head_dim; ++c) {
       const double pk = Product(kSloped, r)[c];
       dq.exact[c] = scale * Product(kDs, r)[c];
-      dq.variance[c] = scale * scale * (Product(kDsVariance, r)[c] + delta_variance * pk * pk);
+      dq.variance[c] = scale * scale * (Product(kDsVariance, r)[c] + delta_variance * pk * pk) +
+                       kTimes * row.of_row * dq.exact[c] * dq.exact[c];
       dq.channels[0][c] = -scale * row.delta_error * pk;
       dq.channels[1][c] = scale * Product(kDsError, r)[c];
     }
@@ -480,7 +482,7 @@ Status AttentionShadow(const AttentionShadowParams& params, uint32_t threads) {
     if (plan.keys > 0) Store(units.get(), p.batch, p.kv_heads, params.to.kv_stat_stride, params.to.kv_out);
     if (params.factors == nullptr || p.dtype == DType::kFloat32) return;
     StoreFactors(heads.get(), p.batch, p.heads, params.to.stat_stride, params.factors);
-    if (plan.keys > 0 && params.of.arithmetic != LawArithmetic::kAccumulated) {
+    if (plan.keys > 0) {
       StoreFactors(units.get(), p.batch, p.kv_heads, params.to.kv_stat_stride, params.kv_factors);
     }
   });

@@ -320,7 +320,7 @@ struct ShadowSums {
 template <class Element>
 __device__ __forceinline__ void Compare(const ShadowParams& kernel, const ShadowSide& side, int64_t number,
                                         const Element* got, int dim, int first, bool of_values, float delta_error,
-                                        float delta_variance, double times, ShadowSums& to) {
+                                        float delta_variance, float of_row, double times, ShadowSums& to) {
   constexpr int kCount = kAlike;
   const ProbeParams& p = kernel.sampled;
   const int lane = threadIdx.x % 32;
@@ -346,6 +346,7 @@ __device__ __forceinline__ void Compare(const ShadowParams& kernel, const Shadow
     channels[3] = static_cast<double>(RoundTo<Element>(static_cast<float>(exact + inside))) - exact - inside;
     const float base = BaseNear<Element>(static_cast<float>(exact));
     variance += scale * scale * static_cast<double>(sums.w + delta_variance * sums.y * sums.y) +
+                2 * static_cast<double>(of_row) * exact * exact +
                 times * kVarianceOfBase<Element> * static_cast<double>(base) * static_cast<double>(base);
     const float value = static_cast<float>(got[c]);
     const double x = static_cast<double>(value), difference = x - exact;
@@ -410,10 +411,11 @@ __device__ __forceinline__ void Compare(const ShadowParams& kernel, const Shadow
   to.of[kShadowVariance] += variance;
   to.of[kShadowVarianceSq] += variance * variance;
   if (exact2 == 0) return;
-  to.factor[0] += along / variance;
-  to.factor[1] += exact2 / variance;
+  const double weight = 1 / (variance + dim * kShadowFactorFloor);
+  to.factor[0] += along * weight;
+  to.factor[1] += exact2 * weight;
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) to.factor[2 + i] += alike[i] / variance;
+  for (int i = 0; i < kCount; ++i) to.factor[2 + i] += alike[i] * weight;
 }
 
 // Grid: [heads of a side].  Block: kLawThreads, an item a warp.
@@ -436,17 +438,18 @@ __global__ void __launch_bounds__(kLawThreads, 1) ShadowJudgeKernel(const __grid
       const int64_t key = KeyAt(kernel, batch, head, item);
       const auto* const d_k = LawRowOf<Element>(kernel.of.d_k, batch, head, key);
       const auto* const d_v = LawRowOf<Element>(kernel.of.d_v, batch, head, key);
-      Compare<Element>(kernel, side, number, d_k, key_dim, 0, false, 1.f, 0.f, kernel.key_roundings, first);
-      Compare<Element>(kernel, side, number, d_v, v_dim, key_dim, true, 0.f, 0.f, kernel.key_roundings, second);
+      Compare<Element>(kernel, side, number, d_k, key_dim, 0, false, 1.f, 0.f, 0.f, kernel.key_roundings, first);
+      Compare<Element>(kernel, side, number, d_v, v_dim, key_dim, true, 0.f, 0.f, 0.f, kernel.key_roundings, second);
     } else {
       const int64_t at = PassRow(kernel, batch, head, item);
       const LawPlace place = kernel.rows.places[at];
       if (kernel.rows.known[at].inverse_l == 0.f || place.mask_at == kUnknown) continue;  // It sees no key.
       const ShadowRow delta = kernel.deltas[at];
+      const float of_row = OfScoresInFp32(kernel.rows.roundings, kernel.rows.known[at].first);
       const auto* const o = LawRowOf<Element>(p.o, batch, head, place.row);
       const auto* const d_q = LawRowOf<Element>(kernel.of.d_q, batch, head, place.row);
-      Compare<Element>(kernel, side, number, o, v_dim, key_dim, true, 0.f, 0.f, kernel.roundings, first);
-      Compare<Element>(kernel, side, number, d_q, key_dim, 0, false, delta.delta_error, delta.delta_variance,
+      Compare<Element>(kernel, side, number, o, v_dim, key_dim, true, 0.f, 0.f, 0.f, kernel.roundings, first);
+      Compare<Element>(kernel, side, number, d_q, key_dim, 0, false, delta.delta_error, delta.delta_variance, of_row,
                        kernel.roundings, second);
     }
   }

@@ -10,6 +10,8 @@
 
 #include <type_traits>
 
+#include "bellwether/kernels/attention_laws.h"
+
 namespace bellwether::kernels::cuda {
 
 // Bits of the significand, with the leading one.
@@ -54,6 +56,7 @@ __device__ __forceinline__ float RoundTo(float x) {
 struct LawInsideOf {
   float factor, inverse;  // 0 to 1: where factor * dS is subnormal, it is what is rounded
   float score_roundings;  // of scores, behind the product
+  float in_fp32;          // of scores, in fp32
 };
 
 // What rounding to the type adds to a number inside of a kernel; squares: of its base, or as much as
@@ -78,11 +81,19 @@ __device__ __forceinline__ LawAdded AddedToDs(float ds, const LawInsideOf& insid
   return AddedTo<Element>(ds, kBaseMin<Element> * inside.inverse, RoundTo<Element>(part) * inside.inverse);
 }
 
-// What roundings of scores near the row's largest give each P, as squares of bases over P^2.
+// What roundings of scores in fp32 give each P, as a variance over P^2; first: the row's largest.
+__device__ __forceinline__ float OfScoresInFp32(const LawInsideOf& inside, float first) {
+  const float ulp = BaseOf<float>(fabsf(first) + 1.f) * 0x1p-23f;
+  const float variance = fminf(inside.in_fp32 * ulp * ulp / 12.f, static_cast<float>(kLawScoreVarianceMax));
+  return expm1f(variance) * expf(variance);
+}
+
+// What all roundings of scores give each P, as squares of bases over P^2.
 template <class Element>
 __device__ __forceinline__ float SquaresOfScores(const LawInsideOf& inside, float first) {
   const float base = BaseOf<Element>(fabsf(first) + 1.f);
-  return inside.score_roundings > 0.f ? inside.score_roundings * base * base : 0.f;
+  const float in_type = inside.score_roundings > 0.f ? inside.score_roundings * base * base : 0.f;
+  return in_type + OfScoresInFp32(inside, first) * static_cast<float>(1 / kVarianceOfBase<Element>);
 }
 
 }  // namespace bellwether::kernels::cuda

@@ -431,7 +431,8 @@ inline LawInsideOf RoundingsInside(const ProbeParams& p, bool composed) {
   const float scale = std::fabs(p.scale), factor = scale > 0.f ? std::min(scale, 1.f) : 1.f;
   int exponent;
   const int of_scores = (std::frexp(scale, &exponent) != 0.5f ? 1 : 0) + (p.softcap > 0.f ? 3 : 0);
-  return {factor, 1.f / factor, composed ? static_cast<float>(of_scores) : 0.f};
+  const auto in_fp32 = static_cast<float>(kLawScoreRoundings * static_cast<double>(p.head_dim));
+  return {factor, 1.f / factor, composed ? static_cast<float>(of_scores) : 0.f, in_fp32};
 }
 
 // What the launches of these rows share, but for memory.  p: rows_per_head as wanted.

@@ -167,9 +167,11 @@ __global__ void __launch_bounds__(kLawThreads) LawOfRowsKernel(const __grid_cons
     a1_variance.Add(kTimes * q8 * q8 * (ds_variance + of_delta), size[kSizeQdo2]);
     a1_delta.Add(-q8 * weight * (delta - exact), size[kSizeQdo]);
     a1_ds.Add(q8 * ds_error, size[kSizeQdo]);
-    a2_variance.Add(kTimes * o8 * o8 * kVariance * p_bases, size[kSizeDo2]);
+    const auto of_row = static_cast<double>(OfScoresInFp32(kernel.roundings, known.first));
+    a2_variance.Add(kTimes * o8 * o8 * (kVariance * p_bases + of_row * weight * weight), size[kSizeDo2]);
     a2_p.Add(o8 * p_error, size[kSizeDo]);
-    a4_variance.Add(2 * kTimes * kVariance * p_bases_of_dp, size[kSizeDo2]);  // Forward and backward.
+    // Forward and backward.
+    a4_variance.Add(2 * kTimes * (kVariance * p_bases_of_dp + of_row * exact * exact), size[kSizeDo2]);
     a4_p.Add(p_error_of_dp, size[kSizeDo]);
     if (p.sinks != nullptr) {
       sink_a1 += q8 * exact * (1 - weight);  // sum_j dS_Tj

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import torch
@@ -20,6 +21,8 @@ from planted_kernels import planted
 
 # How a kernel rounds, if not as fused ones do.  PyTorch's math computes halves in fp32.
 ARITHMETICS = {"written out": "composed", "torch flash": "accumulated"}
+
+SMALLEST = torch.finfo(torch.float32).tiny
 
 
 def planted_kernel(fault: str) -> Kernel:
@@ -89,6 +92,13 @@ def difference(of: dict[str, Tensor], law: str) -> Tensor:
 def beyond(of: dict[str, Tensor], law: str) -> float:
     """The largest z of a law beyond roundings that are all alike."""
     rest = difference(of, law).abs() - of[f"law_{law}_alike"][:, None]
-    return float(
-        (rest.clamp(min=0) / of[f"law_{law}_variance"].sqrt()[:, None]).nan_to_num(0).max()
-    )
+    variance = of[f"law_{law}_variance"].clamp(min=SMALLEST)  # As the server has it.
+    return float((rest.clamp(min=0) / variance.sqrt()[:, None]).nan_to_num(0).max())
+
+
+def with_scores(inputs: Inputs, largest: float) -> Inputs:
+    """The same, with queries and keys so long that scores come to about that."""
+    scores = (inputs.q.double() @ inputs.k.double().mT).abs().amax() * inputs.scale
+    by = float((largest / scores).sqrt())
+    q, k = ((t.double() * by).to(t.dtype) for t in (inputs.q, inputs.k))
+    return dataclasses.replace(inputs, q=q, k=k)

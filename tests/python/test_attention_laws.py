@@ -27,6 +27,7 @@ from graded_calls import (
     laws_rows,
     planted_kernel,
     sound_kernels,
+    with_scores,
     written_out,
 )
 from planted_kernels import SCALED_FIRST
@@ -148,6 +149,20 @@ def test_gradients_that_underflow_break_no_law(size: float, values: str) -> None
             for rows in (0, 32):
                 got = laws_rows(given(call, arithmetic), 2, rows)
                 assert max(beyond(got, law) for law in LAWS) < LIMIT, (kernel.name, dim, rows)
+
+
+@pytest.mark.parametrize("largest", [1e2, 1e4, 3e5])
+def test_scores_as_large_as_fp32_rounds_break_no_law(largest: float) -> None:
+    for kv_heads, dim, tokens in ((2, 32, 48), (1, 80, 200), (2, 128, 65)):
+        for dtype in HALVES:
+            case = Case("large", Shape(2, kv_heads, dim, dtype, tokens, True), batch=2)
+            inputs = with_scores(make(case, CPU), largest)
+            for kernel in SOUND:
+                of = given(graded(kernel, inputs), ARITHMETICS.get(kernel.name, "fused"))
+                for rows in (0, 32):
+                    got = laws_rows(of, kv_heads, rows)
+                    worst = {law: beyond(got, law) for law in LAWS}
+                    assert max(worst.values()) < LIMIT, (kernel.name, case, rows, worst)
 
 
 def test_keys_of_padding_may_round_alike() -> None:

@@ -216,8 +216,6 @@ def test_a_factor_near_one_is_seen_beside_the_reference(
 
 
 def test_grouped_keys_have_one_factor_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # dk and dv of PyTorch's kernel on CPUs have no factor: it adds them up in the type.
-    monkeypatch.setattr(law_calls, "arithmetic_of", lambda kernel, device: "fused")
     run = watched(made(kv_heads=KV_HEADS), tmp_path, monkeypatch, steps=2)
     for tensor, heads in (("o", HEADS), ("dq", HEADS), ("dk", KV_HEADS), ("dv", KV_HEADS)):
         assert run.sent[f"shadow_{tensor}_factor_variance"].shape == (2, heads)

@@ -47,6 +47,8 @@ _FP32 = 2.0**-24  # Half of what a sum in fp32 may lose, of its size.
 EXP = 2.0**-13  # An exponential that is approximated may be so far off, for all P alike.
 _SUM = 8  # Such halves that a dot product may lose, of the sum of its absolute values.
 _TIMES = 2  # That each rounding counts.
+_SCORE_ROUNDINGS = 4  # Of scores in fp32, per channel of q and k.
+_SCORE_VARIANCE_MAX = 14.0  # How large their variance is taken to be at most.
 
 
 def accumulated_rows(q_len: int) -> int:
@@ -117,6 +119,7 @@ class _Block:
     delta: Tensor  # [..., rows, 1] In exact arithmetic, ...
     delta_variance: Tensor  # ... and what rounding P adds to it, once.
     p_variance: Tensor
+    of_row: Tensor  # [..., rows, 1] The part of it that all P may have alike, over P^2.
     d_s_variance: Tensor
     d_p: Tensor
 
@@ -198,6 +201,13 @@ def _flips(products: Tensor, sizes: Tensor, grid: Grid) -> Tensor:
     return torch.where(from_middle <= _SUM * _FP32 * sizes, ulp.square(), 0.0)
 
 
+def _in_fp32(score: Tensor, head_dim: int) -> Tensor:
+    """What roundings of scores in fp32 give each P, as a variance over P^2."""
+    ulp = torch.exp2(torch.floor(torch.log2(score)) - 23)
+    variance = (_SCORE_ROUNDINGS * head_dim * Grid.variance_of(ulp)).clamp(max=_SCORE_VARIANCE_MAX)
+    return torch.expm1(variance) * torch.exp(variance)
+
+
 def _block(
     call: GradedCall, rows: Tensor, k: Tensor, v: Tensor, which: _Rows, grid: Grid, arithmetic: str
 ) -> _Block:
@@ -212,11 +222,11 @@ def _block(
     centred = d_p - delta
     d_s = p * centred
     p_error, p_variance = grid.added(p)
-    if composed:
-        # P moves with its score; those that count are near the largest.
-        top = top.masked_fill(which.unseen, 0.0)
-        of_score = _score_roundings(call) * grid.variance(top.abs() + 1)
-        p_variance = p_variance + of_score * p.square()
+    # P moves with its score; those that count are near the largest.
+    top = top.masked_fill(which.unseen, 0.0).abs() + 1
+    of_row = _in_fp32(top, q.shape[-1])
+    of_score = of_row + _score_roundings(call) * grid.variance(top) if composed else of_row
+    p_variance = p_variance + of_score * p.square()
     if either:
         flips, square = call.scale**2 * _flips(q @ k.mT, q.abs() @ k.abs().mT, grid), p.square()
         # P of the other keys of the row moves, too.
@@ -231,7 +241,7 @@ def _block(
     own = own.add_(square.add_(delta.square()).mul_((_FP32 * p).square_()))
     return _Block(
         q, d_o, p, p_error, d_s, d_s_error, slope, delta, delta_variance, _TIMES * p_variance,
-        _TIMES * own, d_p,
+        _TIMES * of_row, _TIMES * own, d_p,
     )  # fmt: skip
 
 
@@ -281,9 +291,10 @@ def _add_rows(to: _Totals, call: GradedCall, b: _Block, k: Tensor, v: Tensor) ->
     to.row("o", b.p @ v)
     to.row("o+", b.p_error @ v)
     to.row("o^2", b.p_variance @ v.square())
-    to.row("dq", call.scale * (d_s @ k))
     to.row("dq++", call.scale * (error @ k))
-    to.row("dq^2", call.scale**2 * (variance @ k.square()))
+    dq = call.scale * (d_s @ k)
+    to.row("dq", dq)
+    to.row("dq^2", call.scale**2 * (variance @ k.square()) + b.of_row * dq.square())
 
 
 def _add_laws(to: _Totals, call: GradedCall, b: _Block, of_q: Tensor, of_v: Tensor) -> None:
@@ -294,9 +305,11 @@ def _add_laws(to: _Totals, call: GradedCall, b: _Block, of_q: Tensor, of_v: Tens
     to.add("A1++", (q8 * b.d_s_error.sum(-1, keepdim=True)).sum((2, 3)))
     to.add("A1^2", (q8.square() * variance).sum((2, 3)))
     to.add("A2+", (o8 * b.p_error.sum(-1, keepdim=True)).sum((2, 3)))
-    to.add("A2^2", (o8.square() * b.p_variance.sum(-1, keepdim=True)).sum((2, 3)))
+    alike = b.of_row * b.p.sum(-1, keepdim=True).square()
+    to.add("A2^2", (o8.square() * (b.p_variance.sum(-1, keepdim=True) + alike)).sum((2, 3)))
     to.add("A4+", (b.d_p * b.p_error).sum((2, 3, 4)))
-    to.add("A4^2", 2 * (b.d_p.square() * b.p_variance).sum((2, 3, 4)))  # Forward and backward.
+    of_row = (b.of_row * b.delta.square()).sum((2, 3, 4))
+    to.add("A4^2", 2 * (of_row + (b.d_p.square() * b.p_variance).sum((2, 3, 4))))
 
 
 def _add_keys(to: _Totals, call: GradedCall, b: _Block, parts: bool) -> None:

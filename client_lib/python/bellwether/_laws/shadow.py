@@ -10,6 +10,8 @@ from torch import Tensor
 from .call import GradedCall
 from .reference import EXP, Expected, Reference
 
+FACTOR_FLOOR = 2.0**-104  # Of an element's variance: attention_laws.h.
+
 
 @dataclasses.dataclass
 class Shadow:
@@ -55,7 +57,7 @@ def _without_channels(difference: Tensor, channels: list[Tensor]) -> Tensor:
 def _factor(got: Tensor, expected: Expected) -> tuple[Tensor, Tensor, Tensor]:
     exact = expected.exact
     size, variance = exact.square().sum(-1), expected.variance.sum(-1)
-    weight = torch.where(size > 0, 1 / variance.clamp(min=1e-300), 0.0)
+    weight = torch.where(size > 0, 1 / (variance + exact.shape[-1] * FACTOR_FLOOR), 0.0)
     channels = torch.stack(
         [((exact * channel).sum(-1) * weight).sum(2) for channel in expected.channels]
     )

@@ -62,8 +62,12 @@
 //   A4  variance 2 sum_j dP^2 V_P;                 channel sum_j dP C_P, of either sign
 // q8 and o8 are the projections of q_T and dO_T; bits = 8 for bfloat16, 11 for float16.  kComposed
 // rounds q.k (before scale) and dP first.
-// w(P) = u(P) + n u(|s| + 1) P^2, s = the row's largest score.  n counts how often scores are rounded
+// w(P) = u(P) + (n u(|s| + 1) + F) P^2, s = the row's largest score.  n counts how often scores are rounded
 // behind the product, with kComposed alone: once if the scale is no power of two, three times in a softcap.
+// F = e^x (e^x - 1), x = 4 head_dim u32(|s| + 1), at most 14, u32 as u of float32: scores are sums in fp32,
+// made once in each direction, and the logsumexp is one number of fp32.  At |s| = 200,000 P was so 1 to 2 % off.
+// That of the logsumexp is the same for all P of a row.  It adds 2 F w^2 o8^2 to the variance of A2 and
+// 4 F delta^2 to that of A4.  Of the shadow check it adds 2 F dq^2.  A1 and A3 do not change by it.
 // Underflow.  Here u(x) is at most x^2: what is rounded to 0 has lost itself, no more.  Some kernels
 // round scale dS where others round dS.  With f = |scale|, at most 1: where f dS is subnormal, e(dS) is
 // the type's least number over f, and r(dS) = (f dS, rounded) / f - dS.
@@ -109,6 +113,9 @@ inline constexpr double kLawSameTo = 0.6;
 // Spreads of what is added to dv, in distances of numbers: alike all of them, and not at all.
 inline constexpr double kLawSpreadFrom = 2;
 inline constexpr double kLawSpreadTo = 4;
+// Of scores in fp32, per channel of q and k; and how large their variance is taken to be at most.
+inline constexpr double kLawScoreRoundings = 4;
+inline constexpr double kLawScoreVarianceMax = 14;
 // An exponential that is approximated may be so far off, for all P alike.
 inline constexpr double kLawExpError = 1.0 / 8192;
 
@@ -220,7 +227,8 @@ struct AttentionLawsParams {
 // float32: the grid is that of TF32, 11 bits, and the arithmetic always kFused.
 //
 // The factor.  A tensor that is f times what it should be is far less than its distance tells: its
-// rows all point the same way.  With e a row or key of it in double, d = got - e and V its variance
+// rows all point the same way.  With e a row or key of it in double, d = got - e, and V its variance
+// and 2^-104 for each element
 //
 //   factor    sum e.d / V            f - 1 times factor_variance, 0 if all is well
 //   variance  sum |e|^2 / V          of factor: e.d is a sum of independent roundings times numbers,
@@ -230,9 +238,11 @@ struct AttentionLawsParams {
 //
 // sqrt(variance) is so the number of standard deviations that f = 2 makes.  Weights of 1 / V let each
 // row count by what it knows: keys with small gradients, as the last ones of a causal call, no less.
-// All three are 0 in float32: an operand may be cut to TF32, which is a factor of its own.  Those of dk
-// and dv are 0 with kAccumulated.  Where scores are large, what is added to a sum in the type is lost
-// alike in all channels, which is a factor, too.
+// Numbers near the least normal one of fp32 are lost inside of kernels, and so are their variances on
+// GPUs: with 2^-104 such rows count for nothing.
+// All three are 0 in float32: an operand may be cut to TF32, which is a factor of its own.
+
+inline constexpr double kShadowFactorFloor = 0x1p-104;
 
 // The rows of one tensor: those of o then those of dq, of dk then those of dv.
 enum ShadowStat : int {
