@@ -12,6 +12,7 @@
 #include "bellwether/kernels/attention_laws.h"
 #include "bellwether/kernels/center_keys.h"
 #include "bellwether/kernels/key_leak.h"
+#include "bellwether/kernels/law_modules.h"
 #include "bellwether/kernels/law_products.h"
 #include "bellwether/kernels/law_sums.h"
 #include "bellwether/kernels/probe.h"
@@ -26,6 +27,9 @@ Status Probe(const ProbeParams& params, uint32_t threads);
 Status AttentionLaws(const AttentionLawsParams& params, uint32_t threads);
 Status AttentionShadow(const AttentionShadowParams& params, uint32_t threads);
 Status KeyLeak(const KeyLeakParams& params, uint32_t threads);
+Status LawEqualRows(const LawEqualRowsParams& params, uint32_t threads);
+Status LawLogits(const LawLogitsParams& params, uint32_t threads);
+Status LawNorms(const LawNormsParams& params, uint32_t threads);
 Status LawProducts(const LawProductsParams& params, uint32_t threads);
 Status LawSums(const LawSumsParams& params, uint32_t threads);
 Status TensorStats(const TensorStatsParams& params, uint32_t threads);
@@ -49,6 +53,9 @@ Status Probe(const ProbeParams& params, void* stream);
 Status AttentionLaws(const AttentionLawsParams& params, void* stream);
 Status AttentionShadow(const AttentionShadowParams& params, void* stream);
 Status KeyLeak(const KeyLeakParams& params, void* stream);
+Status LawEqualRows(const LawEqualRowsParams& params, void* stream);
+Status LawLogits(const LawLogitsParams& params, void* stream);
+Status LawNorms(const LawNormsParams& params, void* stream);
 Status LawProducts(const LawProductsParams& params, void* stream);
 Status LawSums(const LawSumsParams& params, void* stream);
 Status TensorStats(const TensorStatsParams& params, void* stream);

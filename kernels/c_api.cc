@@ -38,6 +38,12 @@ static_assert(static_cast<int>(BW_LAW_PRODUCT_Y_VARIANCE) == bk::kLawProductYVar
 static_assert(static_cast<int>(BW_LAW_SUM_STAT_COUNT) == bk::kLawSumStatCount);
 static_assert(static_cast<int>(BW_TENSOR_STAT_COUNT) == bk::kTensorStatCount);
 static_assert(static_cast<int>(BW_TENSOR_LAG_SUM) == bk::kTensorLagSum);
+static_assert(static_cast<int>(BW_LAW_NORM_ROW_COUNT) == bk::kLawNormRowCount);
+static_assert(static_cast<int>(BW_LAW_NORM_OFF) == bk::kLawNormOff);
+static_assert(static_cast<int>(BW_LAW_NORM_FEATURE_COUNT) == bk::kLawNormFeatureCount);
+static_assert(static_cast<int>(BW_LAW_LOGIT_STAT_COUNT) == bk::kLawLogitStatCount);
+static_assert(static_cast<int>(BW_LAW_EQUAL_STAT_COUNT) == bk::kLawEqualStatCount);
+static_assert(BW_LAW_PARTS_MAX == bk::kLawPartsMax && BW_EQUAL_GROUPS == bk::kEqualGroups);
 static_assert(static_cast<int>(BW_GRID_F16) == static_cast<int>(bk::Grid::kFloat16));
 static_assert(static_cast<int>(BW_BOOL) == static_cast<int>(bk::MaskDType::kBool));
 static_assert(static_cast<int>(BW_KERNEL_DEVICE_ERROR) == static_cast<int>(Status::kDeviceError));
@@ -212,6 +218,60 @@ Status RunTensorStats(const bw_tensor_stats_params& c) {
   return bk::TensorStats(p, ToDevice(c.backend, c.stream, c.threads));
 }
 
+bk::LawMatrix ToMatrix(const bw_law_matrix& c) { return {c.data, ToEnum<bk::DType>(c.dtype), c.row_stride}; }
+
+Status ToParts(const char* field, const bw_law_matrix* parts, uint32_t count, bk::LawParts* gradient) {
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(bk::CheckRange(field, count, 1, bk::kLawPartsMax));
+  gradient->count = count;
+  for (uint32_t i = 0; i < count; ++i) {
+    BELLWETHER_KERNELS_RETURN_IF_ERROR(bk::CheckRange("reserved", parts[i].reserved, 0, 0));
+    gradient->parts[i] = ToMatrix(parts[i]);
+  }
+  return Status::kOk;
+}
+
+Status RunLawNorms(const bw_law_norms_params& c) {
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(bk::CheckRange("reserved", c.x.reserved, 0, 0));
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(bk::CheckRange("reserved", c.y.reserved, 0, 0));
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(bk::CheckRange("centred", c.centred, 0, 1));
+  bk::LawNormsParams p;
+  p.rows = c.rows;
+  p.n = c.n;
+  p.x = ToMatrix(c.x);
+  p.y = ToMatrix(c.y);
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(ToParts("d_x_parts", c.d_x, c.d_x_parts, &p.d_x));
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(ToParts("d_y_parts", c.d_y, c.d_y_parts, &p.d_y));
+  p.gain = c.gain;
+  p.shift = c.shift;
+  p.eps = c.eps;
+  p.centred = c.centred != 0;
+  p.inside = c.inside;
+  p.row_stats = c.row_stats;
+  p.feature_stats = c.feature_stats;
+  p.rest = c.rest;
+  return bk::LawNorms(p, ToDevice(c.backend, c.stream, c.threads));
+}
+
+Status RunLawLogits(const bw_law_logits_params& c) {
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(bk::CheckRange("reserved", c.reserved, 0, 0));
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(bk::CheckRange("reserved", c.z.reserved, 0, 0));
+  return bk::LawLogits({c.rows, c.classes, ToMatrix(c.z), c.out}, ToDevice(c.backend, c.stream, c.threads));
+}
+
+Status RunLawEqualRows(const bw_law_equal_rows_params& c) {
+  bk::LawEqualRowsParams p;
+  p.rows = c.rows;
+  p.width = c.width;
+  p.data = c.data;
+  p.dtype = ToEnum<bk::DType>(c.dtype);
+  p.row_stride = c.row_stride;
+  p.column_stride = c.column_stride;
+  p.scratch = c.scratch;
+  p.scratch_bytes = c.scratch_bytes;
+  p.out = c.out;
+  return bk::LawEqualRows(p, ToDevice(c.backend, c.stream, c.threads));
+}
+
 bk::SpectralParams ToSpectral(const bw_spectral_params& c) {
   bk::SpectralParams p;
   p.dtype = ToEnum<bk::DType>(c.dtype);
@@ -321,6 +381,16 @@ uint64_t bw_tensor_stats_workspace_bytes(const bw_tensor_stats_params* params) {
 }
 
 bw_kernel_status bw_tensor_stats(const bw_tensor_stats_params* params) { return Call(params, RunTensorStats); }
+
+bw_kernel_status bw_law_norms(const bw_law_norms_params* params) { return Call(params, RunLawNorms); }
+
+bw_kernel_status bw_law_logits(const bw_law_logits_params* params) { return Call(params, RunLawLogits); }
+
+int64_t bw_law_equal_rows_scratch_bytes(int64_t rows) {
+  return rows < 0 || rows > bk::kEqualRowsMax ? 0 : bk::LawEqualRowsScratch(rows);
+}
+
+bw_kernel_status bw_law_equal_rows(const bw_law_equal_rows_params* params) { return Call(params, RunLawEqualRows); }
 
 bw_kernel_status bw_spectral_norms(const bw_spectral_params* params) { return Call(params, RunSpectralNorms); }
 

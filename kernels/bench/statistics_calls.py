@@ -325,6 +325,92 @@ def tensor_stats(
     check(lib, lib.bw_tensor_stats(ctypes.byref(params)))
 
 
+class LawMatrix(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), *_fields("dtype reserved", ctypes.c_uint32),
+                ("row_stride", ctypes.c_int64)]
+
+
+def law_matrix(rows: torch.Tensor) -> LawMatrix:
+    return LawMatrix(rows.data_ptr(), DTYPES[rows.dtype], 0, rows.stride(0))
+
+
+def device_fields(params: type[ctypes.Structure], t: torch.Tensor) -> dict[str, Any]:
+    """call_fields() of calls whose tensors have types of their own."""
+    fields = call_fields(params, t)
+    del fields["dtype"]
+    return fields
+
+
+class LawNormsParams(ctypes.Structure):
+    _fields_ = [
+        *_fields("struct_size backend threads centred", ctypes.c_uint32),
+        ("stream", ctypes.c_void_p), *_fields("rows n", ctypes.c_int64),
+        *_fields("x y", LawMatrix), *_fields("d_x d_y", LawMatrix * 4),
+        *_fields("d_x_parts d_y_parts", ctypes.c_uint32), *_fields("gain shift", ctypes.c_void_p),
+        *_fields("eps inside", ctypes.c_double),
+        *_fields("row_stats feature_stats rest", ctypes.c_void_p)]
+
+
+LAW_NORM_ROWS, LAW_NORM_FEATURES = 7, 4
+
+
+def law_norms(
+    lib: ctypes.CDLL, x: torch.Tensor, y: torch.Tensor, d_x: list[torch.Tensor],
+    d_y: list[torch.Tensor], gain: torch.Tensor, shift: torch.Tensor, centred: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of each row [LAW_NORM_ROWS][rows], of each feature [LAW_NORM_FEATURES][n], and the rest."""
+    rows, n = x.shape
+    found = tuple(torch.zeros(*shape, dtype=torch.float64, device=x.device)
+                  for shape in ((LAW_NORM_ROWS, rows), (LAW_NORM_FEATURES, n), (2,)))
+    parts = [(LawMatrix * 4)(*map(law_matrix, of)) for of in (d_x, d_y)]
+    params = LawNormsParams(
+        **device_fields(LawNormsParams, x), centred=int(centred), rows=rows, n=n, x=law_matrix(x),
+        y=law_matrix(y), d_x=parts[0], d_y=parts[1], d_x_parts=len(d_x), d_y_parts=len(d_y),
+        gain=gain.data_ptr(), shift=shift.data_ptr(), eps=1e-5, inside=2.0**-20,
+        row_stats=found[0].data_ptr(), feature_stats=found[1].data_ptr(), rest=found[2].data_ptr())
+    check(lib, lib.bw_law_norms(ctypes.byref(params)))
+    return found
+
+
+class LawLogitsParams(ctypes.Structure):
+    _fields_ = [
+        *_fields("struct_size backend threads reserved", ctypes.c_uint32),
+        ("stream", ctypes.c_void_p), *_fields("rows classes", ctypes.c_int64), ("z", LawMatrix),
+        ("out", ctypes.c_void_p)]
+
+
+def law_logits(lib: ctypes.CDLL, z: torch.Tensor) -> torch.Tensor:
+    """[2][rows], float64."""
+    out = torch.zeros(2, len(z), dtype=torch.float64, device=z.device)
+    params = LawLogitsParams(
+        **device_fields(LawLogitsParams, z), rows=z.shape[0], classes=z.shape[1], z=law_matrix(z),
+        out=out.data_ptr())
+    check(lib, lib.bw_law_logits(ctypes.byref(params)))
+    return out
+
+
+class LawEqualRowsParams(ctypes.Structure):
+    _fields_ = [
+        *_CALL, *_fields("rows width row_stride column_stride", ctypes.c_int64),
+        *_fields("data scratch", ctypes.c_void_p), ("scratch_bytes", ctypes.c_int64),
+        ("out", ctypes.c_void_p)]
+
+
+def law_equal_rows(lib: ctypes.CDLL, x: torch.Tensor) -> torch.Tensor:
+    """[4][2], float64."""
+    out = torch.zeros(4, 2, dtype=torch.float64, device=x.device)
+    lib.bw_law_equal_rows_scratch_bytes.restype = ctypes.c_int64
+    lib.bw_law_equal_rows_scratch_bytes.argtypes = (ctypes.c_int64,)
+    size = lib.bw_law_equal_rows_scratch_bytes(len(x))
+    scratch = torch.empty(size, dtype=torch.uint8, device=x.device)
+    params = LawEqualRowsParams(
+        **call_fields(LawEqualRowsParams, x), rows=x.shape[0], width=x.shape[1],
+        row_stride=x.stride(0), column_stride=x.stride(1), data=x.data_ptr(),
+        scratch=scratch.data_ptr(), scratch_bytes=size, out=out.data_ptr())
+    check(lib, lib.bw_law_equal_rows(ctypes.byref(params)))
+    return out
+
+
 @dataclasses.dataclass
 class Spectrum:
     """Outputs of the spectral norms; direction is read, too."""

@@ -14,6 +14,9 @@ Status CpuOnly(const char* kernel) {
 
 Status Probe(const ProbeParams&, void*) { return CpuOnly("the probe"); }
 Status KeyLeak(const KeyLeakParams&, void*) { return CpuOnly("the key-gradient leak"); }
+Status LawEqualRows(const LawEqualRowsParams&, void*) { return CpuOnly("the count of equal rows"); }
+Status LawLogits(const LawLogitsParams&, void*) { return CpuOnly("what logits say"); }
+Status LawNorms(const LawNormsParams&, void*) { return CpuOnly("the sums of a norm"); }
 Status LawProducts(const LawProductsParams&, void*) { return CpuOnly("the products of the laws"); }
 Status LawSums(const LawSumsParams&, void*) { return CpuOnly("the sums of the laws"); }
 Status TensorStats(const TensorStatsParams&, void*) { return CpuOnly("the statistics of tensors"); }

@@ -30,8 +30,9 @@ import torch
 from law_study import ROOT, Kept, Results, Signals, Size, Study, measured, say, share
 from torch import Tensor, nn
 
-from bellwether._hook.layer.linear_tap import Call, LinearTap, Measured, equal_rows
+from bellwether._hook.layer.linear_tap import Call, LinearTap, Measured
 from bellwether._kernels.memory import Memories
+from bellwether._kernels.modules import equal_rows
 from bellwether._kernels.products import add_products, new_sums
 from bellwether._laws.linear import PAIRS, differences, fault, limit
 from bellwether._step.at_rest import AtRest
@@ -73,8 +74,9 @@ class Products:
             None, call, True, self.x, self.y, self.d_y, self.d_x, self.d_w.t()
         )  # type: ignore[arg-type]
         sums = new_sums(len(products), self.x.device)
-        add_products(Memories().of(self.x.device), list(products.values()), sums)
-        equals = torch.stack([equal_rows(self.y), equal_rows(self.d_x)])
+        memory = Memories().of(self.x.device)
+        add_products(memory, list(products.values()), sums)
+        equals = torch.stack([equal_rows(memory, t) for t in (self.y, self.d_x)])
         shape = self.x.shape[0], self.x.shape[1], self.y.shape[1]
         found = Measured(0, tuple(products), sums, equals, self.y.dtype, shape)
         sides = sides_of(found, sums.tolist(), equals.tolist())

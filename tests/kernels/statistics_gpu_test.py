@@ -595,6 +595,62 @@ def test_law_sums_equal_the_cpu(lib: Lib) -> None:
                 assert worst < 1e-12, (dtype, list(x.shape), dim, worst)
 
 
+# ---- what the laws of modules need
+
+
+def test_sums_of_norms_equal_the_cpu(lib: Lib) -> None:
+    for dtype in (BF16, F16, F32):
+        for rows, n in ((1, 1), (5, 33), (700, 901), (3000, 256)):
+            torch.manual_seed(2)
+            whole = [(scale * randn(rows, n + 3)).to(of) for scale, of in (
+                (2, dtype), (1, dtype), (0.1, dtype), (1e-3, F32), (0.1, dtype))]
+            x, y, first, second, d_y = (t[:, 1:n + 1] for t in whole)
+            gain, shift = torch.linspace(0.5, 2, n).double(), torch.linspace(-0.1, 0.1, n).double()
+            for centred in (False, True):
+                cpu = calls.law_norms(lib, x, y, [first, second], [d_y], gain, shift, centred)
+                there = [t.cuda()[:, 1:n + 1] for t in whole]
+                gpu = calls.law_norms(lib, *there[:2], there[2:4], there[4:], gain.cuda(),
+                                      shift.cuda(), centred)
+                bars = [t.abs().clamp(min=1e-300) for t in cpu]
+                # Sums may cancel: what is added up in them is larger.
+                d_x = first.double() + second.double()
+                bars[0][0] = ((x.double().abs() + x.double().mean(1, keepdim=True).abs())
+                              * d_x.abs() + y.double().abs() * d_y.double().abs()).sum(1) + 1e-3
+                bars[0][3] = d_x.abs().sum(1)
+                bars[0][6] = 1
+                bars[1][0] = bars[1][3]
+                for of, want, got, bar in zip(("rows", "features", "rest"), cpu, gpu, bars):
+                    worst = ((want - got.cpu()).abs() / bar).max()
+                    assert worst < 1e-11, (dtype, rows, n, centred, of, worst)
+
+
+def test_logits_say_the_same_as_on_the_cpu(lib: Lib) -> None:
+    for dtype in (BF16, F16, F32):
+        for rows, classes in ((1, 1), (3, 7), (40, 50257), (5000, 100)):
+            for scale in (0.0, 1.0, 20.0):
+                torch.manual_seed(4)
+                z = (scale * randn(rows, classes + 5)).to(dtype)
+                z[0, classes // 2:] = -math.inf
+                cpu = calls.law_logits(lib, z[:, :classes])
+                gpu = calls.law_logits(lib, z.cuda()[:, :classes]).cpu()
+                assert torch.allclose(cpu, gpu, rtol=1e-5, atol=1e-60, equal_nan=True), (dtype, rows)
+
+
+def test_equal_rows_are_those_of_the_cpu(lib: Lib) -> None:
+    for dtype in (BF16, F16, F32):
+        torch.manual_seed(5)
+        x = randn(50257, 40).to(dtype)
+        x[100:5000] = x[7]
+        x[6000:7000] = -0.0
+        for rows in (x, x.t().contiguous().t(), x[:1], x[::3, 5:], x[:257, :9]):
+            cpu, gpu = calls.law_equal_rows(lib, rows), torch.zeros(4, 2)
+            moved = torch.empty(x.numel(), dtype=dtype, device="cuda")
+            moved.as_strided(rows.shape, rows.stride(), rows.storage_offset()).copy_(rows)
+            gpu = calls.law_equal_rows(
+                lib, moved.as_strided(rows.shape, rows.stride(), rows.storage_offset()))
+            assert torch.equal(cpu, gpu.cpu()), (dtype, list(rows.shape))
+
+
 # ---- the statistics of tensors
 
 

@@ -353,7 +353,7 @@ def test_sure_rows_are_sound_in_a_loss_of_16_bits(
     (1024 * F.cross_entropy(z, words, label_smoothing=smoothing)).backward()
     assert z.grad is not None
     sums = over_columns(MEMORY, z.grad)
-    unsure, off = of_logits(z.detach(), significand_bits(z))
+    unsure, off = of_logits(MEMORY, z.detach(), significand_bits(z))
     weights = balance.loss_weights(sums[1], unsure)
     assert balance.of_classes(sums[0], sums[3], sums[1], sums[2], weights, off).z() < 0
 
@@ -367,7 +367,7 @@ def test_how_sure_rows_are_is_what_float64_says() -> None:
     entropy = -torch.where(exact.exp() > 0, exact.exp() * exact, 0.0).sum(1)
     logarithm = -exact.max(1).values
     for bits in (None, 7):
-        unsure, off = of_logits(z, bits)
+        unsure, off = of_logits(MEMORY, z, bits)
         assert torch.allclose(unsure.double(), others, rtol=1e-4, atol=0)
         if bits is not None:
             expected = (1 + entropy + logarithm) * 2.0**-8

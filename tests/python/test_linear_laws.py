@@ -27,8 +27,9 @@ from torch.utils.checkpoint import checkpoint
 
 import bellwether
 from bellwether._hook.layer import linear_tap
-from bellwether._hook.layer.linear_tap import Held, LinearTap, Taps, equal_rows, product_node
+from bellwether._hook.layer.linear_tap import Held, LinearTap, Taps, product_node
 from bellwether._kernels.memory import Memories
+from bellwether._kernels.modules import equal_rows
 from bellwether._kernels.products import Product, add_products, new_sums
 from bellwether._laws.balance import SMALL
 from bellwether._laws.linear import (
@@ -111,8 +112,16 @@ def test_rows_that_come_again_are_counted() -> None:
         rows = torch.randn(100, 40).to(dtype)
         rows[10:20] = rows[3]
         rows[30:50] = 0
-        for there, alike in equal_rows(rows).tolist():
+        for there, alike in equal_rows(Memories().of(rows.device), rows).tolist():
             assert there == 80 and alike == 69 + 11**2
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16))
+def test_many_rows_are_not_taken_for_equal(dtype: torch.dtype) -> None:
+    torch.manual_seed(1)
+    rows = torch.randn(20_000, 40).to(dtype)
+    for there, alike in equal_rows(Memories().of(rows.device), rows).tolist():
+        assert there == 20_000 and alike <= 1.001 * there
 
 
 def test_broken_pairs_leave_the_tensor() -> None:

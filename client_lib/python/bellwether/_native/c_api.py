@@ -40,7 +40,7 @@ SERVER = "bellwetherd"
 # The major versions of the headers that the structures below are of, and the least minors that
 # have all of them.  Each library has a version of its own.
 CLIENT_ABI = (1, 7)
-KERNELS_ABI = (1, 8)
+KERNELS_ABI = (1, 10)
 
 
 class LibraryError(RuntimeError):
@@ -394,6 +394,21 @@ LAW_PRODUCT_STATS = (
 )
 
 # bw_law_sum_stat.
+LAW_PARTS_MAX = 4
+# Doubles of a norm's row, and of its features.
+LAW_NORM_ROWS = (
+    "scale_difference",
+    "scale_variance",
+    "scale_alike",
+    "mean_difference",
+    "mean_variance",
+    "mean_alike",
+    "off",
+)
+LAW_NORM_FEATURES = ("sum", "variance", "alike", "abs_sum")
+LAW_LOGIT_STATS = ("unsure", "roundings")
+EQUAL_GROUPS = 4
+LAW_EQUAL_STATS = ("there", "alike")
 LAW_SUM_STATS = ("sum", "abs_sum", "ulp_sum", "variance", "low_bits")
 
 
@@ -550,6 +565,72 @@ class LawSumsParams(Checked):
         ("kept_stride", c_int64),
         ("summed_stride", c_int64),
         ("data", c_void_p),
+        ("out", c_void_p),
+    ]
+
+
+class LawMatrix(Checked):
+    _fields_ = [
+        ("data", c_void_p),
+        ("dtype", c_uint32),
+        ("reserved", c_uint32),
+        ("row_stride", c_int64),
+    ]
+
+
+class LawNormsParams(Checked):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("backend", c_uint32),
+        ("threads", c_uint32),
+        ("centred", c_uint32),
+        ("stream", c_void_p),
+        ("rows", c_int64),
+        ("n", c_int64),
+        ("x", LawMatrix),
+        ("y", LawMatrix),
+        ("d_x", LawMatrix * LAW_PARTS_MAX),
+        ("d_y", LawMatrix * LAW_PARTS_MAX),
+        ("d_x_parts", c_uint32),
+        ("d_y_parts", c_uint32),
+        ("gain", c_void_p),
+        ("shift", c_void_p),
+        ("eps", c_double),
+        ("inside", c_double),
+        ("row_stats", c_void_p),
+        ("feature_stats", c_void_p),
+        ("rest", c_void_p),
+    ]
+
+
+class LawLogitsParams(Checked):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("backend", c_uint32),
+        ("threads", c_uint32),
+        ("reserved", c_uint32),
+        ("stream", c_void_p),
+        ("rows", c_int64),
+        ("classes", c_int64),
+        ("z", LawMatrix),
+        ("out", c_void_p),
+    ]
+
+
+class LawEqualRowsParams(Checked):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("backend", c_uint32),
+        ("dtype", c_uint32),
+        ("threads", c_uint32),
+        ("stream", c_void_p),
+        ("rows", c_int64),
+        ("width", c_int64),
+        ("row_stride", c_int64),
+        ("column_stride", c_int64),
+        ("data", c_void_p),
+        ("scratch", c_void_p),
+        ("scratch_bytes", c_int64),
         ("out", c_void_p),
     ]
 
@@ -719,6 +800,10 @@ def kernels() -> CDLL:
         _declare(library, "bw_key_leak", c_int, POINTER(KeyLeakParams))
         _declare(library, "bw_law_products", c_int, POINTER(LawProductsParams))
         _declare(library, "bw_law_sums", c_int, POINTER(LawSumsParams))
+        _declare(library, "bw_law_norms", c_int, POINTER(LawNormsParams))
+        _declare(library, "bw_law_logits", c_int, POINTER(LawLogitsParams))
+        _declare(library, "bw_law_equal_rows_scratch_bytes", c_int64, c_int64)
+        _declare(library, "bw_law_equal_rows", c_int, POINTER(LawEqualRowsParams))
         _declare(library, "bw_spectral_norms", c_int, POINTER(SpectralParams))
         _declare(library, "bw_increment_rank", c_int, POINTER(IncrementRankParams))
         _declare(library, "bw_center_keys", c_int, POINTER(CenterKeysParams))

@@ -29,7 +29,7 @@ extern "C" {
 #endif
 
 #define BW_KERNELS_API_VERSION_MAJOR 1
-#define BW_KERNELS_API_VERSION_MINOR 9
+#define BW_KERNELS_API_VERSION_MINOR 10
 
 typedef enum bw_kernel_status {
   BW_KERNEL_OK = 0,
@@ -377,6 +377,105 @@ typedef struct bw_tensor_stats_params {
 /* Of count and the tensors' elements; 0 if one is illegal, or there is no tensor. */
 BW_KERNELS_EXPORT uint64_t bw_tensor_stats_workspace_bytes(const bw_tensor_stats_params* params);
 BW_KERNELS_EXPORT bw_kernel_status bw_tensor_stats(const bw_tensor_stats_params* params);
+
+/* ---- what the laws of modules need (law_modules.h is the specification) ----
+   Since 1.10. */
+
+/* The rows of a matrix; elements of a row lie together. */
+typedef struct bw_law_matrix {
+  const void* data;
+  uint32_t dtype; /* bw_dtype */
+  uint32_t reserved;
+  int64_t row_stride; /* elements, >= 0 */
+} bw_law_matrix;
+
+#define BW_LAW_PARTS_MAX 4
+
+/* Doubles of a row, in this order: a law's difference, its variance by independent roundings, and
+   what roundings may move it by otherwise. */
+typedef enum bw_law_norm_row {
+  BW_LAW_NORM_SCALE_DIFFERENCE = 0,
+  BW_LAW_NORM_SCALE_VARIANCE,
+  BW_LAW_NORM_SCALE_ALIKE,
+  BW_LAW_NORM_MEAN_DIFFERENCE, /* these three: 0 if the mean is not taken off */
+  BW_LAW_NORM_MEAN_VARIANCE,
+  BW_LAW_NORM_MEAN_ALIKE,
+  BW_LAW_NORM_OFF, /* the mean by the root of the mean square */
+  BW_LAW_NORM_ROW_COUNT
+} bw_law_norm_row;
+
+/* Doubles of a feature. */
+typedef enum bw_law_norm_feature {
+  BW_LAW_NORM_SUM = 0, /* of (y - shift) dy */
+  BW_LAW_NORM_VARIANCE,
+  BW_LAW_NORM_ALIKE,
+  BW_LAW_NORM_ABS_SUM,
+  BW_LAW_NORM_FEATURE_COUNT
+} bw_law_norm_feature;
+
+typedef struct bw_law_norms_params {
+  uint32_t struct_size;
+  uint32_t backend, threads;
+  uint32_t centred; /* 1: the mean of x is taken off; 0 */
+  void* stream;
+  int64_t rows, n; /* 0..2^31-1 each, 2^48 elements together */
+  bw_law_matrix x, y;
+  bw_law_matrix d_x[BW_LAW_PARTS_MAX], d_y[BW_LAW_PARTS_MAX]; /* gradients, in parts that add up to them */
+  uint32_t d_x_parts, d_y_parts;                              /* 1..BW_LAW_PARTS_MAX */
+  const double* gain;                                         /* [n] */
+  const double* shift;                                        /* [n] */
+  double eps;                                                 /* >= 0 */
+  double inside;         /* >= 0: what sums and roots inside may add, of the product of the norms */
+  double* row_stats;     /* [BW_LAW_NORM_ROW_COUNT][rows], written */
+  double* feature_stats; /* [BW_LAW_NORM_FEATURE_COUNT][n], added to */
+  double* rest;          /* [2], added to: squares of what the formula does not explain of y, and of y */
+} bw_law_norms_params;
+
+BW_KERNELS_EXPORT bw_kernel_status bw_law_norms(const bw_law_norms_params* params);
+
+/* Doubles of a row of logits. */
+typedef enum bw_law_logit_stat {
+  BW_LAW_LOGIT_UNSURE = 0, /* 1 - p of the likeliest class */
+  BW_LAW_LOGIT_ROUNDINGS,  /* what all p of it may be off, in units of a rounding of log p */
+  BW_LAW_LOGIT_STAT_COUNT
+} bw_law_logit_stat;
+
+typedef struct bw_law_logits_params {
+  uint32_t struct_size;
+  uint32_t backend, threads;
+  uint32_t reserved;
+  void* stream;
+  int64_t rows, classes; /* 0..2^31-1 each, 2^48 elements together */
+  bw_law_matrix z;
+  double* out; /* [BW_LAW_LOGIT_STAT_COUNT][rows], written */
+} bw_law_logits_params;
+
+BW_KERNELS_EXPORT bw_kernel_status bw_law_logits(const bw_law_logits_params* params);
+
+#define BW_EQUAL_GROUPS 4 /* of columns that a row is known by, four each */
+
+/* Doubles of a group. */
+typedef enum bw_law_equal_stat {
+  BW_LAW_EQUAL_THERE = 0, /* rows of which not all columns are zero */
+  BW_LAW_EQUAL_ALIKE,     /* sum over them of the rows that are like the row */
+  BW_LAW_EQUAL_STAT_COUNT
+} bw_law_equal_stat;
+
+typedef struct bw_law_equal_rows_params {
+  uint32_t struct_size;
+  uint32_t backend, dtype, threads;
+  void* stream;
+  int64_t rows, width;               /* 0..2^30, 0..2^31-1 */
+  int64_t row_stride, column_stride; /* elements, >= 0 */
+  const void* data;
+  void* scratch; /* BW_CUDA: bw_law_equal_rows_scratch_bytes() of memory of the device, on multiples of 8 */
+  int64_t scratch_bytes;
+  double* out; /* [BW_EQUAL_GROUPS][BW_LAW_EQUAL_STAT_COUNT], added to */
+} bw_law_equal_rows_params;
+
+/* 0 if rows is not 0..2^30. */
+BW_KERNELS_EXPORT int64_t bw_law_equal_rows_scratch_bytes(int64_t rows);
+BW_KERNELS_EXPORT bw_kernel_status bw_law_equal_rows(const bw_law_equal_rows_params* params);
 
 /* ---- per-head spectral norms (spectral.h is the specification) ---- */
 

@@ -16,7 +16,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
-from ..._kernels.memory import capturing
+from ..._kernels.memory import Memory, capturing
 from ..._kernels.probe import DTYPES
 from ..._util.guard import harmless
 from ..hosts import LinearHost
@@ -48,6 +48,13 @@ class VectorLaw:
     def __init__(self, law: str, difference: Tensor, variance: Tensor, alike: Tensor) -> None:
         self.law = law
         self.numbers = torch.stack([difference, variance, alike])
+
+    @classmethod
+    def of(cls, law: str, numbers: Tensor) -> VectorLaw:
+        """numbers  the three of them, float64 [3, n]"""
+        found = cls.__new__(cls)
+        found.law, found.numbers = law, numbers
+        return found
 
 
 class VectorsMeasured:
@@ -111,7 +118,7 @@ def edges(result: Tensor, into: Mapping[str, Tensor]) -> Optional[dict[str, list
 
 # As VectorsMeasured has them.
 Laws = Optional[tuple[list[list[VectorLaw]], Optional[Tensor], Optional[Tensor], bool]]
-Measure = Callable[[nn.Module, Tensor, Tensor, Gradients], Laws]
+Measure = Callable[[Memory, nn.Module, Tensor, Tensor, Gradients], Laws]
 
 
 class OnceTap:
@@ -252,7 +259,7 @@ class EdgeTap(OnceTap):
             self._left_out(self.row, OTHER_TYPE)
             return
         with torch.no_grad():
-            found = self._measure(module, x, y, got)
+            found = self._measure(self.host.memories.of(x.device), module, x, y, got)
             if found is None:
                 self._left_out(self.row, OTHER_TYPE)
             else:

@@ -18,7 +18,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
-from ..._kernels.memory import capturing
+from ..._kernels.memory import Memory, capturing
 from ..._kernels.probe import DTYPES
 from ..running import being_traced, checkpointed
 from .edge_tap import (
@@ -174,7 +174,9 @@ class GateTap(EdgeTap):
         return OTHER_GATE
 
 
-def gate_laws(module: nn.Module, u: Tensor, y: Tensor, got: Gradients, rounds: int = 1) -> Laws:
+def gate_laws(
+    memory: Memory, module: nn.Module, u: Tensor, y: Tensor, got: Gradients, rounds: int = 1
+) -> Laws:
     """
     rounds  between u and y; each may be four times the last one's square, as the numbers are not
             of the same size
@@ -211,4 +213,4 @@ def gate_laws(module: nn.Module, u: Tensor, y: Tensor, got: Gradients, rounds: i
         given = (sizes + d_sizes + right).isfinite().logical_not()
         counts += torch.stack([given.sum(), (left.isfinite().logical_not() & ~given).sum()])
     numbers = torch.cat(laws, 1) * torch.stack([scale, scale.square(), scale]).double()[:, None]
-    return [[VectorLaw(LAW, *numbers)]], None, counts, overflows
+    return [[VectorLaw.of(LAW, numbers)]], None, counts, overflows

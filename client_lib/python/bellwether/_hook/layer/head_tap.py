@@ -19,11 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from ..._kernels.memory import capturing
+from ..._kernels.modules import equal_rows
 from ..._kernels.probe import DTYPES
 from ..._util.guard import harmless
 from ..hosts import LinearHost
 from ..running import apart, being_traced, checkpointed
-from .linear_tap import Held, equal_rows, product_node
+from .linear_tap import Held, product_node
 from .readable import readable, wrapped
 from .row_sums import of_logits, over_columns, over_rows, significand_bits, some_rows
 
@@ -215,7 +216,7 @@ class HeadTap:
             logits = output.detach().reshape(-1, output.shape[-1])
             self._y = some_rows(logits)
             bits = significand_bits(logits) if logits.element_size() == 2 else None
-            self._of_logits = of_logits(logits, bits)
+            self._of_logits = of_logits(self.host.memories.of(logits.device), logits, bits)
         node.register_hook(self._product)
         return None
 
@@ -241,7 +242,7 @@ class HeadTap:
             if isinstance(module, nn.Linear):
                 d_w = d_w.t()
             memory = self.host.memories.of(d_y.device)
-            classes = torch.cat([over_columns(memory, d_y), of_z.double()])
+            classes = torch.cat([over_columns(memory, d_y), of_z])
             sums = over_rows(memory, d_w, TF32_BITS)
             rows = x.reshape(d_y.shape[0], -1).to(d_y.dtype)
             # What the gradients of the logits do not add up to is the loss's affair.
@@ -252,7 +253,14 @@ class HeadTap:
             bits = significand_bits(d_y) if d_y.element_size() == 2 else None
             self._finished(
                 RowsMeasured(
-                    self.row, sums, some_rows(d_w), equal_rows(d_w), False, classes, logits, bits
+                    self.row,
+                    sums,
+                    some_rows(d_w),
+                    equal_rows(memory, d_w),
+                    False,
+                    classes,
+                    logits,
+                    bits,
                 )
             )
         self.host.hook_seconds += time.perf_counter() - start
@@ -295,5 +303,5 @@ class HeadTap:
             sums[0] -= lookups.sums
             sums[2] *= 2  # What was rounded before they were added, and the sum.
         self._finished(
-            RowsMeasured(self.row, sums, some_rows(gradient), equal_rows(gradient), True)
+            RowsMeasured(self.row, sums, some_rows(gradient), equal_rows(memory, gradient), True)
         )

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as modules
 
 from ..._kernels.memory import capturing
+from ..._kernels.modules import add_equal_rows, new_equals
 from ..._kernels.probe import DTYPES
 from ..._kernels.products import NO_GRID, Product, add_products, grids, new_sums, own_grid
 from ..._util.guard import harmless
@@ -34,7 +35,6 @@ from .recomputed import Recomputed
 VIEWS = ("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "AliasBackward0")
 PRODUCTS = ("AddmmBackward0", "MmBackward0")
 _VIEWS_MAX = 4
-GROUPS, COLUMNS = 4, 4  # Of a row, by which rows that are equal are found.
 # Why a call was not measured, or only a part of it.
 OTHER_PRODUCT = "its result is not that of one matrix product"
 CHANGED = "a tensor was changed in place before the backward"
@@ -70,31 +70,6 @@ def product_node(output: Tensor) -> Optional[Any]:
             return None
         node = node.next_functions[0][0]
     return None
-
-
-def equal_rows(rows: Tensor) -> Tensor:
-    """float64 [GROUPS, 2]: sums over the rows that are not zero of 1, and of how many are like the
-    row.  rows [n, width].  A row is known by a few columns, each group by others: rows that are
-    equal nearly everywhere are found by some of them."""
-    n, width = rows.shape
-    columns = (
-        torch.arange(GROUPS * COLUMNS, dtype=torch.int64, device=rows.device)
-        * width
-        // (GROUPS * COLUMNS)
-    )
-    some = rows.index_select(1, columns)
-    bits = some.view(torch.int32 if some.element_size() == 4 else torch.int16).long()
-    factors = torch.arange(1, 2 * COLUMNS, 2, dtype=torch.int64, device=rows.device)
-    keys = (bits.view(n, GROUPS, COLUMNS) * (factors * 0x2545F4914F6CDD1D)).sum(2)
-    there = (some.view(n, GROUPS, COLUMNS) != 0).any(2).double()
-    ordered, order = keys.sort(0)
-    # A row of a run of m equal ones adds 2 j + 1 at place j of it: m^2 together.
-    places = torch.arange(n, dtype=torch.int64, device=rows.device)[:, None].expand_as(ordered)
-    begins = torch.ones_like(ordered, dtype=torch.bool)
-    begins[1:] = ordered[1:] != ordered[:-1]
-    first = torch.where(begins, places, 0).cummax(0).values
-    alike = (2 * (places - first) + 1) * there.gather(0, order)
-    return torch.stack([there.sum(0), alike.sum(0)], 1)
 
 
 class Call:
@@ -296,11 +271,10 @@ class LinearTap:
         with self.host.lock:
             sums = new_sums(len(products), d_y.device)
             add_products(memory, list(products.values()), sums)
-        with memory.running():  # A GPU's time for it is counted, too.
-            equals = torch.stack([
-                equal_rows(t) if t is not None else sums.new_zeros(GROUPS, 2)
-                for t in (products["y"].x if "y" in products else None, d_x)
-            ])  # fmt: skip
+            equals = new_equals(2, d_y.device)
+            for at, rows in enumerate((products["y"].x if "y" in products else None, d_x)):
+                if rows is not None:
+                    add_equal_rows(memory, rows, equals[at])
         inner = d_w.shape[0] if d_w is not None else d_x.shape[1]
         shape = d_y.shape[0], inner, d_y.shape[1]
         self._finished(Measured(self.row, tuple(products), sums, equals, d_y.dtype, shape))

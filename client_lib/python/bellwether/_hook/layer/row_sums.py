@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..._kernels.memory import Memory
+from ..._kernels.modules import sure_rows
 from ..._kernels.sums import sums_along
 
 CHUNK = 1 << 21  # Elements that are taken at once: what is made of them is memory.
@@ -20,7 +21,6 @@ _GRIDS = {
     torch.float16: (torch.int16, 0x7C00, 10, 2.0**-14),
     torch.float32: (torch.int32, 0x7F800000, 23, 2.0**-126),
 }
-_FAR_BELOW = -200.0  # The largest logit: nothing is left of its exponential.
 
 
 def chunk(t: Tensor) -> int:
@@ -78,8 +78,8 @@ def some_rows(t: Tensor, count: int = SOME_ROWS) -> Tensor:
     return t.index_select(0, at)
 
 
-def of_logits(z: Tensor, bits: Optional[int]) -> Tensor:
-    """float32 [2, n]: 1 - p of the likeliest class, however small, and what all p of a row may be
+def of_logits(memory: Memory, z: Tensor, bits: Optional[int]) -> Tensor:
+    """float64 [2, n]: 1 - p of the likeliest class, however small, and what all p of a row may be
     off where log p was rounded, too.  z [n, classes]
 
     bits  behind the leading one of the type of log p; None = float32, which rounds it to nothing
@@ -87,20 +87,6 @@ def of_logits(z: Tensor, bits: Optional[int]) -> Tensor:
     Roundings of log p add the entropy by that of their type.  Kernels for CPUs keep the sum of the
     exponentials in that type, too, and its logarithm.
     """
-    found = torch.zeros(2, z.shape[0], dtype=torch.float32, device=z.device)
-    # What is made of them stays in a CPU's cache.
-    at_once = max(1, (CHUNK if z.is_cuda else CHUNK >> 4) // max(1, z.shape[1]))
-    for begin in range(0, z.shape[0], at_once):
-        here = slice(begin, begin + at_once)
-        rows = z[here].float()
-        largest, at = rows.max(1, keepdim=True)
-        below = (rows - largest).clamp_(min=_FAR_BELOW)
-        others = below.exp().scatter_(1, at, 0.0)
-        total = others.sum(1)
-        found[0, here] = total / (1 + total)
-        if bits is not None:
-            # others / (1 + total) are p, and log(1 + total) - below are -log p.
-            sizes = torch.linalg.vecdot(others, below)
-            off = 1 + 2 * total.log1p() - sizes / (1 + total)
-            found[1, here] = off * 2.0 ** -(bits + 1)
+    found = sure_rows(memory, z)
+    found[1].mul_(0.0 if bits is None else 2.0 ** -(bits + 1))
     return found
