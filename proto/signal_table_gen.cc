@@ -150,8 +150,9 @@ std::string Table(std::vector<Entry> entries) {
 }
 
 std::string Page(const std::vector<Entry>& entries) {
-  const std::map<int, std::string> granularity = {{1, "run"},    {2, "head"}, {3, "key head"}, {4, "layer"},
-                                                  {5, "expert"}, {6, "rank"}, {7, "tensor"},   {8, "module"}};
+  const std::map<int, std::string> granularity = {{1, "run"},    {2, "head"},   {3, "key head"},
+                                                  {4, "layer"},  {5, "expert"}, {6, "rank"},
+                                                  {7, "tensor"}, {8, "module"}, {9, "cell of an own signal"}};
   const std::map<int, std::string> merge = {{0, "-"}, {1, "sum"}, {2, "max"}, {3, "mean"}, {4, "equal"}};
   std::ostringstream out;
   out << "# Signals\n\nGenerated from `proto/bellwether/v1/signals.proto`; do not edit. S = scale Q K^T, T = a sampled "

@@ -1,6 +1,7 @@
 #include "client_lib/sender/frame_encoder.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <string>
 #include <string_view>
@@ -15,7 +16,8 @@ namespace {
 // the frame; and a block's five varints of at most 6, tags and lengths.
 constexpr uint64_t kFrameOverhead = 11 + 9 * 11 + 8;
 constexpr uint64_t kBlockOverhead = 5 * 6 + 12;
-constexpr uint64_t kNameOverhead = 1 + 2;  // Tag and length.
+constexpr uint32_t kNotMeasuredBits = 0x7fc0be11u;  // As ingest.proto says.
+constexpr uint64_t kNameOverhead = 1 + 2;           // Tag and length.
 
 static_assert(kEventKindMax == v1::EventKind_MAX);
 static_assert(kSpectrumKindMax == v1::SpectrumKind_MAX);
@@ -117,11 +119,60 @@ bool FrameEncoder::EncodeFrame(const char* slot, const EncodeContext& context) {
       layer += static_cast<uint32_t>(rows);
     }
   }
+  if (header.n > 0 && !AddOwn(slot, context.values_max - values_left, context)) return false;
   for (v1::ClientMessage& message : messages_) {
     message.mutable_frame()->set_parts(static_cast<uint32_t>(messages_.size()));
     message.mutable_frame()->set_stripped_total(context.stripped_total + (stripped_ ? 1 : 0));
   }
   return !messages_.empty();
+}
+
+bool FrameEncoder::AddOwn(const char* slot, uint64_t values_count, const EncodeContext& context) {
+  const auto& header = *reinterpret_cast<const SlotHeader*>(slot);
+  const uint64_t begin = SlotOwnOffset(header.block_count, values_count);
+  if (header.n > BW_OWN_MAX || begin + header.text_bytes[0] > context.slot_bytes) return false;
+  own_seen_ = true;
+  std::string_view left(slot + begin, header.text_bytes[0]);
+  v1::Frame* part = messages_.empty() ? nullptr : messages_.back().mutable_frame();
+  uint64_t part_bytes = part == nullptr ? 0 : kFrameOverhead + part->ByteSizeLong();
+  for (uint32_t i = 0; i < header.n; ++i) {
+    OwnHeader own;
+    if (left.size() < sizeof(own)) return false;
+    std::memcpy(&own, left.data(), sizeof(own));
+    if (own.count > BW_OWN_VALUES_MAX || OwnBytes(own) > left.size()) return false;
+    std::string_view content = left.substr(sizeof(own));
+    left.remove_prefix(OwnBytes(own));
+    if (context.run_signals_only && own.granularity != static_cast<uint32_t>(Granularity::kRun)) {
+      stripped_ = true;
+      continue;
+    }
+    const uint64_t bytes = OwnBytes(own) + kBlockOverhead;
+    if (part == nullptr || part_bytes + bytes > context.message_bytes_max || part->own_size() == BW_OWN_MAX) {
+      if (messages_.size() == kPartsMax) return false;
+      part = AddPart(header, context);
+      // Servers that do not know own values take no frame without a block: one that measures nothing.
+      const float nothing = std::bit_cast<float>(kNotMeasuredBits);
+      AddBlock({.signal = static_cast<uint32_t>(SignalId::kLoss), .head_count = 1}, 0, 1, &nothing, part);
+      part_bytes = 2 * kFrameOverhead;
+    }
+    part_bytes += bytes;
+    v1::OwnValues* to = part->add_own();
+    to->set_granularity(static_cast<v1::Granularity>(own.granularity));
+    to->set_merge(static_cast<v1::Merge>(own.merge));
+    to->set_layer(own.layer);
+    to->set_head(own.head);
+    if ((own.limits & 1) != 0) to->set_low(own.low);
+    if ((own.limits & 2) != 0) to->set_high(own.high);
+    to->mutable_values()->Resize(static_cast<int>(own.count), 0);
+    std::memcpy(to->mutable_values()->mutable_data(), content.data(), own.count * sizeof(float));
+    content.remove_prefix(own.count * sizeof(float));
+    to->set_name(std::string(content.substr(0, own.text_bytes[0])));
+    content.remove_prefix(own.text_bytes[0]);
+    to->set_unit(std::string(content.substr(0, own.text_bytes[1])));
+    content.remove_prefix(own.text_bytes[1]);
+    to->set_help(std::string(content.substr(0, own.text_bytes[2])));
+  }
+  return true;
 }
 
 bool FrameEncoder::EncodeNames(const char* slot, const EncodeContext& context) {

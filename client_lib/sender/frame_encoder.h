@@ -25,6 +25,7 @@ struct EncodeContext {
   uint64_t stripped_total = 0;  // Before this one.
   uint32_t message_bytes_max = 1 << 20;
   uint64_t values_max = 0;  // Floats that a slot holds.
+  uint64_t slot_bytes = 0;
   bool run_signals_only = false;
 };
 
@@ -40,9 +41,13 @@ class FrameEncoder {
   const std::vector<v1::ClientMessage>& messages() const { return messages_; }
   // messages() lack signals of the slot, which are none of the run.
   bool stripped() const { return stripped_; }
+  // Some frame had signals of the job's own.
+  bool own_seen() const { return own_seen_; }
 
  private:
   bool EncodeFrame(const char* slot, const EncodeContext& context);
+  // The slot's own values, which lie behind `values_count` floats, into the frame's parts.
+  bool AddOwn(const char* slot, uint64_t values_count, const EncodeContext& context);
   bool EncodeNames(const char* slot, const EncodeContext& context);
   bool EncodeEvent(const char* slot, const EncodeContext& context);
   bool EncodeSpectrum(const char* slot, const EncodeContext& context);
@@ -52,6 +57,7 @@ class FrameEncoder {
 
   std::vector<v1::ClientMessage> messages_;
   bool stripped_ = false;
+  bool own_seen_ = false;
 };
 
 }  // namespace bellwether::client

@@ -70,6 +70,7 @@ EncodeContext Intake::Context() const {
   context.message_bytes_max =
       said == 0 ? kMessageBytesMaxDefault : std::clamp(said, kMessageBytesMaxFloor, kMessageBytesMaxDefault);
   context.values_max = header_->values_max;
+  context.slot_bytes = header_->slot_bytes;
   return context;
 }
 

@@ -45,6 +45,9 @@ class Intake {
   // False if it does not fit.
   bool AppendOwn(const v1::ClientMessage& message);
 
+  // The job has signals of its own.
+  bool own_seen() const { return encoder_.own_seen(); }
+
  private:
   void TakeOne(const char* slot);
   // Encodes and appends what the thinning lets in.  False = drop.

@@ -99,6 +99,10 @@ void Session::Step(Clock::time_point now) {
     stream_->Send(MakeHeartbeat(NowUnixNs(), Losses()));
     next_heartbeat_ = now + kHeartbeat;
   }
+  if (!takes_own_ && parts_.intake->own_seen()) {
+    parts_.log->Once(
+        "own", "the server is older than this client and does not know signals of the job's own: it leaves them out");
+  }
   if (!draining_ && now >= throttled_until_) SendFromWindow(now);
 }
 
@@ -194,6 +198,7 @@ void Session::OnWelcome(const v1::Welcome& welcome) {
   state->message_bytes_max = welcome.message_bytes_max();
   window_->Commit();
   silence_max_ = std::chrono::milliseconds(int64_t{welcome.sign_of_life_ms()} * kSignsMissedMax);
+  takes_own_ = welcome.own_signals_max() > 0;
   epoch_ = welcome.session_epoch();
   cursor_ = window_->Begin();
   backoff_.Reset();

@@ -106,6 +106,7 @@ class Session {
   Clock::time_point next_heartbeat_{};
   Clock::time_point throttled_until_{};
   Clock::time_point welcomed_at_{};
+  bool takes_own_ = false;        // The server knows OwnValues.
   bool acked_ = false;            // Since then.
   int cuts_soon_ = 0;             // In a row.
   Clock::time_point heard_at_{};  // From the server.

@@ -179,9 +179,23 @@ bw_status Client::Commit() {
   return BW_OK;
 }
 
-bw_status Client::Push(const bw_frame& frame) {
+bw_status Client::Push(const bw_frame& given) {
   uint64_t value_count = 0;
-  if (!ValidateFrame(frame, limits_, &value_count)) return BW_INVALID_ARGUMENT;
+  bw_frame frame;
+  if (!CopyFrame(given, &frame) || !ValidateFrame(frame, limits_, &value_count)) return BW_INVALID_ARGUMENT;
+  OwnHeader own[BW_OWN_MAX];  // A trainer's heap is not ours.
+  uint64_t own_bytes = 0;
+  for (uint32_t i = 0; i < frame.own_count; ++i) {
+    if (!ValidateOwn(frame.own[i], i, limits_, &own[i])) return BW_INVALID_ARGUMENT;
+    own_bytes += OwnBytes(own[i]);
+  }
+  const uint64_t own_offset = SlotOwnOffset(frame.block_count, value_count);
+  if (own_offset + own_bytes > header_->slot_bytes) {
+    SetLastError("frame has %llu bytes of own values, must have at most %llu beside its blocks",
+                 static_cast<unsigned long long>(own_bytes),
+                 static_cast<unsigned long long>(header_->slot_bytes - std::min(own_offset, header_->slot_bytes)));
+    return BW_INVALID_ARGUMENT;
+  }
   bw_status status;
   char* slot = Reserve(&status);
   if (slot == nullptr) return status;
@@ -191,6 +205,22 @@ bw_status Client::Push(const bw_frame& frame) {
   header->step = frame.step;
   header->time_unix_ns = frame.time_unix_ns != 0 ? frame.time_unix_ns : NowUnixNs();
   header->partial_rows = frame.partial_rows;
+  header->n = frame.own_count;
+  header->text_bytes[0] = static_cast<uint32_t>(own_bytes);
+  char* to = slot + own_offset;
+  for (uint32_t i = 0; i < frame.own_count; ++i) {
+    const OwnHeader& o = own[i];
+    const char* const texts[] = {frame.own[i].name, frame.own[i].unit, frame.own[i].help};
+    std::memcpy(to, &o, sizeof(o));
+    char* at = to + sizeof(o);
+    std::memcpy(at, frame.own[i].values, o.count * sizeof(float));
+    at += o.count * sizeof(float);
+    for (size_t text = 0; text < 3; ++text) {
+      if (o.text_bytes[text] > 0) std::memcpy(at, texts[text], o.text_bytes[text]);
+      at += o.text_bytes[text];
+    }
+    to += OwnBytes(o);
+  }
   BlockHeader* blocks = SlotBlocks(slot);
   char* values = slot + SlotValuesOffset(frame.block_count);
   // Blocks that lie behind one another in the caller's memory are one copy: a

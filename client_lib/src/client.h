@@ -39,7 +39,7 @@ class Client {
   // False in a child of the process that made the client; sets the error.
   bool BelongsHere() const;
 
-  bw_status Push(const bw_frame& frame);
+  bw_status Push(const bw_frame& given);
   bw_status PushNames(uint32_t granularity, uint32_t first, uint32_t count, const char* const* names);
   bw_status PushEvent(int64_t step, uint32_t kind, double value, const char* text);
   bw_status PushSpectrum(const SpectrumArgs& spectrum);

@@ -29,9 +29,23 @@ struct BlockHeader {
   uint32_t reserved;
 };
 
+struct OwnHeader {
+  double low, high;
+  uint32_t granularity, merge, layer, head, count, limits;
+  uint32_t text_bytes[3];  // Name, unit, help.
+  uint32_t reserved;
+};
+static_assert(sizeof(OwnHeader) == 56);
+// With its values and texts.
+constexpr uint64_t OwnBytes(const OwnHeader& own) {
+  const uint64_t texts = uint64_t{own.text_bytes[0]} + own.text_bytes[1] + own.text_bytes[2];
+  return (sizeof(OwnHeader) + uint64_t{own.count} * sizeof(float) + texts + 7) / 8 * 8;
+}
+
 // First bytes of a slot.  What follows depends on the kind:
 // * a frame: BlockHeader[block_count], then the blocks' values at
-//   SlotValuesOffset(block_count);
+//   SlotValuesOffset(block_count), then `n` own values of text_bytes[0] bytes together:
+//   each an OwnHeader, its values, its three texts, and zeros up to 8 bytes;
 // * a spectrum: its values at SlotValuesOffset(0);
 // * an event: its value as a double, then its text;
 // * an action result: its id, then its reason;
@@ -43,9 +57,9 @@ struct alignas(64) SlotHeader {
   int64_t time_unix_ns;
   uint32_t partial_rows;
   uint32_t event_kind;      // Or the spectrum's kind, or 1 = action applied, or the names' granularity.
-  uint32_t layer, head, n;  // Spectrum.  Names: the first row, 0, and how many.
+  uint32_t layer, head, n;  // Spectrum.  Names: the first row, 0, and how many.  Frame: n own values.
   float scale;
-  uint32_t text_bytes[2];  // Event: text.  Action result: id, reason.  Names: all.
+  uint32_t text_bytes[2];  // Event: text.  Action result: id, reason.  Names: all.  Frame: own values.
 };
 static_assert(sizeof(SlotHeader) == 64);
 
@@ -58,6 +72,11 @@ inline constexpr uint64_t kSlotValuesOffsetMax = SlotValuesOffset(kBlocksMax);
 static_assert(BW_NAMES_BYTES_MAX <= uint64_t{BW_SPECTRUM_ROWS_MAX} * (BW_SPECTRUM_ROWS_MAX + 1) / 2 * sizeof(float),
               "names fit every slot, since a spectrum does");
 static_assert(sizeof(SlotHeader) + kActionIdMax + kReasonMax <= kSlotValuesOffsetMax, "texts fit every slot");
+
+// Where own values begin, behind so many floats.
+constexpr uint64_t SlotOwnOffset(uint32_t block_count, uint64_t values) {
+  return (SlotValuesOffset(block_count) + values * sizeof(float) + 7) / 8 * 8;
+}
 
 inline BlockHeader* SlotBlocks(char* slot) { return reinterpret_cast<BlockHeader*>(slot + sizeof(SlotHeader)); }
 

@@ -46,6 +46,17 @@ bool IsRunName(const char* name) {
   return true;
 }
 
+bool IsOwnName(const char* name) {
+  const size_t bytes = strnlen(name, 65);
+  if (bytes > 64 || name[0] < 'a' || name[0] > 'z') return false;
+  for (size_t i = 0; i < bytes; ++i) {
+    const char c = name[i];
+    const bool plain = (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9');
+    if (!plain && std::strchr("_./-", c) == nullptr) return false;
+  }
+  return true;
+}
+
 // Length of the UTF-8 character at `s`, 0 if it is none.  `s` ends with a zero,
 // so that a cut character fails at the zero.
 size_t CharacterBytes(const unsigned char* s) {
@@ -148,6 +159,8 @@ Rectangle AllOf(Granularity granularity, const FrameLimits& limits) {
       return {limits.tensors, 1};
     case Granularity::kModule:
       return {limits.modules, 1};
+    case Granularity::kOwn:
+      return {0, 0};  // They are no blocks.
   }
   return {};
 }
@@ -355,17 +368,98 @@ bool ValidateStep(const char* what, int64_t step) {
   return false;
 }
 
-bool ValidateFrame(const bw_frame& f, const FrameLimits& limits, uint64_t* values) {
-  if (f.struct_size < sizeof(bw_frame)) {
-    SetLastError("frame.struct_size is %u, must be at least %zu", f.struct_size, sizeof(bw_frame));
+bool CopyFrame(const bw_frame& given, bw_frame* frame) {
+  constexpr size_t kBytes1_0 = offsetof(bw_frame, own_count);
+  if (given.struct_size < kBytes1_0) {
+    SetLastError("frame.struct_size is %u, must be at least %zu", given.struct_size, kBytes1_0);
     return false;
   }
+  *frame = {};
+  std::memcpy(frame, &given, std::min<size_t>(given.struct_size, sizeof(*frame)));
+  return true;
+}
+
+bool ValidateOwn(const bw_own_values& own, uint32_t index, const FrameLimits& limits, OwnHeader* header) {
+  const auto named = [index](const char* field, char(&to)[32]) {
+    std::snprintf(to, sizeof(to), "own[%u].%s", index, field);
+    return to;
+  };
+  char field[32];
+  if (own.name == nullptr || !IsOwnName(own.name)) {
+    SetLastError("own[%u].name is \"%.70s\", must match [a-z][a-z0-9_./-]{0,63}", index,
+                 own.name == nullptr ? "" : own.name);
+    return false;
+  }
+  if (FindSignal(std::string_view(own.name)) != nullptr) {
+    SetLastError("own[%u].name is \"%.70s\", which is a signal of the catalogue: give it another name", index,
+                 own.name);
+    return false;
+  }
+  *header = {.low = own.low,
+             .high = own.high,
+             .granularity = own.granularity,
+             .merge = own.merge,
+             .layer = own.layer,
+             .head = own.head,
+             .count = own.count,
+             .limits = own.limits,
+             .text_bytes = {static_cast<uint32_t>(std::strlen(own.name)), 0, 0},
+             .reserved = 0};
+  if (!ValidateText(named("unit", field), own.unit, 32, &header->text_bytes[1]) ||
+      !ValidateText(named("help", field), own.help, 256, &header->text_bytes[2]) ||
+      !InRange(named("merge", field), own.merge, 1, 3) || !InRange(named("limits", field), own.limits, 0, 3)) {
+    return false;
+  }
+  if (((own.limits & 1) != 0 && !std::isfinite(own.low)) || ((own.limits & 2) != 0 && !std::isfinite(own.high))) {
+    SetLastError("own[%u]: low and high must be finite", index);
+    return false;
+  }
+  uint32_t rows = 1, columns = 1;
+  switch (own.granularity) {
+    case static_cast<uint32_t>(Granularity::kRun):
+      break;
+    case static_cast<uint32_t>(Granularity::kLayer):
+      rows = BW_LAYERS_MAX;
+      break;
+    case static_cast<uint32_t>(Granularity::kRank):
+      rows = limits.world;
+      break;
+    case static_cast<uint32_t>(Granularity::kHead):
+      rows = BW_LAYERS_MAX, columns = BW_HEADS_MAX;
+      break;
+    case static_cast<uint32_t>(Granularity::kExpert):
+      rows = BW_LAYERS_MAX, columns = BW_EXPERTS_MAX;
+      break;
+    default:
+      SetLastError("own[%u].granularity is %u, must be 1 run, 2 head, 4 layer, 5 expert or 6 rank", index,
+                   own.granularity);
+      return false;
+  }
+  const bool across = columns > 1;
+  if (!InRange(named("count", field), own.count, 1, std::min<uint32_t>(BW_OWN_VALUES_MAX, across ? columns : rows)) ||
+      !InRange(named("layer", field), own.layer, 0, rows - (across ? 1 : own.count)) ||
+      !InRange(named("head", field), own.head, 0, columns - (across ? own.count : 1))) {
+    return false;
+  }
+  if (own.values == nullptr) {
+    SetLastError("own[%u].values is NULL", index);
+    return false;
+  }
+  return true;
+}
+
+bool ValidateFrame(const bw_frame& f, const FrameLimits& limits, uint64_t* values) {
   if (f.blocks == nullptr) {
     SetLastError("frame.blocks is NULL");
     return false;
   }
   if (!InRange("frame.block_count", f.block_count, 1, BW_BLOCKS_MAX) || !ValidateStep("frame.step", f.step) ||
-      !InRange("frame.partial_rows", f.partial_rows, 0, 1) || !InRange("frame.reserved", f.reserved, 0, 0)) {
+      !InRange("frame.partial_rows", f.partial_rows, 0, 1) || !InRange("frame.reserved", f.reserved, 0, 0) ||
+      !InRange("frame.own_count", f.own_count, 0, BW_OWN_MAX) || !InRange("frame.reserved2", f.reserved2, 0, 0)) {
+    return false;
+  }
+  if (f.own_count > 0 && f.own == nullptr) {
+    SetLastError("frame.own is NULL and own_count is %u", f.own_count);
     return false;
   }
   if (f.time_unix_ns < 0) {

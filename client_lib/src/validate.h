@@ -11,6 +11,7 @@
 
 #include "bellwether/client.h"
 #include "bellwether/signal_table.h"
+#include "client_lib/src/frame_ring.h"
 
 namespace bellwether::client {
 
@@ -42,8 +43,14 @@ bool CopyOptions(const bw_client_options* given, bw_client_options* options);
 // REQUIRES: CopyOptions() made `options`.
 bool ValidateOptions(const bw_client_options& options);
 
-// Also says how many floats the blocks hold together.
+// Copies as much as the caller's header has.  False: struct_size is smaller than that of 1.0.
+bool CopyFrame(const bw_frame& given, bw_frame* frame);
+
+// Also says how many floats the blocks hold together.  REQUIRES: CopyFrame() made `frame`.
 bool ValidateFrame(const bw_frame& frame, const FrameLimits& limits, uint64_t* values);
+
+// One of a frame's; fills `header`.
+bool ValidateOwn(const bw_own_values& own, uint32_t index, const FrameLimits& limits, OwnHeader* header);
 
 // Also says how many bytes the names are together, each with its closing zero.
 bool ValidateNames(uint32_t granularity, uint32_t first, uint32_t count, const char* const* names, FrameLimits limits,

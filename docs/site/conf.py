@@ -25,7 +25,7 @@ CHAPTERS = {
               "docs/attach.md", "docs/scan.md", "docs/faq.md", "docs/comparison.md",
               "examples/README.md"],
     "Understand": ["docs/console.md", "docs/concepts/detection.md", "docs/concepts/judged.md",
-                   "docs/concepts/granularities.md", "docs/concepts/baselines.md",
+                   "docs/concepts/granularities.md", "docs/concepts/own_signals.md", "docs/concepts/baselines.md",
                    "docs/concepts/spectra.md", "docs/concepts/attention.md",
                    "docs/concepts/laws.md",
                    "docs/concepts/actions.md", "docs/paper.md"],

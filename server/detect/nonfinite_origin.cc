@@ -137,6 +137,9 @@ Side SideOf(SignalId id) {
     case SignalId::kGramEffectiveRank:
     case SignalId::kGramTop2Ratio:
     case SignalId::kGramIncrementRank:
+    case SignalId::kOwnMean:
+    case SignalId::kOwnSum:
+    case SignalId::kOwnMax:
     case SignalId::kReplicaSumLow:
     case SignalId::kReplicaSumHigh:
       return kWeights;

@@ -224,7 +224,22 @@ void RunState::ApplyNames(uint32_t rank, const NamesMessage& names) {
 
 void RunState::ApplyFrame(uint32_t rank, const RankFrame& frame, Lsn lsn) {
   RankMerge::Outcome outcome;
-  if (RowMaps::IsPlain(frame)) {
+  std::vector<OwnRefusal> refused;
+  if (!frame.own.empty()) {
+    std::optional<RunRows> grown;
+    uint64_t left_out = 0;
+    const RankFrame known = own_rows_.Translate(row_maps_.Translate(rank, frame, record_.description.layout, &left_out),
+                                                *rows_, &grown, &refused);
+    if (grown.has_value()) {
+      Grow({.own = grown->own.size()});
+      rows_ = std::make_shared<const RunRows>(*std::move(grown));
+      judge_.SetRows(rows_);
+    }
+    outcome = merge_.Add(rank, known, lsn, sink_);
+    if (outcome == RankMerge::Outcome::kTaken && lsn > saved_lsn_) {
+      values_without_row_->Add(static_cast<double>(left_out));
+    }
+  } else if (RowMaps::IsPlain(frame)) {
     outcome = merge_.Add(rank, frame, lsn, sink_);
   } else {
     uint64_t left_out = 0;
@@ -236,6 +251,7 @@ void RunState::ApplyFrame(uint32_t rank, const RankFrame& frame, Lsn lsn) {
   }
   if (lsn <= saved_lsn_) return;  // The frame is of an open step, and was counted before the save.
   if (!frame.unknown_signals.empty()) NoteUnknown(frame);
+  if (!refused.empty()) NoteRefused(frame, refused);
   Losses& counted = counted_[rank];
   AddRise(counted.dropped, frame.dropped_total, &record_.frames_dropped);
   AddRise(counted.stripped, frame.stripped_total, &record_.frames_stripped);
@@ -270,6 +286,18 @@ void RunState::NoteUnknown(const RankFrame& frame) {
                    " of signals.proto): their values are left out, and all others are kept. A newer server keeps them");
   LogWarning("run {}: {}", record_.description.name, text);
   KeepEvent({frame.attempt, frame.step, EventKind::kAnnotation, 0, std::move(text), frame.time_unix_ns});
+}
+
+void RunState::NoteRefused(const RankFrame& frame, const std::vector<OwnRefusal>& refused) {
+  for (const OwnRefusal& each : refused) {
+    parts_.counters->counter("bellwether_ingest_own_values_refused_total", {{"cause", NameOf(each.cause)}})
+        ->Add(static_cast<double>(each.values));
+    if (refused_told_.size() >= kUnknownToldMax) continue;
+    if (!refused_told_.insert(absl::StrCat(NameOf(each.cause), " ", each.name)).second) continue;
+    std::string text = absl::StrCat("own signal ", each.name, ": ", each.why, ". Such values are left out");
+    LogWarning("run {}: {}", record_.description.name, text);
+    KeepEvent({frame.attempt, frame.step, EventKind::kAnnotation, 0, std::move(text), frame.time_unix_ns});
+  }
 }
 
 void RunState::Reopen() {

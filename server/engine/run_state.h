@@ -27,6 +27,7 @@
 #include "server/detect/run_judge.h"
 #include "server/engine/live_run_parts.h"
 #include "server/ingest/message.h"
+#include "server/ingest/own_values.h"
 #include "server/ingest/rank_merge.h"
 #include "server/ingest/row_maps.h"
 #include "server/model/row_values.h"
@@ -121,6 +122,7 @@ class RunState {
   void ApplyNames(uint32_t rank, const NamesMessage& names);
   void ApplyFrame(uint32_t rank, const RankFrame& frame, Lsn lsn);
   // Counts what was left out, and says each signal once.
+  void NoteRefused(const RankFrame& frame, const std::vector<OwnRefusal>& refused);
   void NoteUnknown(const RankFrame& frame);
   void ApplyGram(const ShippedGram& gram, Lsn lsn);
   void ApplySpectra(const SpectraMessage& spectra);
@@ -181,7 +183,9 @@ class RunState {
   std::map<SignalId, std::vector<double>> totals_;
   std::shared_ptr<const RunRows> rows_ = std::make_shared<RunRows>(), rows_saved_ = rows_;
   RowMaps row_maps_;
+  OwnRows own_rows_;  // Follows from rows_.
   uint64_t rule_rows_counted_ = 0;
+  std::set<std::string> refused_told_;  // Own signals, with the cause; as unknown_told_.
   std::set<int32_t> unknown_told_;      // Signals; not saved, so a server that was restarted says them again.
   std::map<uint32_t, Losses> counted_;  // rank -> its client's counts.
   Lsn last_lsn_ = 0;                    // Of the last applied message.

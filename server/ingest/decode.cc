@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -161,7 +162,7 @@ MatrixShape LargestShape(const SignalInfo& signal, const Layout& layout, const D
   largest.GrowTo({.experts = largest.experts == 0 ? limits.experts_max : 0,
                   .ranks = static_cast<int32_t>(limits.world_max),
                   .tensors = kNamedRowsMax,
-                  .modules = kNamedRowsMax});
+                  .modules = kNamedRowsMax});  // None of own signals: no block has them.
   return ShapeOf(signal, largest);
 }
 
@@ -181,7 +182,7 @@ absl::Status DecodeBlock(const v1::Block& block, int index, const Layout& layout
     frame->unknown_values += static_cast<uint64_t>(block.values_size());
     return absl::OkStatus();
   }
-  if (signal == nullptr || signal->derived) {
+  if (signal == nullptr || signal->derived || signal->granularity == Granularity::kOwn) {
     return OutOfRange(field("signal"), static_cast<int>(block.signal()), "a measured signal of signals.proto");
   }
   const MatrixShape shape = LargestShape(*signal, layout, limits);
@@ -205,12 +206,69 @@ absl::Status DecodeBlock(const v1::Block& block, int index, const Layout& layout
   return absl::OkStatus();
 }
 
+absl::Status DecodeOwn(const v1::OwnValues& own, int index, const DecodeLimits& limits, RankFrame* frame) {
+  const auto field = [index](absl::string_view name) { return absl::StrCat("frame.own[", index, "].", name); };
+  OwnBlock plain{.signal = {.name = own.name(),
+                            .unit = own.unit(),
+                            .help = own.help(),
+                            .granularity = static_cast<Granularity>(own.granularity()),
+                            .merge = static_cast<Merge>(own.merge()),
+                            .attempt = frame->attempt},
+                 .layer = static_cast<int32_t>(own.layer()),
+                 .head = static_cast<int32_t>(own.head()),
+                 .count = static_cast<size_t>(own.values_size()),
+                 .offset = frame->values.size()};
+  if (!IsOwnName(own.name())) {
+    return absl::InvalidArgumentError(absl::StrCat(field("name"), ": must match [a-z][a-z0-9_./-]{0,63}"));
+  }
+  BW_RETURN_IF_ERROR(CheckText(field("unit"), own.unit(), 32));
+  BW_RETURN_IF_ERROR(CheckText(field("help"), own.help(), limits.text_bytes_max));
+  for (const auto& [has, value, name, to] : {std::tuple(own.has_low(), own.low(), "low", &plain.signal.low),
+                                             std::tuple(own.has_high(), own.high(), "high", &plain.signal.high)}) {
+    if (!has) continue;
+    if (!std::isfinite(value)) return OutOfRange(field(name), value, "finite");
+    *to = value;
+  }
+  MatrixShape all;
+  switch (plain.signal.granularity) {
+    case Granularity::kRun:
+      all = {1, 1};
+      break;
+    case Granularity::kLayer:
+      all = {limits.layers_max, 1};
+      break;
+    case Granularity::kRank:
+      all = {static_cast<int32_t>(limits.world_max), 1};
+      break;
+    case Granularity::kHead:
+      all = {limits.layers_max, limits.heads_max};
+      break;
+    case Granularity::kExpert:
+      all = {limits.layers_max, limits.experts_max};
+      break;
+    default:
+      return OutOfRange(field("granularity"), static_cast<int>(own.granularity()), "RUN, HEAD, LAYER, EXPERT or RANK");
+  }
+  BW_RETURN_IF_ERROR(CheckRange(field("merge"), static_cast<int>(own.merge()), 1, 3));
+  const bool columns = HasColumns(plain.signal);
+  BW_RETURN_IF_ERROR(CheckRange(absl::StrCat("number of ", field("values")), own.values_size(), 1,
+                                std::min(limits.own_values_max, columns ? all.heads : all.layers)));
+  const int64_t rows = columns ? 1 : own.values_size(), each = columns ? own.values_size() : 1;
+  BW_RETURN_IF_ERROR(CheckRange(field("layer"), own.layer(), 0, all.layers - rows));
+  BW_RETURN_IF_ERROR(CheckRange(field("head"), own.head(), 0, all.heads - each));
+  frame->values.insert(frame->values.end(), own.values().begin(), own.values().end());
+  frame->own.push_back(std::move(plain));
+  return absl::OkStatus();
+}
+
 absl::StatusOr<RankFrame> DecodeFrame(const v1::Frame& frame, const Layout& layout, const DecodeLimits& limits) {
   BW_RETURN_IF_ERROR(CheckRange("frame.step", frame.step(), 0, kStepMax));
   BW_RETURN_IF_ERROR(CheckRange("frame.attempt", frame.attempt(), 0, 1 << 30));
   BW_RETURN_IF_ERROR(CheckRange("frame.parts", frame.parts(), 1, limits.parts_max));
   BW_RETURN_IF_ERROR(CheckRange("frame.part", frame.part(), 0, frame.parts() - 1));
-  BW_RETURN_IF_ERROR(CheckRange("number of frame.blocks", frame.blocks_size(), 1, limits.blocks_max));
+  BW_RETURN_IF_ERROR(
+      CheckRange("number of frame.blocks", frame.blocks_size(), frame.own_size() > 0 ? 0 : 1, limits.blocks_max));
+  BW_RETURN_IF_ERROR(CheckRange("number of frame.own", frame.own_size(), 0, limits.own_max));
   BW_RETURN_IF_ERROR(CheckLosses("frame.dropped_ring_total", frame.dropped_ring_total(), limits));
   BW_RETURN_IF_ERROR(CheckLosses("frame.dropped_window_total", frame.dropped_window_total(), limits));
   BW_RETURN_IF_ERROR(CheckLosses("frame.stripped_total", frame.stripped_total(), limits));
@@ -230,6 +288,7 @@ absl::StatusOr<RankFrame> DecodeFrame(const v1::Frame& frame, const Layout& layo
   for (int i = 0; i < frame.blocks_size(); ++i) {
     BW_RETURN_IF_ERROR(DecodeBlock(frame.blocks(i), i, layout, limits, &plain));
   }
+  for (int i = 0; i < frame.own_size(); ++i) BW_RETURN_IF_ERROR(DecodeOwn(frame.own(i), i, limits, &plain));
   return plain;
 }
 
@@ -260,7 +319,7 @@ absl::StatusOr<ShippedGram> DecodeSpectrum(const v1::Spectrum& spectrum, const L
 absl::StatusOr<NamesMessage> DecodeNames(const v1::Names& names) {
   BW_RETURN_IF_ERROR(CheckRange("names.attempt", names.attempt(), 0, 1 << 30));
   const auto granularity = static_cast<Granularity>(names.granularity());
-  if (!OfNamedRows(granularity)) {
+  if (!IsNamedByRanks(granularity)) {
     return OutOfRange("names.granularity", static_cast<int>(names.granularity()), "TENSOR or MODULE");
   }
   BW_RETURN_IF_ERROR(CheckRange("number of names.names", names.names_size(), 1, kNamedRowsMax));

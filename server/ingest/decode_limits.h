@@ -15,6 +15,8 @@ struct DecodeLimits {
   int32_t experts_max = 4096;
   int32_t blocks_max = 128;
   int32_t parts_max = 1024;
+  int32_t own_max = 512;          // OwnValues of a frame,
+  int32_t own_values_max = 1024;  // and values of one.
   uint32_t world_max = 4096;
   int32_t spectrum_rows_max = 512;
   size_t labels_max = 16;

@@ -1,8 +1,12 @@
 #include "server/ingest/encode.h"
 
+#include <algorithm>
 #include <string>
 
 namespace bellwether::server {
+namespace {
+constexpr int kOwnValuesAtOnce = 1024;
+}
 
 v1::RunDescription ToProto(const RunDescription& run) {
   v1::RunDescription proto;
@@ -52,7 +56,44 @@ v1::ClientMessage ToMessage(const RunEvent& event) {
   return message;
 }
 
-v1::ClientMessage ToFrame(const StepSample& sample) {
+namespace {
+
+// Neighbours among the cells are one message.
+void AddOwn(std::span<const float> values, SignalId matrix, const RunRows& rows, v1::Frame* frame) {
+  const OwnCell* last = nullptr;
+  v1::OwnValues* own = nullptr;
+  const size_t size = std::min(values.size(), rows.own_cells.size());
+  for (size_t row = 0; row < size; ++row) {
+    const OwnCell& cell = rows.own_cells[row];
+    const OwnSignal& signal = rows.own_signals[static_cast<size_t>(cell.signal)];
+    if (IsNotMeasured(values[row]) || MatrixOf(signal) != matrix) continue;
+    const bool columns = HasColumns(signal);
+    const bool next =
+        last != nullptr && last->signal == cell.signal && own->values_size() < kOwnValuesAtOnce &&
+        (columns ? last->layer == cell.layer && last->head + 1 == cell.head : last->layer + 1 == cell.layer);
+    if (!next) {
+      own = frame->add_own();
+      own->set_name(signal.name);
+      own->set_granularity(static_cast<v1::Granularity>(signal.granularity));
+      own->set_merge(static_cast<v1::Merge>(signal.merge));
+      own->set_layer(static_cast<uint32_t>(cell.layer));
+      own->set_head(static_cast<uint32_t>(cell.head));
+    }
+    own->add_values(values[row]);
+    last = &cell;
+  }
+}
+
+}  // namespace
+
+void Describe(const OwnSignal& signal, v1::OwnValues* own) {
+  own->set_unit(signal.unit);
+  own->set_help(signal.help);
+  if (signal.low) own->set_low(*signal.low);
+  if (signal.high) own->set_high(*signal.high);
+}
+
+v1::ClientMessage ToFrame(const StepSample& sample, const RunRows& rows) {
   v1::ClientMessage message;
   v1::Frame* frame = message.mutable_frame();
   frame->set_attempt(sample.attempt);
@@ -61,6 +102,10 @@ v1::ClientMessage ToFrame(const StepSample& sample) {
   frame->set_time_unix_ns(sample.time_unix_ns);
   for (const SignalId id : sample.signals()) {
     const auto values = sample.matrix(id);
+    if (FindSignal(id)->granularity == Granularity::kOwn) {
+      AddOwn(values, id, rows, frame);
+      continue;
+    }
     const MatrixShape shape = ShapeOf(*FindSignal(id), sample.layout());
     v1::Block* block = frame->add_blocks();
     block->set_signal(static_cast<v1::Signal>(id));

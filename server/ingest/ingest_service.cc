@@ -139,6 +139,7 @@ class IngestService::Stream final : public grpc::ServerBidiReactor<grpc::ByteBuf
     welcome->set_window_bytes(service_->options_.window_bytes);
     welcome->set_server_version(service_->options_.server_version);
     welcome->set_message_bytes_max(service_->options_.message_bytes_max);
+    welcome->set_own_signals_max(kOwnSignalsMax);
     welcome->set_sign_of_life_ms(service_->options_.sign_of_life_ms);
     if (!service_->options_.page_url_prefix.empty()) {
       welcome->set_page_url(service_->options_.page_url_prefix + run_name_);

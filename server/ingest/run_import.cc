@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -315,10 +317,39 @@ absl::Status ExportRecording(const RunRecord& run, const RunRows& rows, EventRea
     }
     return absl::OkStatus();
   };
+  std::set<std::string> described;
+  // A frame has so many own values that the next parts of the step have the rest.
+  const auto write_parts = [&](v1::ClientMessage first) -> absl::Status {
+    const int own_max = DecodeLimits().own_max;
+    const int own = first.frame().own_size();
+    const int parts = std::max(1, (own + own_max - 1) / own_max);
+    std::vector<v1::ClientMessage> rest;
+    for (int part = 1; part < parts; ++part) {
+      v1::ClientMessage& message = rest.emplace_back();
+      v1::Frame* const frame = message.mutable_frame();
+      frame->set_attempt(first.frame().attempt());
+      frame->set_step(first.frame().step());
+      frame->set_time_unix_ns(first.frame().time_unix_ns());
+      frame->set_part(static_cast<uint32_t>(part));
+      frame->set_parts(static_cast<uint32_t>(parts));
+      const auto begin = first.frame().own().begin() + part * own_max;
+      frame->mutable_own()->Add(begin, begin + std::min(own_max, own - part * own_max));
+    }
+    first.mutable_frame()->set_parts(static_cast<uint32_t>(parts));
+    if (parts > 1) first.mutable_frame()->mutable_own()->DeleteSubrange(own_max, own - own_max);
+    BW_RETURN_IF_ERROR(write(std::move(first), true));
+    for (v1::ClientMessage& message : rest) BW_RETURN_IF_ERROR(write(std::move(message), true));
+    return absl::OkStatus();
+  };
   const auto visit = [&](const StepSample& sample) -> absl::Status {
     BW_RETURN_IF_ERROR(write_events(&sample));
     BW_RETURN_IF_ERROR(write_names(sample.attempt));
-    return write(ToFrame(sample), true);
+    v1::ClientMessage frame = ToFrame(sample, rows);
+    for (v1::OwnValues& own : *frame.mutable_frame()->mutable_own()) {
+      // What people read of a signal stands with its first values.
+      if (described.insert(own.name()).second) Describe(*rows.FindOwn(own.name()), &own);
+    }
+    return write_parts(std::move(frame));
   };
   BW_RETURN_IF_ERROR(series.ReadAll(run.id, run.description.layout, visit));
   BW_RETURN_IF_ERROR(write_events(nullptr));

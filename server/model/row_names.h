@@ -4,6 +4,8 @@
 // name gets the next row when it first comes, and keeps it over all attempts.  So a
 // series goes on when the job restarts with another number of processes.
 //
+// Own signals are no names of ranks, but have rows in the same way: one for each of their cells.
+//
 // A RowNames never forgets.  Not thread-safe; readers share immutable copies.
 
 #ifndef BELLWETHER_SERVER_MODEL_ROW_NAMES_H_
@@ -13,9 +15,11 @@
 #include <map>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "bellwether/signal_table.h"
+#include "server/model/own_signals.h"
 
 namespace bellwether::server {
 
@@ -41,9 +45,22 @@ class RowNames {
 
 struct RunRows {
   RowNames tensors, modules;
+  RowNames own;  // By row, as OwnCellName() says.
+  std::vector<OwnCell> own_cells;
+  std::vector<OwnSignal> own_signals;  // In the order in which they first came; at most kOwnSignalsMax.
+
   // REQUIRES: OfNamedRows(granularity).
-  RowNames& of(Granularity granularity) { return granularity == Granularity::kTensor ? tensors : modules; }
-  const RowNames& of(Granularity granularity) const { return granularity == Granularity::kTensor ? tensors : modules; }
+  RowNames& of(Granularity granularity) { return const_cast<RowNames&>(std::as_const(*this).of(granularity)); }
+  const RowNames& of(Granularity granularity) const {
+    return granularity == Granularity::kTensor ? tensors : granularity == Granularity::kModule ? modules : own;
+  }
+
+  // Null: there is none of that name.  Valid until a signal is added.
+  const OwnSignal* FindOwn(std::string_view name) const;
+  // The row of a cell, -1: it has none.
+  int32_t OwnRow(const OwnSignal& signal, int32_t layer, int32_t head) const;
+  // -1: kNamedRowsMax others are there.
+  int32_t AddOwnCell(const OwnCell& cell);
 };
 
 }  // namespace bellwether::server

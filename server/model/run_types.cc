@@ -15,6 +15,7 @@ void Layout::GrowTo(const Layout& other) {
   ranks = std::max(ranks, other.ranks);
   tensors = std::max(tensors, other.tensors);
   modules = std::max(modules, other.modules);
+  own = std::max(own, other.own);
 }
 
 }  // namespace bellwether::server

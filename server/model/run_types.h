@@ -31,6 +31,7 @@ struct Layout {
   int32_t ranks = 0;
   int32_t tensors = 0;
   int32_t modules = 0;
+  int32_t own = 0;  // Cells of own signals (own_signals.h).
 
   bool operator==(const Layout&) const = default;
   // Whether both are of the same model: all but what grows.

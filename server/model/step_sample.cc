@@ -23,6 +23,8 @@ MatrixShape ShapeOf(const SignalInfo& signal, const Layout& layout) {
       return {layout.tensors, 1};
     case Granularity::kModule:
       return {layout.modules, 1};
+    case Granularity::kOwn:
+      return {layout.own, 1};
   }
   return {};
 }

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "bellwether/signal_table.h"
+#include "server/model/own_signals.h"
 #include "server/model/run_types.h"
 
 namespace bellwether::server {
@@ -43,6 +44,14 @@ struct RankBlock {
   size_t offset = 0;  // Of the first value, row-major [layer][head].
 };
 
+// Values of an own signal, as OwnValues of ingest.proto says.
+struct OwnBlock {
+  OwnSignal signal;
+  int32_t layer = 0, head = 0;  // Of the first value.
+  size_t count = 0;
+  size_t offset = 0;  // As RankBlock's.
+};
+
 // One rank's step, whole or a part of it.  Already validated.
 struct RankFrame {
   uint32_t attempt = 0;
@@ -54,6 +63,7 @@ struct RankFrame {
   uint64_t stripped_total = 0;  // Sent without their heads, this one included.
   std::vector<RankBlock> blocks;
   std::vector<float> values;
+  std::vector<OwnBlock> own;  // They become blocks in ingest/own_values.h.
   // Left out: of signals that this server does not know yet.  Numbers of those, as they came.
   std::vector<int32_t> unknown_signals;
   uint64_t unknown_values = 0;

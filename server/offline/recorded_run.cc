@@ -11,6 +11,7 @@
 #include "server/detect/gram_assembler.h"
 #include "server/detect/spectra.h"
 #include "server/ingest/decode.h"
+#include "server/ingest/own_values.h"
 #include "server/ingest/rank_merge.h"
 #include "server/ingest/row_maps.h"
 #include "server/util/status_macros.h"
@@ -42,7 +43,7 @@ class RunReader {
       listener_->OnHello(hello->run);
     } else if (const auto* frame = std::get_if<RankFrame>(&plain.body)) {
       const RankFrame known = row_maps_.Translate(recorded.rank(), *frame, *layout_, &values_without_row_);
-      merge_->Add(recorded.rank(), known, ++frames_, sink_);
+      TakeFrame(recorded.rank(), known);
     } else if (const auto* names = std::get_if<NamesMessage>(&plain.body)) {
       TakeNames(recorded.rank(), *names);
     } else if (const auto* gram = std::get_if<ShippedGram>(&plain.body)) {
@@ -67,6 +68,22 @@ class RunReader {
     listener_->OnRows(rows_);
   }
 
+  void TakeFrame(uint32_t rank, const RankFrame& frame) {
+    if (frame.own.empty()) {
+      merge_->Add(rank, frame, ++frames_, sink_);
+      return;
+    }
+    std::optional<RunRows> grown;
+    std::vector<OwnRefusal> refused;
+    const RankFrame known = own_rows_.Translate(frame, rows_, &grown, &refused);
+    if (grown.has_value()) {
+      rows_ = *std::move(grown);
+      Grow({.own = rows_.own.size()});
+      listener_->OnRows(rows_);
+    }
+    merge_->Add(rank, known, ++frames_, sink_);
+  }
+
   // As a live run does, but at once: there is nobody to keep waiting.
   void TakeGram(const ShippedGram& gram) {
     GramTask task;
@@ -89,6 +106,7 @@ class RunReader {
   std::optional<Layout> layout_;
   std::unique_ptr<RankMerge> merge_;
   RowMaps row_maps_;
+  OwnRows own_rows_;
   RunRows rows_;
   uint64_t values_without_row_ = 0;
   GramAssembler grams_{GramAssembler::Options()};

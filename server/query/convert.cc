@@ -70,9 +70,28 @@ v1::Run ToProto(const RunSnapshot& run) {
     family->set_of(static_cast<uint32_t>(judged.of(static_cast<RuleFamily>(i))));
   }
   for (const SignalId id : record.signals) {
-    if (const SignalInfo* const signal = FindSignal(id)) proto.add_signals(signal->name);
+    const SignalInfo* const signal = FindSignal(id);
+    // Rows of own signals have better names.
+    if (signal != nullptr && signal->granularity != Granularity::kOwn) proto.add_signals(signal->name);
   }
+  if (run.rows != nullptr) AddOwnSignals(*run.rows, &proto);
   return proto;
+}
+
+void AddOwnSignals(const RunRows& rows, v1::Run* run) {
+  for (const OwnSignal& own : rows.own_signals) {
+    run->add_signals(own.name);
+    v1::OwnSignal* const proto = run->add_own_signals();
+    proto->set_name(own.name);
+    proto->set_granularity(static_cast<v1::Granularity>(own.granularity));
+    proto->set_merge(static_cast<v1::Merge>(own.merge));
+    proto->set_unit(own.unit);
+    proto->set_help(own.help);
+    if (own.low) proto->set_low(*own.low);
+    if (own.high) proto->set_high(*own.high);
+    proto->set_layers(static_cast<uint32_t>(own.layers));
+    proto->set_heads(static_cast<uint32_t>(own.heads));
+  }
 }
 
 RunEvent FromProto(const v1::Event& event) {

@@ -20,6 +20,8 @@ namespace bellwether::server {
 
 // loss is NaN while the newest step has none.
 v1::Run ToProto(const RunSnapshot& run);
+// Those that the run's job has named itself; ToProto() has them where the snapshot has its rows.
+void AddOwnSignals(const RunRows& rows, v1::Run* run);
 RunEvent FromProto(const v1::Event& event);
 v1::Eta ToProto(const Eta& eta);
 v1::SiblingBand ToProto(const SiblingBand& band);

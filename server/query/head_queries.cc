@@ -33,12 +33,51 @@ uint32_t StageOf(const RunSnapshot& run, const MatrixShape& shape, int32_t layer
 
 }  // namespace
 
+absl::StatusOr<v1::TopHeadsResponse> QueryEngine::TopOwn(const RunSnapshot& run, const v1::TopHeadsRequest& request,
+                                                         size_t limit, const CallContext& context) const {
+  BW_ASSIGN_OR_RETURN(const std::shared_ptr<const RunRows> rows, RowsOf(run, *stores_.database));
+  BW_ASSIGN_OR_RETURN(const OwnSignal* const own, Own("signal", request.signal(), *rows));
+  BW_ASSIGN_OR_RETURN(const OwnMatrix read, ReadOwn(run, *own, *rows, request.step(), context));
+  v1::TopHeadsResponse response;
+  response.set_signal(own->name);
+  response.set_step(read.at);
+  std::vector<size_t> cells;
+  std::vector<double> peers;
+  for (size_t i = 0; i < read.values.size(); ++i) {
+    if (read.steps[i] < 0) continue;
+    cells.push_back(i);
+    peers.push_back(double{read.values[i]});
+  }
+  const PeerStatistics statistics = DescribePeers(std::move(peers));
+  std::stable_sort(cells.begin(), cells.end(), [&](size_t a, size_t b) {
+    if (std::isnan(read.values[a]) || std::isnan(read.values[b])) {
+      return std::isnan(read.values[a]) && !std::isnan(read.values[b]);
+    }
+    return read.values[a] > read.values[b];
+  });
+  for (size_t i = 0; i < std::min(limit, cells.size()); ++i) {
+    const auto cell = static_cast<int32_t>(cells[i]);
+    v1::TopHead* const head = response.add_heads();
+    head->set_layer(static_cast<uint32_t>(cell / own->heads));
+    head->set_head(static_cast<uint32_t>(cell % own->heads));
+    head->set_name(OwnCellName(*own, cell / own->heads, cell % own->heads));
+    head->set_value(read.values[cells[i]]);
+    head->set_step(read.steps[cells[i]]);
+    head->set_median(statistics.median);
+    head->set_peer_score(statistics.Score(read.values[cells[i]]));
+  }
+  return response;
+}
+
 absl::StatusOr<v1::TopHeadsResponse> QueryEngine::TopHeads(const v1::TopHeadsRequest& request,
                                                            const CallContext& context) const {
   BW_ASSIGN_OR_RETURN(const RunSnapshotPtr run, FindRun(request.run()));
   BW_RETURN_IF_ERROR(Range("limit", request.limit(), 0, options_.heads_max));
   BW_RETURN_IF_ERROR(Range("step", request.step(), -1, INT64_MAX));
   const size_t limit = request.limit() == 0 ? 10 : request.limit();
+  if (!request.signal().empty() && FindSignal(std::string_view(request.signal())) == nullptr) {
+    return TopOwn(*run, request, limit, context);
+  }
   const Layout& layout = run->record.description.layout;
   std::vector<SignalId> candidates(std::begin(kTopSignals), std::end(kTopSignals));
   if (!request.signal().empty()) {

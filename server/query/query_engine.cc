@@ -67,6 +67,14 @@ absl::StatusOr<const SignalInfo*> QueryEngine::Signal(const char* field, const s
                                                  "\": must be a name of the signal catalogue, such as drift_ratio"));
 }
 
+absl::StatusOr<const OwnSignal*> QueryEngine::Own(const char* field, const std::string& name,
+                                                  const RunRows& rows) const {
+  if (const OwnSignal* const own = rows.FindOwn(name)) return own;
+  return absl::InvalidArgumentError(absl::StrCat(field, " \"", name.substr(0, 64),
+                                                 "\": must be a name of the signal catalogue, such as drift_ratio, or "
+                                                 "a signal of the run's own"));
+}
+
 absl::StatusOr<RunSnapshotPtr> QueryEngine::FindRun(const std::string& name) const {
   if (name.empty()) return absl::InvalidArgumentError("run \"\": must be a run's name or its uuid in hexadecimal");
   if (RunSnapshotPtr run = stores_.runs->Find(name)) return run;
@@ -96,7 +104,12 @@ absl::StatusOr<v1::ListRunsResponse> QueryEngine::ListRuns(const v1::ListRunsReq
 
 absl::StatusOr<v1::Run> QueryEngine::GetRun(const v1::GetRunRequest& request, const CallContext&) const {
   BW_ASSIGN_OR_RETURN(const RunSnapshotPtr run, FindRun(request.run()));
-  return ToProto(*run);
+  v1::Run proto = ToProto(*run);
+  if (run->rows == nullptr && run->record.description.layout.own > 0) {
+    BW_ASSIGN_OR_RETURN(const std::shared_ptr<const RunRows> rows, RowsOf(*run, *stores_.database));
+    AddOwnSignals(*rows, &proto);
+  }
+  return proto;
 }
 
 absl::StatusOr<v1::AnnotateResponse> QueryEngine::Annotate(const v1::AnnotateRequest& request,

@@ -177,6 +177,19 @@ class QueryEngine {
   absl::Status Range(const char* field, int64_t value, int64_t low, int64_t high) const;
   absl::Status Text(const char* field, const std::string& value, uint32_t bytes_max) const;
   absl::StatusOr<const SignalInfo*> Signal(const char* field, const std::string& name) const;
+  // A signal that the run's job has named itself.  INVALID_ARGUMENT, as of Signal(): the run has none.
+  absl::StatusOr<const OwnSignal*> Own(const char* field, const std::string& name, const RunRows& rows) const;
+  // Its cells as they were last measured at or before `step` (-1: the newest), row-major [layers][heads], and
+  // the steps at which they were; `at`: the newest of these, -1 = nothing was measured.
+  struct OwnMatrix {
+    std::vector<float> values;
+    std::vector<int64_t> steps;
+    int64_t at = -1;
+  };
+  absl::StatusOr<OwnMatrix> ReadOwn(const RunSnapshot& run, const OwnSignal& signal, const RunRows& rows, int64_t step,
+                                    const CallContext& context) const;
+  absl::StatusOr<v1::TopHeadsResponse> TopOwn(const RunSnapshot& run, const v1::TopHeadsRequest& request, size_t limit,
+                                              const CallContext& context) const;
   absl::StatusOr<v1::Series> ReadSeries(const RunSnapshot& run, const SeriesKey& key, int64_t begin, int64_t end,
                                         size_t points, int32_t attempt) const;
   absl::StatusOr<v1::Action> Act(const std::string& run, ActionRequest request, std::string malformed) const;

@@ -15,12 +15,13 @@ constexpr uint8_t kRecordVersion = 1;
 template <>
 constexpr uint8_t kRecordVersion<AlertTransition> = 2;  // 1 had no siblings.
 template <>
-constexpr uint8_t kRecordVersion<RunRecord> = 8;  // 1 did not say whether its kind changed, 2 what it is imported from,
+constexpr uint8_t kRecordVersion<RunRecord> = 9;  // 1 did not say whether its kind changed, 2 what it is imported from,
                                                   // 3 how many frames were stripped, 4 when it was launched,
                                                   // 5 whether people are told of an import, 6 what it is judged by,
-                                                  // 7 how many rows there are that are no heads.
+                                                  // 7 how many rows there are that are no heads, 8 how many
+                                                  // cells own signals have.
 constexpr uint8_t kJudgeStateVersion = 1;
-constexpr uint8_t kRunRowsVersion = 1;
+constexpr uint8_t kRunRowsVersion = 2;  // 1 had no own signals.
 constexpr uint64_t kStateBytesMax = uint64_t{1} << 30;
 
 // One list of fields per record serves both directions: an Archive either puts
@@ -145,6 +146,7 @@ void Describe(Archive& ar, RunRecord& r) {
     ar.Field(layout.ranks);
     ar.Field(layout.tensors);
     ar.Field(layout.modules);
+    if (ar.version() >= 9) ar.Field(layout.own);
   } else {
     layout.ranks = static_cast<int32_t>(r.description.world);
   }
@@ -310,6 +312,7 @@ uint8_t VersionOf(const Record&) {
 uint8_t VersionOf(const RunRecord& run) {
   const Layout& layout = run.description.layout;
   const bool has_rows = layout.experts != 0 || layout.tensors != 0 || layout.modules != 0;
+  if (layout.own != 0) return 9;
   if (has_rows || layout.ranks > static_cast<int32_t>(run.description.world)) return 8;
   if (!run.coverage.Follows(run.signals, layout.layers)) return 7;
   if (run.import_notifies) return 6;
@@ -374,10 +377,32 @@ absl::StatusOr<BaselinePercentiles> DecodeBaselinePercentiles(std::string_view b
 std::string EncodeRunRows(const RunRows& rows) {
   std::string bytes;
   ByteWriter out(&bytes);
-  out.Put(kRunRowsVersion);
+  // Servers of before read it as long as there is nothing in it that they would lose.
+  const bool own = !rows.own_signals.empty();
+  out.Put(own ? kRunRowsVersion : uint8_t{1});
   for (const RowNames* const of : {&rows.tensors, &rows.modules}) {
     out.PutVarint(of->names().size());
     for (const std::string& name : of->names()) out.PutString(name);
+  }
+  if (!own) return bytes;
+  out.PutVarint(rows.own_signals.size());
+  for (const OwnSignal& signal : rows.own_signals) {
+    out.PutString(signal.name);
+    out.PutString(signal.unit);
+    out.PutString(signal.help);
+    out.Put(signal.granularity);
+    out.Put(signal.merge);
+    out.PutVarint(signal.attempt);
+    for (const std::optional<double>& limit : {signal.low, signal.high}) {
+      out.Put(limit.has_value());
+      out.Put(limit.value_or(0));
+    }
+  }
+  out.PutVarint(rows.own_cells.size());
+  for (const OwnCell& cell : rows.own_cells) {
+    out.PutVarint(static_cast<uint64_t>(cell.signal));
+    out.PutVarint(static_cast<uint64_t>(cell.layer));
+    out.PutVarint(static_cast<uint64_t>(cell.head));
   }
   return bytes;
 }
@@ -385,13 +410,41 @@ std::string EncodeRunRows(const RunRows& rows) {
 absl::StatusOr<RunRows> DecodeRunRows(std::string_view bytes) {
   ByteReader in(bytes);
   const absl::Status damaged = absl::DataLossError("stored row names: damaged, or of another version");
-  if (in.Get<uint8_t>() != kRunRowsVersion) return damaged;
+  const auto version = in.Get<uint8_t>();
+  if (version < 1 || version > kRunRowsVersion) return damaged;
   RunRows rows;
   for (RowNames* const of : {&rows.tensors, &rows.modules}) {
     std::vector<std::string> names(in.GetCount(1));
     if (names.size() > static_cast<size_t>(kNamedRowsMax)) return damaged;
     for (std::string& name : names) name = in.GetString();
     *of = RowNames(std::move(names));
+  }
+  if (version >= 2) {
+    rows.own_signals.resize(in.GetCount(24));
+    if (rows.own_signals.size() > kOwnSignalsMax) return damaged;
+    for (OwnSignal& signal : rows.own_signals) {
+      signal.name = in.GetString();
+      signal.unit = in.GetString();
+      signal.help = in.GetString();
+      signal.granularity = in.Get<Granularity>();
+      signal.merge = in.Get<Merge>();
+      signal.attempt = static_cast<uint32_t>(in.GetVarint());
+      for (std::optional<double>* limit : {&signal.low, &signal.high}) {
+        const bool has = in.Get<bool>();
+        const auto value = in.Get<double>();
+        if (has) *limit = value;
+      }
+    }
+    for (size_t left = in.GetCount(3); left > 0; --left) {
+      OwnCell cell;
+      cell.signal = static_cast<int32_t>(in.GetVarint());
+      cell.layer = static_cast<int32_t>(in.GetVarint());
+      cell.head = static_cast<int32_t>(in.GetVarint());
+      const bool known = cell.signal >= 0 && static_cast<size_t>(cell.signal) < rows.own_signals.size();
+      if (!in.ok() || !known || cell.layer < 0 || cell.head < 0 || rows.AddOwnCell(cell) + 1 != rows.own.size()) {
+        return damaged;
+      }
+    }
   }
   if (!in.done()) return damaged;
   return rows;

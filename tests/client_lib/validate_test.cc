@@ -208,7 +208,10 @@ TEST_F(FrameTest, SignalsAreMeasuredOnesOfTheCatalogue) {
 TEST_F(FrameTest, EveryFieldOfAFrameIsChecked) {
   frame_.struct_size = sizeof(frame_) + 8;
   ExpectAccepted();
-  frame_.struct_size = sizeof(frame_) - 1;
+  frame_.struct_size = offsetof(bw_frame, own_count);  // That of 1.0.
+  block_.layer_count = 1;
+  ExpectAccepted();
+  frame_.struct_size -= 1;
   ExpectRefused("frame.struct_size");
   frame_.struct_size = sizeof(frame_);
   frame_.step = -1;
@@ -258,6 +261,68 @@ TEST(FrameValuesTest, AcceptsMostValuesAndRefusesOneMore) {
   EXPECT_EQ(bw_client_push(client, &frame), BW_INVALID_ARGUMENT);
   EXPECT_THAT(bw_last_error(), HasSubstr("24 values, must have at most frame_values_max, 16"));
   bw_client_destroy(client);
+}
+
+class OwnTest : public FrameTest {
+ protected:
+  OwnTest() { frame_.own_count = 1, frame_.own = &own_; }
+
+  const std::vector<float> values_ = std::vector<float>(BW_OWN_VALUES_MAX + 1, 1.5f);
+  bw_own_values own_{.name = "train/kl",
+                     .unit = "nats",
+                     .granularity = 1,
+                     .merge = 3,
+                     .count = 1,
+                     .limits = 3,
+                     .low = 0,
+                     .high = 10,
+                     .values = values_.data()};
+};
+
+TEST_F(OwnTest, EachFieldHasItsRange) {
+  ExpectAccepted();
+  const bw_own_values good = own_;
+  const auto refused = [&](const char* words) {
+    ExpectRefused(words);
+    own_ = good;
+  };
+  own_.name = "KL";
+  refused("own[0].name is \"KL\", must match [a-z][a-z0-9_./-]{0,63}");
+  own_.name = nullptr;
+  refused("own[0].name is \"\"");
+  own_.name = "drift_ratio";
+  refused("which is a signal of the catalogue");
+  own_.granularity = 7;
+  refused("own[0].granularity is 7, must be 1 run");
+  own_.merge = 4;
+  refused("own[0].merge is 4, must be 1..3");
+  own_.count = 2;
+  refused("own[0].count is 2, must be 1..1");
+  own_.layer = 1;
+  refused("own[0].layer is 1, must be 0..0");
+  own_.granularity = 5, own_.count = 1024, own_.head = 3073;
+  refused("own[0].head is 3073, must be 0..3072");
+  own_.granularity = 5, own_.count = 1025;
+  refused("own[0].count is 1025, must be 1..1024");
+  own_.granularity = 4, own_.layer = UINT32_MAX;
+  refused("own[0].layer is 4294967295, must be 0..511");
+  own_.granularity = 6, own_.layer = 4096;
+  refused("own[0].layer is 4096");
+  own_.low = std::numeric_limits<double>::quiet_NaN();
+  refused("low and high must be finite");
+  own_.values = nullptr;
+  refused("own[0].values is NULL");
+  own_.unit = "twenty-seven letters and more";
+  ExpectAccepted();
+  own_.unit = "thirty-three letters and one more";
+  refused("own[0].unit is longer than 32 bytes");
+  own_.low = std::numeric_limits<double>::quiet_NaN(), own_.limits = 2;
+  ExpectAccepted();
+  own_ = good;
+  frame_.own_count = BW_OWN_MAX + 1;
+  refused("frame.own_count is 513, must be 0..512");
+  frame_.own_count = 1, frame_.own = nullptr;
+  refused("frame.own is NULL and own_count is 1");
 }
 
 class NamesTest : public FrameTest {

@@ -9,6 +9,7 @@
 #include <variant>
 
 #include "server/ingest/decode.h"
+#include "server/ingest/own_values.h"
 #include "server/ingest/rank_merge.h"
 #include "server/ingest/row_maps.h"
 #include "tests/fuzz/fuzz.h"
@@ -19,6 +20,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   std::optional<Layout> layout;
   std::optional<RankMerge> merge;
   RowMaps maps;
+  OwnRows own;
   RunRows rows;
   const auto grow = [&](const Layout& more) {
     layout->GrowTo(more);
@@ -55,7 +57,14 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     FUZZ_CHECK(layout.has_value());  // Nothing else passes before a Hello.
     if (const auto* frame = std::get_if<RankFrame>(&decoded->body)) {
       uint64_t left_out = 0;
-      merge->Add(rank, maps.Translate(rank, *frame, *layout, &left_out), ++lsn, sink);
+      std::optional<RunRows> grown;
+      std::vector<OwnRefusal> refused;
+      const RankFrame known = own.Translate(maps.Translate(rank, *frame, *layout, &left_out), rows, &grown, &refused);
+      if (grown.has_value()) {
+        rows = *std::move(grown);
+        grow({.own = rows.own.size()});
+      }
+      merge->Add(rank, known, ++lsn, sink);
     } else if (const auto* names = std::get_if<NamesMessage>(&decoded->body)) {
       maps.Add(rank, *names, &rows);
       grow({.tensors = rows.tensors.size(), .modules = rows.modules.size()});

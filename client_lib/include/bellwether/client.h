@@ -35,8 +35,9 @@ extern "C" {
 #define BW_API_VERSION_MAJOR 1
 /* 1: ranks_agree; actions come as JSON.  2: the spool.  3: frames_stripped.  4: launch_unix_ms.
    5: signals of tensors, modules, layers, experts and ranks.  6: 128 blocks in a frame.
-   7: it counts the functions that the Python package's hook calls, too; no header has them. */
-#define BW_API_VERSION_MINOR 7
+   7: it counts the functions that the Python package's hook calls, too; no header has them.
+   8: own values of a frame. */
+#define BW_API_VERSION_MINOR 8
 
 #define BW_BLOCKS_MAX 128             /* Blocks in one frame. */
 #define BW_LAYERS_MAX 512             /* Layers of one run. */
@@ -45,6 +46,8 @@ extern "C" {
 #define BW_EVENT_TEXT_MAX 256         /* Bytes of an event's text. */
 #define BW_SPECTRUM_ROWS_MAX 512      /* Rows of a Gram matrix. */
 #define BW_EXPERTS_MAX 4096           /* Experts of one layer. */
+#define BW_OWN_MAX 512                /* Own values in one frame. */
+#define BW_OWN_VALUES_MAX 1024        /* Floats of one of them. */
 #define BW_NAMED_ROWS_MAX 16384       /* Tensors of one run, and modules. */
 #define BW_ROW_NAME_MAX 256           /* Bytes of the name of one. */
 #define BW_NAMES_BYTES_MAX (1u << 18) /* Bytes of the names of one call, each with its closing zero. */
@@ -181,6 +184,23 @@ typedef struct bw_block {
                            and infinity are data and are sent like any other */
 } bw_block;
 
+/* Numbers of one signal that the job names itself.  The first values of a name say what it is for the
+   whole run; the server leaves out and counts what says something else. */
+typedef struct bw_own_values {
+  const char* name;     /* [a-z][a-z0-9_./-]{0,63}, no name of the catalogue */
+  const char* unit;     /* At most 32 bytes; NULL = not said here */
+  const char* help;     /* At most 256 bytes; NULL = not said here */
+  uint32_t granularity; /* 1 run, 2 head, 4 layer, 5 expert, 6 rank */
+  uint32_t merge;       /* Of ranks: 1 sum, 2 max, 3 mean */
+  uint32_t layer;       /* Of the first value, or its rank; run: 0 */
+  uint32_t head;        /* Or the expert; else 0 */
+  uint32_t count;       /* 1..BW_OWN_VALUES_MAX: of heads or experts of one layer, or
+                           of layers or ranks, one after the other; run: 1 */
+  uint32_t limits;      /* Bit 0: `low` is said; bit 1: `high` is */
+  double low, high;     /* Finite; a value beyond them is wrong */
+  const float* values;  /* [count]; NaN and infinity are data */
+} bw_own_values;
+
 /* What one rank measured in one step. */
 typedef struct bw_frame {
   uint32_t struct_size;   /* = sizeof(bw_frame) */
@@ -191,6 +211,10 @@ typedef struct bw_frame {
   const bw_block* blocks; /* [block_count]; an absent signal = not measured */
   uint32_t partial_rows;  /* 1 = rows of a context-parallel shard */
   uint32_t reserved;      /* Must be 0. */
+  /* Since 1.8: */
+  uint32_t own_count;       /* 0..BW_OWN_MAX */
+  uint32_t reserved2;       /* Must be 0. */
+  const bw_own_values* own; /* [own_count] */
 } bw_frame;
 
 /* Queues one frame; `*frame`, its blocks and their values are copied.  No

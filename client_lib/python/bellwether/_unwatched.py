@@ -62,7 +62,7 @@ class Unwatched:
     def _nothing(self, *_: Any, **__: Any) -> None:
         """Nothing comes of it."""
 
-    step = detach = event = count_from = follow_alerts = on_action = offer_action = _nothing
+    step = log = detach = event = count_from = follow_alerts = on_action = offer_action = _nothing
     capture_calls = _nothing
 
 

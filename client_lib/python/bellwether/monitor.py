@@ -21,6 +21,7 @@ from ._native import c_api
 from ._server.alerts import Alert, Follower
 from ._step import optimizer_hooks
 from ._step.handles import Handles
+from ._step.own_log import OwnLog
 from ._step.patches import Patches, layers_of
 from ._step.reporter import Number
 from ._step.status import Status, least_status, status
@@ -41,7 +42,7 @@ def live_monitors() -> list[Monitor]:
     return [monitor for monitor in handles.all() if monitor.live()]
 
 
-class Monitor:
+class Monitor(OwnLog):
     """The handle that attach() returns.  Every method is safe to call at any time."""
 
     def __init__(

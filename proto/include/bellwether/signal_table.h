@@ -24,14 +24,19 @@ enum class Granularity : uint8_t {
   kRank = 6,
   kTensor = 7,
   kModule = 8,
+  kOwn = 9,
 };
 // Rows are heads or key heads of layers.
 constexpr bool OfHeads(Granularity granularity) {
   return granularity == Granularity::kHead || granularity == Granularity::kKvHead;
 }
 // Rows have names, which a rank tells before it reports them (Names in ingest.proto).
-constexpr bool OfNamedRows(Granularity granularity) {
+constexpr bool IsNamedByRanks(Granularity granularity) {
   return granularity == Granularity::kTensor || granularity == Granularity::kModule;
+}
+// Rows have names: those, or the server made them (OwnValues in ingest.proto).
+constexpr bool OfNamedRows(Granularity granularity) {
+  return IsNamedByRanks(granularity) || granularity == Granularity::kOwn;
 }
 enum class Merge : uint8_t { kNone = 0, kSum = 1, kMax = 2, kMean = 3, kEqual = 4 };
 enum class MetricLevel : uint8_t { kRun = 1, kLayer = 2, kHead = 3 };

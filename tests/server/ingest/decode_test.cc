@@ -343,6 +343,85 @@ TEST(DecodeTest, BlocksOfOtherRowsHaveTheirRanges) {
   EXPECT_THAT(Refusal(message, &kLayout), HasSubstr("head_count = 2: must be in [1, 1]"));
 }
 
+v1::OwnValues* AddOwn(v1::Frame* frame) {
+  v1::OwnValues* own = frame->add_own();
+  own->set_name("load");
+  own->set_granularity(v1::GRANULARITY_EXPERT);
+  own->set_merge(v1::MERGE_SUM);
+  own->set_layer(3);
+  own->set_head(4000);
+  own->add_values(1);
+  own->add_values(2);
+  return own;
+}
+
+TEST(DecodeTest, OwnValuesArriveWhole) {
+  v1::ClientMessage message = ValidFrame();
+  v1::OwnValues* own = AddOwn(message.mutable_frame());
+  own->set_unit("tokens");
+  own->set_help("of each expert");
+  own->set_low(0);
+  const auto decoded = Decode(message, &kLayout, {});
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  const auto& frame = std::get<RankFrame>(decoded->body);
+  ASSERT_THAT(frame.own, testing::SizeIs(1));
+  const OwnBlock& block = frame.own[0];
+  EXPECT_EQ(block.signal.name, "load");
+  EXPECT_EQ(block.signal.unit, "tokens");
+  EXPECT_EQ(block.signal.help, "of each expert");
+  EXPECT_EQ(block.signal.granularity, Granularity::kExpert);
+  EXPECT_EQ(block.signal.merge, Merge::kSum);
+  EXPECT_EQ(block.signal.low, 0);
+  EXPECT_FALSE(block.signal.high.has_value());
+  EXPECT_EQ(block.layer, 3);
+  EXPECT_EQ(block.head, 4000);
+  ASSERT_EQ(block.count, 2u);
+  EXPECT_EQ(frame.values[block.offset + 1], 2);
+  message.mutable_frame()->clear_blocks();
+  EXPECT_TRUE(Decode(message, &kLayout, {}).ok()) << "a part may have nothing else";
+}
+
+TEST(DecodeTest, EachFieldOfOwnValuesHasItsRange) {
+  using Change = std::function<void(v1::OwnValues*)>;
+  const std::pair<Change, const char*> wrong[] = {
+      {[](v1::OwnValues* o) { o->set_name("KL"); }, "frame.own[0].name: must match [a-z][a-z0-9_./-]{0,63}"},
+      {[](v1::OwnValues* o) { o->set_name(""); }, "own[0].name"},
+      {[](v1::OwnValues* o) { o->set_name(std::string(65, 'a')); }, "own[0].name"},
+      {[](v1::OwnValues* o) { o->set_granularity(v1::GRANULARITY_TENSOR); }, "own[0].granularity = 7: must be RUN"},
+      {[](v1::OwnValues* o) { o->set_granularity(v1::GRANULARITY_OWN); }, "own[0].granularity = 9"},
+      {[](v1::OwnValues* o) { o->set_merge(v1::MERGE_EQUAL); }, "own[0].merge = 4: must be in [1, 3]"},
+      {[](v1::OwnValues* o) { o->clear_merge(); }, "own[0].merge = 0"},
+      {[](v1::OwnValues* o) { o->clear_values(); }, "number of frame.own[0].values = 0: must be in [1, 1024]"},
+      {[](v1::OwnValues* o) { o->set_head(4095); }, "own[0].head = 4095: must be in [0, 4094]"},
+      {[](v1::OwnValues* o) { o->set_layer(512); }, "own[0].layer = 512: must be in [0, 511]"},
+      {[](v1::OwnValues* o) { o->set_layer(UINT32_MAX); }, "own[0].layer = 4294967295"},
+      {[](v1::OwnValues* o) { o->set_granularity(v1::GRANULARITY_RUN); }, "number of frame.own[0].values = 2"},
+      {[](v1::OwnValues* o) { o->set_granularity(v1::GRANULARITY_LAYER); }, "own[0].head = 4000: must be in [0, 0]"},
+      {[](v1::OwnValues* o) { o->set_unit(std::string(33, 'u')); }, "own[0].unit"},
+      {[](v1::OwnValues* o) { o->set_help("a\nb"); }, "own[0].help holds control character 10"},
+      {[](v1::OwnValues* o) { o->set_low(std::numeric_limits<double>::quiet_NaN()); }, "own[0].low"},
+      {[](v1::OwnValues* o) { o->set_high(std::numeric_limits<double>::infinity()); }, "own[0].high"},
+  };
+  for (const auto& [change, words] : wrong) {
+    v1::ClientMessage message = ValidFrame();
+    change(AddOwn(message.mutable_frame()));
+    EXPECT_THAT(Refusal(message, &kLayout), HasSubstr(words));
+  }
+  v1::ClientMessage many = ValidFrame();
+  for (int i = 0; i < 513; ++i) AddOwn(many.mutable_frame());
+  EXPECT_THAT(Refusal(many, &kLayout), HasSubstr("number of frame.own = 513: must be in [0, 512]"));
+}
+
+// A client says what its rows are; these rows the server has made.
+TEST(DecodeTest, NoBlockHasOwnValues) {
+  v1::ClientMessage message = ValidFrame();
+  message.mutable_frame()->mutable_blocks(0)->set_signal(v1::SIGNAL_OWN_MEAN);
+  EXPECT_THAT(Refusal(message, &kLayout), HasSubstr("blocks[0].signal = 130"));
+  v1::ClientMessage names = ValidNames();
+  names.mutable_names()->set_granularity(v1::GRANULARITY_OWN);
+  EXPECT_THAT(Refusal(names, &kLayout), HasSubstr("names.granularity = 9: must be TENSOR or MODULE"));
+}
+
 TEST(DecodeTest, SeqIsRequiredOnlyForLoggedMessages) {
   v1::ClientMessage frame = ValidFrame();
   frame.set_seq(0);

@@ -39,7 +39,7 @@ SERVER = "bellwetherd"
 
 # The major versions of the headers that the structures below are of, and the least minors that
 # have all of them.  Each library has a version of its own.
-CLIENT_ABI = (1, 7)
+CLIENT_ABI = (1, 8)
 KERNELS_ABI = (1, 10)
 
 
@@ -135,6 +135,13 @@ COMMAND_SAMPLING = 1
 COMMAND_ACTION = 2
 
 BLOCKS_MAX = 128
+EXPERTS_MAX = 4096
+WORLD_MAX = 4096
+OWN_MAX = 512
+OWN_VALUES_MAX = 1024
+OWN_GRANULARITIES = {"run": 1, "head": 2, "layer": 4, "expert": 5, "rank": 6}
+OWN_MERGES = {"sum": 1, "max": 2, "mean": 3}
+FLOAT_MAX = 3.4028234663852886e38
 # What a frame has in the place of a value that nobody measured: a NaN of its own (ingest.proto).
 NOT_MEASURED = c_float.from_buffer(ctypes.c_uint32(0x7FC0BE11)).value
 LAYERS_MAX = 512
@@ -275,6 +282,23 @@ class Block(Checked):
     ]
 
 
+class OwnValues(Checked):
+    _fields_ = [
+        ("name", c_char_p),
+        ("unit", c_char_p),
+        ("help", c_char_p),
+        ("granularity", c_uint32),
+        ("merge", c_uint32),
+        ("layer", c_uint32),
+        ("head", c_uint32),
+        ("count", c_uint32),
+        ("limits", c_uint32),
+        ("low", c_double),
+        ("high", c_double),
+        ("values", c_void_p),
+    ]
+
+
 class Frame(Checked):
     NARROWER: ClassVar[dict[str, tuple[int, int]]] = {
         "step": (0, STEP_MAX),
@@ -288,6 +312,9 @@ class Frame(Checked):
         ("blocks", POINTER(Block)),
         ("partial_rows", c_uint32),
         ("reserved", c_uint32),
+        ("own_count", c_uint32),
+        ("reserved2", c_uint32),
+        ("own", POINTER(OwnValues)),
     ]
 
 
@@ -768,6 +795,16 @@ def client() -> CDLL:
         _declare(library, "bw_client_flush", c_int, handle, c_uint32)
         _client = library
         return library
+
+
+def signal_names() -> list[str]:
+    """Of the catalogue, derived ones too.  Raises LibraryError."""
+    library = client()
+    names: list[str] = []
+    info = struct(SignalInfo)
+    while library.bw_signal_at(len(names), ctypes.byref(info)) == OK:
+        names.append(text(info.name))
+    return names
 
 
 def python_calls() -> ctypes.PyDLL:

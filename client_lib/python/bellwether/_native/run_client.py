@@ -113,6 +113,23 @@ class Block:
 
 
 @dataclasses.dataclass(frozen=True)
+class OwnValues:
+    """Numbers of one signal that the program names itself: bw_own_values of client.h.  The first
+    of a name say what it is for the whole run."""
+
+    name: str  # [a-z][a-z0-9_./-]{0,63}, none of the catalogue
+    values: Values
+    of: str = "run"  # A key of c_api.OWN_GRANULARITIES.
+    merge: str = "mean"  # Of ranks: a key of c_api.OWN_MERGES.
+    layer: int = 0  # Of the first value, or its rank.
+    head: int = 0  # Or the expert.
+    unit: str = ""
+    help: str = ""
+    low: Optional[float] = None  # A value below it, or above `high`, is wrong.
+    high: Optional[float] = None
+
+
+@dataclasses.dataclass(frozen=True)
 class Counters:
     """bw_counters of client.h."""
 
@@ -189,10 +206,13 @@ class RunClient:
         *,
         time_unix_ns: int = 0,
         partial_rows: bool = False,
+        own: Sequence[OwnValues] = (),
     ) -> bool:
         """Queues one frame; False if it was dropped or the client is unavailable (counted).
 
         partial_rows  the statistics are of the rows of one context-parallel shard
+
+        own           numbers of signals that the program names itself, at most OWN_MAX
 
         Frames of more than BLOCKS_MAX blocks are refused.  Raises ClientError on bad arguments.
         """
@@ -212,7 +232,14 @@ class RunClient:
             time_unix_ns=time_unix_ns,
             blocks=native,
             partial_rows=int(partial_rows),
+            own_count=len(own),
         )
+        if own:
+            named = (c_api.OwnValues * len(own))()
+            for to, values in zip(named, own):
+                kept.append(_fill_own(to, values))
+            frame.own = named
+            kept.append(named)
         return self._check(self._library.bw_client_push(self._handle, ctypes.byref(frame)))
 
     @_refusing
@@ -400,6 +427,26 @@ def _address(block: Block) -> tuple[int, object]:
             f"block {block.signal!r} has {len(packed)} values, its rectangle has {count}"
         )
     return packed.buffer_info()[0], packed
+
+
+def _fill_own(to: c_api.OwnValues, own: OwnValues) -> object:
+    """What keeps its values alive."""
+    values = own.values
+    if not (isinstance(values, array.array) and values.typecode == "f"):
+        values = array.array("f", _flat(values))
+    if own.of not in c_api.OWN_GRANULARITIES or own.merge not in c_api.OWN_MERGES:
+        raise ClientError(
+            f"{own.name}: of={own.of!r}, merge={own.merge!r}, must be of "
+            f"{', '.join(c_api.OWN_GRANULARITIES)} and one of {', '.join(c_api.OWN_MERGES)}"
+        )
+    to.name = _text_for_c("a name", own.name)
+    to.unit, to.help = _text_for_c("unit", own.unit), _text_for_c("help", own.help)
+    to.granularity, to.merge = c_api.OWN_GRANULARITIES[own.of], c_api.OWN_MERGES[own.merge]
+    to.layer, to.head, to.count = own.layer, own.head, len(values)
+    to.limits = (own.low is not None) | (own.high is not None) << 1
+    to.low, to.high = own.low or 0.0, own.high or 0.0
+    to.values = values.buffer_info()[0]
+    return values
 
 
 def _flat(values: Any) -> list[float]:

@@ -16,9 +16,10 @@ import torch
 
 from .._hook.model.parallel import is_dtensor
 from .._native import c_api
-from .._native.run_client import Block, RunClient
+from .._native.run_client import Block, ClientError, RunClient
 from .._util import log
 from .law_rows import LawRows
+from .own_numbers import OwnNumbers, Told
 from .sample import Sample
 
 LATE_FRAMES_MAX = 64  # Frames that wait for a device; beyond it their numbers are left out.
@@ -81,10 +82,12 @@ class _Frame:
     step: int
     values: dict[str, Union[float, _Late]]  # The run's own numbers.
     sample: Optional[Sample]
+    own: list[Told] = dataclasses.field(default_factory=list)
 
     def ready(self) -> bool:
         late = (v for v in self.values.values() if isinstance(v, _Late))
-        return all(v.ready() for v in late) and (self.sample is None or self.sample.ready())
+        arrived = all(v.ready() for v in late) and all(told.ready() for told in self.own)
+        return arrived and (self.sample is None or self.sample.ready())
 
 
 class Frames:
@@ -100,6 +103,9 @@ class Frames:
         self._waiting: collections.deque[_Frame] = collections.deque()
         self.law_rows = LawRows()
         self._law_samples = 0
+        self.own = OwnNumbers(self.leave_out)
+        # What is logged behind mon.step() is of the step that it ended: the newest frame waits.
+        self.keeps_newest = False
         self.faults: dict[str, str] = {}  # Of modules, by their names: the first of each.
 
     def readable(self, told: dict[str, Any]) -> dict[str, Any]:
@@ -137,8 +143,16 @@ class Frames:
                 late[name] = _now_or_late(value)
             except Exception as e:
                 self.leave_out(name, e)
-        self._waiting.append(_Frame(step, late, sample))
-        self.drain(client)
+        self._waiting.append(_Frame(step, late, sample, self.own.take()))
+        self.drain(client, everything=False)
+
+    def add_to(self, step: int, told: Told) -> bool:
+        """To a step that has ended.  False: its frame is gone."""
+        newest = self._waiting[-1] if self._waiting else None
+        if newest is None or newest.step != step:
+            return False
+        newest.own.append(told)
+        return True
 
     def sample_again(self) -> bool:
         """Whether the newest sample lacks its gradients and the next step should make up for it;
@@ -146,11 +160,14 @@ class Frames:
         again, self._sample_again = self._sample_again, False
         return again
 
-    def drain(self, client: Optional[RunClient], timeout: float = 0.0) -> bool:
+    def drain(
+        self, client: Optional[RunClient], timeout: float = 0.0, everything: bool = True
+    ) -> bool:
         """Pushes what is ready, in order; waits for the rest for at most `timeout` seconds.
-        Whether all was pushed."""
+        Whether all was pushed.  `everything`: the newest frame, too, also where it is kept."""
         deadline = time.monotonic() + timeout
-        while self._waiting:
+        kept = 1 if self.keeps_newest and not everything else 0
+        while len(self._waiting) > kept:
             frame = self._waiting[0]
             arrived = frame.ready()
             if not arrived and len(self._waiting) <= LATE_FRAMES_MAX:
@@ -192,7 +209,15 @@ class Frames:
         if client is not None:
             if frame.sample is not None and arrived and frame.sample.grams is not None:
                 frame.sample.grams.push(client, frame.step)
-            client.push(frame.step, blocks[: c_api.BLOCKS_MAX], partial_rows=self.partial_rows)
+            own = self.own.of_frame([told for told in frame.own if arrived or told.ready()])
+            blocks = blocks[: c_api.BLOCKS_MAX]
+            try:
+                client.push(frame.step, blocks, partial_rows=self.partial_rows, own=own)
+            except ClientError as e:
+                if not own:
+                    raise
+                self.leave_out("log()", e)  # The job's own numbers cost no frame.
+                client.push(frame.step, blocks, partial_rows=self.partial_rows)
 
     def _tell_faults(self, client: Optional[RunClient], step: int, sample: Sample) -> None:
         """Once for each layer, to the log and the server."""

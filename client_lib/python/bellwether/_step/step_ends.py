@@ -35,6 +35,7 @@ class StepEnds:
     def __init__(self, parameters: Callable[[], Iterable[torch.Tensor]]) -> None:
         self.explicit = False  # mon.step() is called: the optimizer's hook is not the step.
         self.pending = False  # An optimizer step ended that is not closed yet.
+        self.between = False  # mon.step() has ended a step, and the next has not begun.
         self.graphed = False  # optimizer.step() was captured in a CUDA graph.
         self.hooks_called = 0  # Of optimizers, of any model.
         self.warned = False

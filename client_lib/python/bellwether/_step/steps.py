@@ -171,6 +171,7 @@ class Steps:
         return in_backward()
 
     def forward_begins(self) -> None:
+        self.ends.between = False
         self.weights.copies.forward_begins()
         if self.reporter.rest.pending:
             self._look_at_weights()
@@ -186,10 +187,12 @@ class Steps:
 
     def backward_begins(self) -> None:
         """Of a compiled module, whose forward is not seen."""
+        self.ends.between = False
         if self.ends.backward_begins() and self.health.live:
             self._close({})
 
     def passes(self, count: int) -> None:
+        self.ends.between = False
         if self.ends.passes(count) and self.health.live:
             self._close({})
 
@@ -236,6 +239,7 @@ class Steps:
         """Before its step."""
         if not self.health.live or capturing():
             return
+        self.ends.between = False
         self.ends.under_way.begins(optimizer)
         if self.actions.rate_factor() != 1.0 and self.ends.trainers.trains(optimizer):
             self.actions.optimizer_steps(optimizer)
@@ -299,6 +303,7 @@ class Steps:
         self.ends.explicit = True
         self._renumber(self._number if step is None else step)
         self._close(told)
+        self.ends.between = True
         self._end_discovery()
 
     def _end_discovery(self) -> None:

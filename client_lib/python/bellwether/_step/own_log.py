@@ -1,0 +1,92 @@
+"""mon.log(): which step the job's own numbers belong to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Optional, Union
+
+from .._util.guard import harmless
+from .._util.integers import step as step_number
+from .frames import local
+from .steps import Steps
+
+
+class OwnLog:
+    """What a Monitor takes of the job's own numbers."""
+
+    steps: Steps
+
+    def live(self) -> bool:
+        raise NotImplementedError
+
+    @harmless("log()")
+    def log(
+        self,
+        numbers: Union[str, Mapping[str, Any]],
+        value: Any = None,
+        *,
+        layer: Optional[int] = None,
+        head: Optional[int] = None,
+        of: Optional[str] = None,
+        merge: Optional[str] = None,
+        unit: str = "",
+        help: str = "",
+        low: Optional[float] = None,
+        high: Optional[float] = None,
+        step: Optional[int] = None,
+    ) -> None:
+        """Numbers of your own, by names of your own: log({"reward": r, "kl": k}), or one at a
+        time: log("router_z", values, layer=3).
+
+        A value is a number, or a tensor of one on any device, which is never waited for.  Several
+        come in a sequence or tensor.  One dimension is layers, or the heads or experts of `layer`;
+        two are [layers][heads or experts].
+
+        of     what a value is of: run, layer, head, expert or rank; guessed if not said
+        merge  of ranks, and of several calls in one step: mean (if not said), sum or max
+        unit, help  for people; at most 32 and 256 bytes
+        low, high   a value beyond them is wrong
+        step   the running one (if not said), or the one that mon.step() has just ended
+
+        The first values of a name say for the whole run what it is of and how it merges.  Names are
+        lower case; other characters than letters, digits and _ . / - become _.
+
+        They are of the running step, which lasts until the next forward.  Behind mon.step(), until
+        the next forward, they are of the step that it has ended.  What cannot be taken is left out,
+        said once and counted in status()["numbers_left_out"].
+        """
+        if not self.live():
+            return
+        said = {"layer": layer, "head": head, "of": of, "merge": merge, "unit": unit, "help": help,
+                "low": low, "high": high}  # fmt: skip
+        if isinstance(numbers, Mapping):
+            for name, each in numbers.items():
+                _log(self.steps, name, each, step, **said)
+        else:
+            _log(self.steps, numbers, value, step, **said)
+
+
+def _log(steps: Steps, name: Any, value: Any, step: Optional[int], **said: Any) -> None:
+    """One of the numbers: it costs itself where it cannot be read."""
+    if steps.silent:
+        return
+    frames = steps.reporter.frames
+    try:
+        heads = max((layer.heads for layer in steps.layers), default=0)
+        told = frames.own.read(name, local(value), heads=heads, **said)
+        running = steps.current_step()
+        ended = running - 1
+        at = ended if steps.ends.between else running
+        if step is not None:
+            at = step_number(step)
+        if at == ended and steps.ends.explicit:
+            frames.keeps_newest = True
+            if frames.add_to(ended, told):
+                return
+            if step is None:  # The first ones: from now on the newest frame waits for them.
+                told.carried, at = True, running
+        if at != running:
+            raise ValueError(f"step {at} is not under way: that is {running}")
+        frames.own.add(told)
+    except Exception as e:  # Whatever the trainer gave.
+        frames.leave_out(f"log {str(name)[:64]}", e)

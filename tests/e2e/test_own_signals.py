@@ -1,0 +1,218 @@
+"""Goal: a number that the job names itself goes the whole way.  By its name it is queried, exported and
+imported again.  It survives restarts of the server, and of the job with other ranks.  What cannot be one
+is left out, counted and said.
+
+Method: bellwetherd and clients that say every value; the server is killed in between.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / room) for room in ("support", "python")]
+from bellwether_process import Server, wait_for
+
+from bellwether.client import Block, OwnValues, RunClient, RunOptions
+
+LOSS = Block("loss", [2.0])
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    with Server(tmp_path) as running:
+        yield running
+
+
+def ranks_of(server: Server, world: int, attempt: int = 0) -> list[RunClient]:
+    return [
+        RunClient(RunOptions("own", layers=2, heads=2, rank=rank, world=world, attempt=attempt, server=server.grpc))
+        for rank in range(world)
+    ]
+
+
+def numbers(rank: int, step: int) -> list[OwnValues]:
+    """In another order on each rank."""
+    of_rank = [
+        OwnValues("train/kl", [step + rank], unit="nats", help="to the reference"),
+        OwnValues("tokens_seen", [10.0], merge="sum"),
+        OwnValues("longest", [100.0 * rank + step], merge="max"),
+        OwnValues("router_z", [1.0, 2.0 + step], of="layer"),
+        OwnValues("load", [step, 1.0, rank], of="expert", merge="sum", layer=1, head=4),
+        OwnValues("wait", [rank + 0.5], of="rank", layer=rank),
+    ]
+    return of_rank if rank % 2 == 0 else of_rank[::-1]
+
+
+def report(ranks: list[RunClient], steps: range) -> None:
+    for step in steps:
+        for rank, client in enumerate(ranks):
+            assert client.push(step, [LOSS], own=numbers(rank, step))
+    for client in ranks:
+        assert client.flush(30)
+
+
+def await_own(server: Server, run: str, count: int) -> dict[str, Any]:
+    """The run, once it is told that it has so many signals of its own."""
+
+    def told() -> Any:
+        found = server.call("GetRun", run=run)
+        return found if len(found.get("own_signals", [])) == count else None
+
+    return dict(wait_for(f"{run} has {count} own signals", told))
+
+
+def await_step(server: Server, step: int) -> None:
+    wait_for(f"step {step} is told", lambda: int(server.call("GetRun", run="own")["step"]) == step)
+
+
+def values(server: Server, signal: str, layer: int = 0, head: int = 0, run: str = "own") -> dict[int, float]:
+    return server.series(run, signal, layer, head)
+
+
+def test_own_numbers_go_the_whole_way(server: Server, tmp_path: Path) -> None:
+    ranks = ranks_of(server, 2)
+    report(ranks, range(20))
+    server.await_applied()
+    await_own(server, "own", 6)
+    await_step(server, 19)
+    assert values(server, "train/kl") == {s: s + 0.5 for s in range(20)}
+    assert values(server, "tokens_seen") == {s: 20 for s in range(20)}
+    assert values(server, "longest") == {s: 100 + s for s in range(20)}
+    assert values(server, "router_z", layer=1) == {s: 2 + s for s in range(20)}
+    assert values(server, "load", layer=1, head=4) == {s: 2 * s for s in range(20)}
+    assert values(server, "load", layer=1, head=6) == {s: 1 for s in range(20)}
+    assert values(server, "wait", layer=1) == {s: 1.5 for s in range(20)}
+
+    run = server.call("GetRun", run="own")
+    assert {"train/kl", "load", "loss"} <= set(run["signals"]) and "own_mean" not in run["signals"]
+    told = {signal["name"]: signal for signal in run["own_signals"]}
+    assert told["train/kl"]["unit"] == "nats" and told["train/kl"]["help"] == "to the reference"
+    assert (told["load"]["layers"], told["load"]["heads"]) == (2, 7)
+    matrix = server.call("GetMatrix", run="own", signal="load", step=-1)
+    assert (matrix["layers"], matrix["heads"], int(matrix["step"])) == (2, 7, 19)
+    top = server.call("TopHeads", run="own", signal="load", limit=2, step=-1)["heads"]
+    assert [head["name"] for head in top] == ["load[1,4]", "load[1,5]"]
+
+    # Killed, and the job comes back with another number of ranks.
+    server.kill()
+    server.start()
+    for client in ranks:
+        assert client.flush(30)
+        client.close()
+    report(ranks_of(server, 3, attempt=1), range(20, 40))
+    server.await_applied()
+    await_step(server, 39)
+    kl = values(server, "train/kl")
+    assert len(kl) == 40 and kl[5] == 5.5 and kl[39] == 40.0
+    assert values(server, "wait", layer=2) == {s: 2.5 for s in range(20, 40)}
+    assert values(server, "tokens_seen")[39] == 30
+
+    # A recording has all of it, and another server makes the same of it.
+    recording = tmp_path / "own.bwrun"
+    server.run("run", "export", "own", str(recording))
+    server.run("run", "import", str(recording), "--name", "again")
+    server.await_applied()
+    again = await_own(server, "again", 6)
+    for signal, layer, head in (("train/kl", 0, 0), ("load", 1, 4), ("wait", 2, 0), ("router_z", 1, 0)):
+        assert values(server, signal, layer, head, "again") == values(server, signal, layer, head), signal
+    assert {s["name"]: s.get("unit") for s in again["own_signals"]} == {s["name"]: s.get("unit") for s in told.values()}
+
+
+def test_the_command_shows_them(server: Server) -> None:
+    ranks = ranks_of(server, 1)
+    report(ranks, range(5))
+    server.await_applied()
+    await_own(server, "own", 6)
+    await_step(server, 4)
+    csv = server.run("series", "get", "own", "train/kl", "load:1:4", "-o", "csv").splitlines()
+    assert len(csv) == 1 + 2 * 5, csv
+    top = server.run("head", "top", "own", "--signal", "load", "-o", "csv").splitlines()
+    assert top[1].startswith("1,4,4"), top
+    assert "train/kl" in server.run("run", "get", "own", "-o", "json")
+    ranks[0].close()
+
+
+RULES = """
+thresholds: {context: {warmup_steps: 0}}
+rules:
+  - {name: kl_too_large, signal: own_mean, rows: train/kl, detector: level, stage: 5, severity: warning, above: 3, batch_steps: 2, hold_batches: 2}
+  - {name: expert_starves, signal: own_sum, rows: 'load[1,*', scope: row, detector: level, stage: 5, severity: warning, below: 0.5, batch_steps: 2, hold_batches: 2}
+"""
+
+
+def test_own_rules_judge_them_by_their_names(tmp_path: Path) -> None:
+    (tmp_path / "rules.yml").write_text(RULES)
+    with Server(tmp_path, "rules_file: rules.yml\n") as server:
+        ranks = ranks_of(server, 1)
+        report(ranks, range(120))  # Its kl rises by 1 a step; one expert never has a token.
+        server.await_applied()
+
+        def found() -> Any:
+            alerts = [alert["last"] for alert in server.call("ListAlerts", run="own", limit=100).get("alerts", [])]
+            by_rule = {alert["rule"]: alert for alert in alerts}
+            return by_rule if {"kl_too_large", "expert_starves"} <= set(by_rule) else None
+
+        alerts = wait_for("both rules have fired", found)
+        assert "train/kl" in str(alerts["kl_too_large"])
+        assert "load[1,6]" in str(alerts["expert_starves"]) and "load[1,5]" not in str(alerts["expert_starves"])
+        ranks[0].close()
+
+
+def refused(server: Server, cause: str) -> float:
+    return server.metric(f'bellwether_ingest_own_values_refused_total{{cause="{cause}"}}')
+
+
+def test_a_number_that_is_refused_costs_no_other(server: Server) -> None:
+    first, second = ranks_of(server, 2)
+    assert first.push(0, [LOSS], own=[OwnValues("kl", [1.0], unit="nats")])
+    assert first.flush(30)
+    server.await_applied()
+    assert second.push(0, [LOSS], own=[OwnValues("kl", [1.0], merge="sum"), OwnValues("reward", [3.0])])
+    assert second.push(1, [LOSS], own=[OwnValues("kl", [1.0], unit="bits"), OwnValues("kl", [1.0, 2.0], of="layer")])
+    many = [OwnValues(f"s{i}", [float(i)]) for i in range(300)]
+    assert second.push(2, [LOSS], own=many) and first.push(2, [LOSS])
+    assert first.push(1, [LOSS]) is True
+    assert first.flush(30) and second.flush(30)
+    server.await_applied()
+    await_own(server, "own", 256)
+    assert refused(server, "disagrees") == 1 + 1 + 2
+    assert refused(server, "signals") == 300 - 254
+    assert values(server, "reward") == {0: 3.0} and values(server, "s9") == {2: 9.0}
+    events = [event["text"] for event in server.call("ListEvents", run="own")["events"]]
+    assert sum("own signal kl: " in text for text in events) == 1, "each cause is said once"
+    assert any("merge is sum, and was mean before" in text for text in events)
+    assert any("at most 256 own signals" in text for text in events)
+    for client in (first, second):
+        client.close()
+
+
+def test_a_job_logs_them_by_their_names(server: Server) -> None:
+    torch = pytest.importorskip("torch")
+    import bellwether
+
+    from models import Model, Shape, batch
+
+    shape = Shape(layers=2)
+    model = Model(shape)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    monitor = bellwether.attach(model, server=server.grpc, run="job", every=5)
+    for step in range(12):
+        model(batch(shape, step)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        monitor.log({"Reward": torch.tensor(float(step)), "kl": math.nan if step == 7 else 0.5})
+        monitor.log("router_z", torch.arange(4.0), layer=1, of="expert")
+    assert monitor.flush(30)
+    monitor.detach()
+    server.await_applied()
+    await_own(server, "job", 3)
+    assert values(server, "reward", run="job") == {s: float(s) for s in range(12)}
+    kl: dict[int, Any] = values(server, "kl", run="job")
+    assert math.isnan(kl[7]) and kl[8] == 0.5
+    assert values(server, "router_z", 1, 3, "job")[11] == 3.0
