@@ -5,6 +5,14 @@
 /** JSON knows finite numbers only. */
 export type Real = number | 'NaN' | 'Infinity' | '-Infinity';
 
+export type Granularity =
+  'GRANULARITY_UNSPECIFIED' | 'GRANULARITY_RUN' | 'GRANULARITY_HEAD' | 'GRANULARITY_KV_HEAD' |
+  'GRANULARITY_LAYER' | 'GRANULARITY_EXPERT' | 'GRANULARITY_RANK' | 'GRANULARITY_TENSOR' | 'GRANULARITY_MODULE'
+  | 'GRANULARITY_OWN';
+
+export type Merge =
+  'MERGE_UNSPECIFIED' | 'MERGE_SUM' | 'MERGE_MAX' | 'MERGE_MEAN' | 'MERGE_EQUAL';
+
 export interface RunDescription {
   name: string;
   uuid: string;
@@ -78,6 +86,19 @@ export interface Run {
   imported: boolean;
   import_notifies: boolean;
   judged?: Judged;
+  own_signals: OwnSignal[];
+}
+
+export interface OwnSignal {
+  name: string;
+  granularity: Granularity;
+  merge: Merge;
+  unit: string;
+  help: string;
+  low?: Real;
+  high?: Real;
+  layers: number;
+  heads: number;
 }
 
 export interface Judged {
