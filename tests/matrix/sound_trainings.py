@@ -745,6 +745,15 @@ def _gpt(setup: Whole, device: str) -> Training:
 # ---- transformers
 
 
+def _tables(model: nn.Module) -> list[nn.Module]:
+    """The embedding of words; some versions name none of a model that has two towers."""
+    try:
+        return [model.get_input_embeddings()]  # type: ignore[operator]
+    except NotImplementedError:
+        found = [m for m in model.modules() if isinstance(m, nn.Embedding)]
+        return [max(found, key=lambda m: m.num_embeddings)]
+
+
 def _of_transformers(setup: Whole, device: str) -> Training:
     architecture = architectures.BY_NAME[setup.model]
     # As it is initialised: scores differ enough for what is judged here.
@@ -758,7 +767,8 @@ def _of_transformers(setup: Whole, device: str) -> Training:
         if setup.way == "reentrant":
             model.enable_input_require_grads()  # type: ignore[operator]
     if setup.way == "embeddings-frozen":
-        model.get_input_embeddings().requires_grad_(False)  # type: ignore[operator]
+        for table in _tables(model):
+            table.requires_grad_(False)
     weights = [p for p in model.parameters() if p.requires_grad]
     optimizer = _adam(setup, weights)
     scales = setup.precision == "autocast16"

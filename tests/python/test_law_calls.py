@@ -19,9 +19,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
+from transformers.models.llama import modeling_llama as llama
 
 import bellwether
 from bellwether._kernels import laws
+from bellwether._laws.call import GradedCall
+from bellwether._laws.judge import RIGHT, Limits, judge
 from bellwether._native import c_api
 from bellwether._step.grad_scale import POWERS
 from bellwether.settings import STATS
@@ -194,6 +197,78 @@ def test_the_tensors_are_those_of_the_kernel(
         for mine, true in ((call.q, q), (call.k, k), (call.v, v), (call.o, y), (call.d_o, y.grad),
                            (call.dq, q.grad), (call.dk, k.grad), (call.dv, v.grad)):  # fmt: skip
             assert true is not None and torch.equal(mine, true)
+
+
+def turned(x: Tensor) -> Tensor:
+    """In 32 bits, as rotary embeddings are."""
+    angles = torch.arange(TOKENS)[:, None] * torch.linspace(0.1, 1, DIM)
+    return x * angles.cos() + x.roll(DIM // 2, -1) * angles.sin()
+
+
+def eager(m: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    m.num_key_value_groups = q.shape[1] // k.shape[1]
+    added = torch.zeros(TOKENS, TOKENS).masked_fill(~CAUSAL, torch.finfo(torch.float32).min)
+    o, _ = llama.eager_attention_forward(m, q, k, v, added[None, None], scaling=DIM**-0.5)
+    return o.transpose(1, 2)  # type: ignore[no-any-return]
+
+
+def one_is_narrow(m: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return sdpa(m, q.to(torch.get_autocast_dtype("cpu")), k, v)
+
+
+class Widened(Attention):
+    """q and k are float32, and v is what autocast makes of a product."""
+
+    def __init__(self, attend: Attend, *how: Any) -> None:
+        def widened(m: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            q, k = turned(q), turned(k)
+            if m.keep:
+                m.wide = [q, k, v]
+                for t in m.wide:
+                    t.retain_grad()
+            return attend(m, q, k, v)
+
+        super().__init__(widened, *how)
+
+
+UNDER_AUTOCAST = {sdpa: "accumulated", one_is_narrow: "accumulated", ours: "fused",
+                  eager: "composed"}  # fmt: skip
+
+
+@pytest.mark.parametrize("attend", UNDER_AUTOCAST, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("kv_heads", [HEADS, KV_HEADS])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_tensors_that_autocast_narrows_are_asked_in_its_type(
+    attend: Attend, kv_heads: int, dtype: torch.dtype, heard: list[laws.Graded], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setitem(globals(), "Attention", Widened)
+
+    def trained(net: Net) -> list[Optional[Tensor]]:
+        with torch.autocast("cpu", dtype):
+            y = net(batch(torch.float32))
+        y.float().square().mean().mul(64).backward()
+        return [p.grad for p in net.parameters()]
+
+    twin, net = (made(dtype=torch.float32, attend=attend, kv_heads=kv_heads) for _ in "ab")
+    for block in twin.blocks:
+        block.keep = True
+    expected = trained(twin)
+    monitor = watched(net, tmp_path)
+    got = trained(net)
+    assert without(monitor) == [{}, {}]
+    monitor.detach()
+    assert are_same(got, expected) and len(heard) == 2
+    for call, block in zip(reversed(heard), twin.blocks):
+        assert {getattr(call, name).dtype for name in TENSORS} == {dtype}
+        assert call.arithmetic == UNDER_AUTOCAST[attend]
+        q, k, v = block.wide
+        for mine, true in ((call.q, q), (call.k, k), (call.v, v),
+                           (call.dq, q.grad), (call.dk, k.grad), (call.dv, v.grad)):  # fmt: skip
+            assert torch.equal(mine, true.to(dtype))
+        graded = GradedCall(call.q, call.k, call.v, call.o, call.d_o, call.dq, call.dk, call.dv,
+                            call.scale, call.mask)  # fmt: skip
+        assert judge(graded, Limits(10**4)).verdict == RIGHT  # By fp64.
 
 
 def test_the_catalogue_names_all_rows() -> None:

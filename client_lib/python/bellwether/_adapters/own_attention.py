@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from .._hook.calls.call import VIEWS, AttentionCall, CallRead, Mask, Ours, Reader, same
+from .._hook.calls.kernel_choice import narrowed_dtype
 from .arguments import Arguments, are_tensors, reader, scale_of
 from .imported import imported
 
@@ -53,6 +54,7 @@ def read(given: Arguments) -> CallRead:
         q, k, v, view, view, view, view, given.run("q", "k", "v"), scale, mask,
         softcap=float(given.get("softcap")),
         sinks=None if sinks is None else sinks.detach(),
+        cast=narrowed_dtype(q, k, v),  # As dispatch.cast_as_autocast does.
         kernel=functools.partial(str, f"bellwether {given.get('mode')}"),
         unread=unread if other is None else f"{other} given",
         ours=Ours({name: given.get(name) for name in _BESIDES}, same, str(given.get("mode"))),
@@ -73,6 +75,7 @@ def read_composed(given: Arguments) -> CallRead:
         softcap=float(given.get("softcap")),
         sinks=None if sinks is None else sinks.detach().reshape(-1),
         dropout=float(given.get("dropout")),
+        narrowed=narrowed_dtype(q, k, v),
         kernel=functools.partial(str, "composed"),
         unread=wrong,
     )  # fmt: skip

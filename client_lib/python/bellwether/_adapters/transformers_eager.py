@@ -20,6 +20,7 @@ from typing import Any, Optional, Union
 from torch import Tensor, nn
 
 from .._hook.calls.call import VIEWS, AttentionCall, CallRead, Ours, Reader, first_of, with_first
+from .._hook.calls.kernel_choice import narrowed_dtype
 from .._hook.calls.mask_terms import mask_of
 from .arguments import Arguments, are_tensors, reader, scale_of
 
@@ -159,6 +160,7 @@ def read(given: Arguments) -> CallRead:
         softcap=float(given.get("softcap") or 0.0),
         sinks=None if sinks is None else sinks.detach(),
         dropout=float(given.get("dropout") or 0.0) if training else 0.0,
+        narrowed=narrowed_dtype(q, k, v),
         weights_go_on=_weights_are_wanted(given),
         kernel=functools.partial(str, "eager"),
         module=module if isinstance(module, nn.Module) else None,

@@ -147,6 +147,9 @@ class AttentionCall:
     dropout: float = 0.0
     # The type that autocast gives q, k, v and a floating mask inside the function.
     cast: Optional[torch.dtype] = None
+    # The type that it gives them in matrix products of the function, whose gradients come back
+    # widened: they are not cast before, since the function's other operations keep their types.
+    narrowed: Optional[torch.dtype] = None
     # Three dimensions, read as those of one head: so it is where the module's weights say that.
     one_head: bool = False
     packed: bool = False  # k is also q or v, and k_view picks a part that is k alone.

@@ -14,6 +14,8 @@ SDPA = functional.scaled_dot_product_attention  # Itself, whatever the name mean
 _KERNELS = {0: "math", 1: "flash", 2: "efficient", 3: "cudnn"}  # SDPBackend
 NAMES = frozenset({"sdpa", *_KERNELS.values()})  # All that kernel_of() returns.
 
+_CAST = frozenset({torch.float32, torch.bfloat16, torch.float16})  # Types that autocast changes.
+
 _autocast_covers: dict[tuple[str, torch.dtype], bool] = {}
 
 
@@ -24,12 +26,22 @@ def unseen() -> AbstractContextManager[Any]:
     return nullcontext()
 
 
-def autocast_dtype(q: Tensor) -> Optional[torch.dtype]:
-    """The type that autocast is about to give q, k and v, or None."""
-    device = q.device.type
-    if q.dtype != torch.float32 or not torch.is_autocast_enabled(device):
+def narrowed_dtype(*tensors: Tensor) -> Optional[torch.dtype]:
+    """The type that autocast gives these in a matrix product; None where all have it, or some would
+    keep their own."""
+    device = tensors[0].device.type
+    if not torch.is_autocast_enabled(device):
         return None
     dtype = torch.get_autocast_dtype(device)
+    types = {t.dtype for t in tensors}
+    return dtype if types <= _CAST and types != {dtype} else None
+
+
+def autocast_dtype(q: Tensor, k: Tensor, v: Tensor) -> Optional[torch.dtype]:
+    """The type that autocast is about to give q, k and v, of whatever types they are, or None."""
+    device, dtype = q.device.type, narrowed_dtype(q, k, v)
+    if dtype is None:
+        return None
     if isinstance(q, FakeTensor):  # While torch.compile traces.
         return dtype
     key = (device, dtype)

@@ -97,6 +97,7 @@ class Recipe:
     kwargs: tuple[tuple[str, Any], ...] = ()
     # As they were while the call was traced: the backward may find others in force.
     cast: Optional[torch.dtype] = None
+    narrowed: Optional[torch.dtype] = None
     dropout: float = 0.0
     trains: str = "qkv"
     shown: Optional[Evidence] = None
@@ -116,6 +117,7 @@ class Recipe:
             call = dataclasses.replace(
                 call,
                 cast=self.cast,
+                narrowed=self.narrowed,
                 dropout=self.dropout,
                 trains=self.trains,
                 mask_trains=self.mask_trains,
@@ -146,6 +148,7 @@ def number_of(recipe: Recipe) -> int:
         recipe.args,
         recipe.kwargs,
         recipe.cast,
+        recipe.narrowed,
         recipe.dropout,
         recipe.trains,
         recipe.mask_trains,

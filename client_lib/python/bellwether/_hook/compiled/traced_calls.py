@@ -216,7 +216,8 @@ def plan_of(
         return untapped(NOT_APART)
     recipe = Recipe(
         function, reader, tuple(spec for _, spec in given),
-        tuple((name, spec) for name, (_, spec) in named.items()), call.cast, call.dropout,
+        tuple((name, spec) for name, (_, spec) in named.items()), call.cast, call.narrowed,
+        call.dropout,
         call.trained(), shown(call, trackers[places[0]], trackers[places[1]]),
         kernel=_chosen(call),
         mask_trains=call.mask.tensor is not None and call.mask.tensor.requires_grad,

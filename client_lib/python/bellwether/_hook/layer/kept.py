@@ -31,6 +31,8 @@ class Asked:
     weights_go_on: bool = False
     # The arithmetic is known, so that a tensor can be compared to what it should be.
     arithmetic_is_sure: bool = True
+    # What autocast made of q, k and v inside the call (AttentionCall).
+    narrowed: Optional[torch.dtype] = None
     # What the scores went into besides the softmax; it may grow until the forward is over.
     others: Sequence[str] = ()
 

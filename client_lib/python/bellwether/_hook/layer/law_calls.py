@@ -16,6 +16,7 @@ from torch import Tensor
 from ..._kernels import laws
 from ..._kernels.memory import capturing
 from ..._kernels.probe import ProbeMask, Unsupported
+from ..calls import known_kernels
 from ..calls.call import AttentionCall
 from ..hosts import Sampling
 from .kept import Asked, Kept
@@ -120,7 +121,8 @@ class LawCalls:
             return None
         device = call.q.device.type
         lacking = None if device in laws.DEVICES else f"no laws on {device} devices yet"
-        arithmetic = arithmetic_of(call.kernel(), device)
+        kernel = known_kernels.kernel(call)  # As autocast has its tensors.
+        arithmetic = arithmetic_of(kernel, device)
         lacking = lacking or _lacking(call)
         if lacking is None and capturing():
             lacking = "in a CUDA graph"
@@ -131,7 +133,7 @@ class LawCalls:
             return None
         return Asked(
             arithmetic, frozenset(call.groups()), call.weights_go_on,
-            call.kernel() not in _UNSURE, call.others,
+            kernel not in _UNSURE, call.narrowed, call.others,
         )  # fmt: skip
 
     # ---- in the backward ----
@@ -187,6 +189,8 @@ class LawCalls:
         for of, gradient in held.gradients.items():
             found.update((f"d{name}", views[name](gradient)) for name in of)
         found = {name: t[: given.q.shape[0]] for name, t in found.items()}
+        if asked.narrowed is given.q.dtype:  # What autocast has widened: nothing is lost.
+            found = {name: t.to(asked.narrowed) for name, t in found.items()}
         types = {t.dtype for t in (given.q, *found.values())}
         if len(types) > 1:
             names = ", ".join(sorted(str(dtype) for dtype in types))
