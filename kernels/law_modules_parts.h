@@ -19,6 +19,9 @@ namespace bellwether::kernels {
 // still a normal float.
 inline constexpr float kFarBelow = -87.0f;
 
+// Of the least one, from 0: numbers that are closer have few values, and lose alike.
+inline constexpr int kFewDistances = 16;
+
 // Sums over a row of a norm; ulp2 as in law_modules.h.
 struct NormRow {
   double squares = 0;   // c^2
@@ -27,6 +30,8 @@ struct NormRow {
   double w_d_y = 0;     // w dy
   double d_x = 0;       // dx
   double d_x_ulp2 = 0;  // ulp2(dx)
+  double lost = 0;      // lost(dx)
+  double c_lost = 0;    // |c| lost(dx)
   double variance = 0;  // c^2 ulp2(dx)
   double inside = 0;    // dy^2 ulp2(y) + w^2 ulp2(dy)
   double gained = 0;    // (g dy)^2
@@ -45,10 +50,12 @@ BELLWETHER_LAW_SHARED void StoreNormRow(const LawNormsParams& p, const NormRow& 
   const double flushed = kLawFlushed * (1 + 2 / r), along = kLawFlushed / square;
   out[kLawNormScaleDifference * stride] = row.c_d_x - row.w_d_y * small;
   out[kLawNormScaleVariance * stride] = (row.variance + small * small * row.inside) / 12;
-  out[kLawNormScaleAlike * stride] = within * root(row.squares) * size + flushed * row.sizes + along * row.squares;
+  out[kLawNormScaleAlike * stride] =
+      within * root(row.squares) * size + flushed * row.sizes + along * row.squares + row.c_lost;
   out[kLawNormMeanDifference * stride] = p.centred ? row.d_x : 0;
   out[kLawNormMeanVariance * stride] = p.centred ? row.d_x_ulp2 / 12 : 0;
-  out[kLawNormMeanAlike * stride] = p.centred ? within * root(n) * size + flushed * n + along * row.sizes : 0;
+  out[kLawNormMeanAlike * stride] =
+      p.centred ? within * root(n) * size + flushed * n + along * row.sizes + row.lost : 0;
   out[kLawNormOff * stride] = off;
 }
 

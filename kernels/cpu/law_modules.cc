@@ -32,9 +32,11 @@ inline double UlpAt(float x, UlpOf of) {
 }
 
 // Elements `from` to `from` + `count` of a row are added to values, the squares of their distances
-// to ulp2, if that is wanted.
-void AddRow(const LawMatrix& matrix, int64_t row, int64_t from, int64_t count, double* values, double* ulp2) {
+// to ulp2, and what those next to 0 may have lost to lost, if these are wanted.
+void AddRow(const LawMatrix& matrix, int64_t row, int64_t from, int64_t count, double* values, double* ulp2,
+            double* lost = nullptr) {
   const UlpOf of = UlpOfType(matrix.dtype);
+  const double few = kFewDistances * UlpAt(0, of);
   WithElement(matrix.dtype, [&]<typename Element>(const Element*) {
     const Element* const x = static_cast<const Element*>(matrix.data) + row * matrix.row_stride + from;
     for (int64_t j = 0; j < count; ++j) {
@@ -42,18 +44,20 @@ void AddRow(const LawMatrix& matrix, int64_t row, int64_t from, int64_t count, d
       const double ulp = UlpAt(value, of);
       values[j] += static_cast<double>(value);
       if (ulp2 != nullptr) ulp2[j] += ulp * ulp;
+      if (lost != nullptr && std::fabs(static_cast<double>(value)) <= few) lost[j] += ulp / 2;
     }
   });
 }
 
-void AddParts(const LawParts& gradient, int64_t row, int64_t from, int64_t count, double* values, double* ulp2) {
+void AddParts(const LawParts& gradient, int64_t row, int64_t from, int64_t count, double* values, double* ulp2,
+              double* lost = nullptr) {
   for (int64_t part = 0; part < gradient.count; ++part) {
-    AddRow(gradient.parts[part], row, from, count, values, ulp2);
+    AddRow(gradient.parts[part], row, from, count, values, ulp2, lost);
   }
 }
 
 struct RowBuffer {
-  explicit RowBuffer(int64_t width) : all(static_cast<size_t>(7 * width)), n(width) {}
+  explicit RowBuffer(int64_t width) : all(static_cast<size_t>(8 * width)), n(width) {}
   double* At(int64_t which) { return all.data() + which * n; }
   double* x() { return At(0); }
   double* y() { return At(1); }
@@ -62,6 +66,7 @@ struct RowBuffer {
   double* d_x_ulp2() { return At(4); }
   double* d_y() { return At(5); }
   double* d_y_ulp2() { return At(6); }
+  double* d_x_lost() { return At(7); }
   std::vector<double> all;
   int64_t n;
 };
@@ -70,7 +75,7 @@ void OfRow(const LawNormsParams& p, int64_t i, RowBuffer& b, double* rest) {
   std::fill(b.all.begin(), b.all.end(), 0.0);
   AddRow(p.x, i, 0, p.n, b.x(), nullptr);
   AddRow(p.y, i, 0, p.n, b.y(), b.y_ulp2());
-  AddParts(p.d_x, i, 0, p.n, b.d_x(), b.d_x_ulp2());
+  AddParts(p.d_x, i, 0, p.n, b.d_x(), b.d_x_ulp2(), b.d_x_lost());
   AddParts(p.d_y, i, 0, p.n, b.d_y(), b.d_y_ulp2());
   double mean = 0;
   if (p.centred) {
@@ -87,6 +92,8 @@ void OfRow(const LawNormsParams& p, int64_t i, RowBuffer& b, double* rest) {
     row.w_d_y += w * d_y;
     row.d_x += d_x;
     row.d_x_ulp2 += b.d_x_ulp2()[j];
+    row.lost += b.d_x_lost()[j];
+    row.c_lost += std::fabs(c) * b.d_x_lost()[j];
     row.variance += c * c * b.d_x_ulp2()[j];
     row.inside += d_y * d_y * b.y_ulp2()[j] + w * w * b.d_y_ulp2()[j];
     row.gained += gained * gained;

@@ -40,13 +40,13 @@ __device__ __forceinline__ double UlpAt(float x, DType dtype) {
 }
 
 struct Value {
-  double value = 0, ulp2 = 0;
+  double value = 0, ulp2 = 0, lost = 0;
 };
 
 __device__ __forceinline__ Value ValueAt(const LawMatrix& matrix, int64_t row, int64_t column) {
   const float x = ElementAt(matrix, row, column);
   const double ulp = UlpAt(x, matrix.dtype);
-  return {x, ulp * ulp};
+  return {x, ulp * ulp, fabs(static_cast<double>(x)) <= kFewDistances * UlpAt(0, matrix.dtype) ? ulp / 2 : 0};
 }
 
 __device__ __forceinline__ Value ValueAt(const LawParts& gradient, int64_t row, int64_t column) {
@@ -55,6 +55,7 @@ __device__ __forceinline__ Value ValueAt(const LawParts& gradient, int64_t row, 
     const Value of_part = ValueAt(gradient.parts[part], row, column);
     sum.value += of_part.value;
     sum.ulp2 += of_part.ulp2;
+    sum.lost += of_part.lost;
   }
   return sum;
 }
@@ -85,6 +86,8 @@ __global__ void __launch_bounds__(kThreads) NormRowsKernel(const LawNormsParams 
       row.w_d_y += w * d_y.value;
       row.d_x += d_x.value;
       row.d_x_ulp2 += d_x.ulp2;
+      row.lost += d_x.lost;
+      row.c_lost += fabs(c) * d_x.lost;
       row.variance += c * c * d_x.ulp2;
       row.inside += d_y.value * d_y.value * y.ulp2 + w * w * d_y.ulp2;
       row.gained += gained * gained;
@@ -95,6 +98,8 @@ __global__ void __launch_bounds__(kThreads) NormRowsKernel(const LawNormsParams 
     row.w_d_y = SumOverBlock(row.w_d_y, scratch);
     row.d_x = SumOverBlock(row.d_x, scratch);
     row.d_x_ulp2 = SumOverBlock(row.d_x_ulp2, scratch);
+    row.lost = SumOverBlock(row.lost, scratch);
+    row.c_lost = SumOverBlock(row.c_lost, scratch);
     row.variance = SumOverBlock(row.variance, scratch);
     row.inside = SumOverBlock(row.inside, scratch);
     row.gained = SumOverBlock(row.gained, scratch);

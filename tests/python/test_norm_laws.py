@@ -109,6 +109,20 @@ def test_gradients_that_underflow_break_no_law(
     assert all(law.z() < 4 for law in laws.laws.values())
 
 
+@pytest.mark.parametrize("of", (8.0, 32.0, 128.0, 1000.0))
+@pytest.mark.parametrize("n", (64, 768))
+@pytest.mark.parametrize("name", NAMES)
+def test_a_direction_that_underflows_in_fp16_breaks_no_law(name: str, n: int, of: float) -> None:
+    """What some elements' gradients take off along x is less than half of the least number."""
+    torch.manual_seed(1)
+    module, x = classes()[name](n).half(), torch.randn(256, n).half().requires_grad_()
+    u = torch.zeros(256, n)
+    u[:, :4] = of * 2.0**-24
+    laws, faults = measured(module, lambda: module(1 * x).float().backward(u))
+    assert laws is not None and not faults
+    assert all(law.z() < 4 for law in laws.laws.values())
+
+
 @pytest.mark.parametrize("rows", (2, 512))
 @pytest.mark.parametrize("offset", (1.0, 30.0, 1000.0))
 @pytest.mark.parametrize("dtype", TYPES)

@@ -3,14 +3,16 @@
 //
 // Norms.  y = g (x - m) / r + b for each row, with r^2 = mean (x - m)^2 + eps.  m is the row's mean,
 // or 0.  Below c = x - m, w = y - b, s = eps / r^2, off = |m| / r, ulp() the distance between
-// neighbours in the tensor's own type, and ulp2 its square, added over the parts of a gradient.
+// neighbours in the tensor's own type, and ulp2 its square, added over the parts of a gradient.  lost() is
+// half of the least distance for each part that is next to 0.  Roundings of numbers that have so few
+// values are alike, and what underflows may all point along x.
 //
 //   row: scale_difference   sum c dx - s sum w dy
 //        scale_variance     (sum c^2 ulp2(dx) + s^2 sum (dy^2 ulp2(y) + w^2 ulp2(dy))) / 12
-//        scale_alike        inside (1 + 2 off) |c| |g dy| / r, and underflow: sum |c| + ..
+//        scale_alike        inside (1 + 2 off) |c| |g dy| / r + sum |c| lost(dx), and underflow in float32
 //        mean_difference    sum dx
 //        mean_variance      sum ulp2(dx) / 12
-//        mean_alike         inside (1 + 2 off) sqrt(n) |g dy| / r, and underflow
+//        mean_alike         inside (1 + 2 off) sqrt(n) |g dy| / r + sum lost(dx), and underflow in float32
 //        off
 //   feature: sum w dy; its variance, where each product may be rounded to y's type; what its
 //        roundings may add up to if they are alike; sum |w dy|
