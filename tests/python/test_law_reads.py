@@ -151,6 +151,25 @@ def test_no_law_reads_values_in_a_step(dtype: torch.dtype, monkeypatch: pytest.M
     } <= set(others)  # fmt: skip
 
 
+@pytest.mark.parametrize("laws, most", ((Linears, 50), (Balances, 220)))
+def test_a_sample_asks_torch_for_few_operations(
+    laws: type[Laws], most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU each costs the host some microseconds.  Of `Balances` lm_head and another module."""
+    torch.manual_seed(0)
+    model, words = Small().bfloat16(), torch.randint(0, WORDS, (2, TOKENS))
+    _, of = job(laws, model)
+    counts = []
+    for sampled in (False, *[True] * 12):
+        of.begin_step(sampled)
+        with watching(monkeypatch) as mode:
+            model(words).backward()
+            of.sample()
+        of.stop()
+        counts.append(sum(mode.calls.values()))
+    assert 0 < max(counts) - counts[0] <= most
+
+
 def test_a_routers_law_reads_nothing_in_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model, x = router(), torch.randn(TOKENS, WIDTH)
