@@ -19,7 +19,8 @@ outcome:
     right    nothing is called broken
     known    broken, by a kernel that known_kernels.json says is wrong there
     BROKEN   broken, and nothing is known of it
-    unasked  no law was asked; the line says why
+    unasked  no law was asked; the line says why.  A GradScaler skips steps whose gradients
+             overflow, and what is skipped is no step: "samples 1 of 2 steps" of a training of five
     FAILED   the training itself
 
 `margin` is how far the worst question came to its limit; beyond 1 it is broken.
@@ -415,7 +416,7 @@ def _judged(path: Path) -> dict[str, Any]:
     ]
     also, questions, places = of_modules(steps, names)
     return {
-        "kernel": recording.hello.run.attention.kernel, "samples": samples,
+        "kernel": recording.hello.run.attention.kernel, "samples": samples, "steps": len(steps),
         "margins": most | also, "questions": questions, "places": sorted(places),
         "alerts": [json.dumps(a)[:1500] for a in alerts[:4]],
     }  # fmt: skip
@@ -436,10 +437,12 @@ def describe(one: dict[str, Any]) -> str:
     text = (
         f"{begin} [{one['kernel']}] {one['sizes'] or ''}"
         f" margin {one['margins']} samples {one['samples']}"
-        f" questions {sum(one['questions'].values())} {one['seconds']} s"
+        f" of {one['steps']} steps questions {sum(one['questions'].values())} {one['seconds']} s"
     )
     if one["without"] and one["outcome"] == "unasked":
         text += f" without {one['without'][0][:120]}"
+    elif one["outcome"] == "unasked" and one["steps"] < 2:
+        text += " without a step behind the first: a GradScaler skips those that overflow"
     if one["known"] and one["outcome"] != "right":
         text += f" known {one['known'][0][:120]}"
     if one["alerts"]:

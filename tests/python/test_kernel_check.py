@@ -94,7 +94,14 @@ def test_the_table_names_a_kernel_that_is_right() -> None:
     assert [r.verdict.verdict for r in results] == [BROKEN] * 2 + [RIGHT] * 4
     text = table(results)
     assert "torch math is right here: with torch.nn.attention.sdpa_kernel(" in text
-    assert text.splitlines()[2].split() == ["torch", "math", "2", "-", "-", "-"]
+    assert text.splitlines()[0].startswith("Each kernel ran forward and backward on 2 inputs.")
+    assert text.splitlines()[3].split() == ["torch", "math", "2", "-", "-", "-"]
+
+
+def test_a_kernel_that_takes_no_sinks_is_said_plainly() -> None:
+    cases = [Case("sinks", Shape(tokens=40, causal=False), sinks=True), CASES[0]]
+    text = table(check(cases, [MATH], CPU, 60.0))
+    assert "  torch math does not take 1 input: has no sinks" in text.splitlines()
 
 
 def test_very_negative_scores_show_what_unused_keys_do() -> None:

@@ -164,8 +164,11 @@ def _not_offered(results: Sequence[Result]) -> list[str]:
     for name in dict.fromkeys(r.kernel.name for r in refused):
         why = Counter(r.verdict.why for r in refused if r.kernel.name == name)
         [(most, _)] = why.most_common(1)
-        rest = f", and {len(why) - 1} other reasons" if len(why) > 1 else ""
-        lines.append(f"  {name}: {why.total()} inputs {most[:200]}{rest}")
+        others = len(why) - 1
+        rest = f", and {others} other reason{'s' * (others > 1)}" if others else ""
+        count, reason = why.total(), most.removeprefix("not offered: ")[:200]
+        inputs = f"{count} input{'s' * (count > 1)}"
+        lines.append(f"  {name} does not take {inputs}: {reason}{rest}")
     return lines
 
 
@@ -179,13 +182,20 @@ _EXPLAINED = {
 def table(results: Sequence[Result]) -> str:
     """Kernels by verdict, then what is behind each that is not right."""
     width = max(len(r.kernel.name) for r in results) + 2
-    lines = ["kernel".ljust(width) + "".join(f"{v:>12}" for v in VERDICTS)]
+    inputs = len({str(r.case) for r in results})
+    lines = [
+        f"Each kernel ran forward and backward on {inputs} inputs.  On how many of them it is:",
+        "kernel".ljust(width) + "".join(f"{v:>12}" for v in VERDICTS),
+    ]
     for name in dict.fromkeys(r.kernel.name for r in results):
         counts = Counter(r.verdict.verdict for r in results if r.kernel.name == name)
         star = " *" if any(r.chosen for r in results if r.kernel.name == name) else ""
         cells = "".join(f"{counts[v] or '-':>12}" for v in VERDICTS)
         lines.append((name + star).ljust(width) + cells)
     lines.append("* is what scaled_dot_product_attention chooses by itself, for some input or all")
+    if any(r.kernel.for_comparison for r in results):
+        modes = ", ".join(dict.fromkeys(r.kernel.name for r in results if r.kernel.for_comparison))
+        lines.append(f"for comparison, and for no job: {modes}")
     for of, text in _EXPLAINED.items():
         found = _lines(of, results)
         more = _not_offered(results) if of == NOT_JUDGED else []
