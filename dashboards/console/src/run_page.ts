@@ -9,7 +9,7 @@ import { fill, h } from './dom';
 import { ago, integer } from './format';
 import { Cell, Heatmap, HeatmapData, worstTable } from './heatmap';
 import { Route, formatRoute } from './route';
-import { causalNames, findSignal, headSignals, runSignals } from './signals';
+import { causalNames, findSignal, headSignals, ownOfRun, runSignals } from './signals';
 import { verdict } from './verdict';
 import type { Action, Alert, GetMatrixResponse, Run, Series, SeriesId } from './wire';
 
@@ -173,7 +173,9 @@ export class RunPage {
       return (await api.series(this.route.beside, wanted, seriesPoints)).series;
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
-      return [];
+      // The other run's job may name no such signals of its own.
+      const known = wanted.filter((id) => !this.run?.own_signals.some((own) => own.name === id.signal));
+      return known.length < wanted.length ? this.seriesBeside(known) : [];
     }
   }
 
@@ -234,6 +236,7 @@ export class RunPage {
     return [
       ...causalNames.map((signal) => ({ signal, layer, head: findSignal(signal).kvHeads ? keyHead : head, name: '' })),
       ...runSignals.map((s) => ({ signal: s.name, layer: 0, head: 0, name: '' })),
+      ...ownOfRun(run).map((signal) => ({ signal, layer: 0, head: 0, name: '' })),
     ];
   }
 

@@ -1,6 +1,8 @@
 // What the page shows of a signal: its place in the causal chain, its words and
 // its colours. Names and meanings are those of the server's catalogue.
 
+import type { Run } from './wire';
+
 export interface Signal {
   name: string;
   label: string;
@@ -66,6 +68,14 @@ export const runSignals: Signal[] = [
   { name: 'loss', label: 'Loss', scale: 'linear', help: 'Training loss. The last to know.' },
   { name: 'grad_norm', label: 'Gradient norm', scale: 'log', help: 'Global gradient norm before clipping.' },
 ];
+
+/** Of a call's 64 series, beside those of a head. */
+const ownMax = 48;
+
+/** The signals with one value a step that the job has named itself. */
+export function ownOfRun(run: Run): string[] {
+  return run.own_signals.filter((own) => own.granularity === 'GRANULARITY_RUN' && own.layers > 0).slice(0, ownMax).map((own) => own.name);
+}
 
 /** Drawn for the chosen head; the rest is in the heatmap only. */
 export const causalNames = ['drift_ratio', 'key_leak', 'tied_fraction_bf16', 'delta_bias_t', 'wq_sigma', 'logit_max', 'entropy_ratio'];
