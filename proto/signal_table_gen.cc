@@ -127,8 +127,8 @@ std::string Table(std::vector<Entry> entries) {
     out << "    {SignalId::" << entry.enumerator << ", " << Quote(spec.name()) << ", " << Quote(spec.unit())
         << ", static_cast<Granularity>(" << spec.granularity() << "), static_cast<Merge>(" << spec.merge() << "), "
         << (IsDerived(entry.number) ? "true" : "false") << ", " << Id(spec.numerator()) << ", "
-        << Id(spec.denominator()) << ", " << (spec.denominator_root() ? "true" : "false") << ", " << Quote(spec.help())
-        << ", ";
+        << Id(spec.denominator()) << ", " << (spec.denominator_root() ? "true" : "false") << ", "
+        << (spec.root() ? "true" : "false") << ", " << Quote(spec.help()) << ", ";
     if (spec.metric_size() == 0) {
       out << "nullptr, 0},\n";
     } else {
@@ -164,8 +164,9 @@ std::string Page(const std::vector<Entry>& entries) {
     out << "| " << entry.number << " | `" << spec.name() << "` | " << granularity.at(spec.granularity()) << " | "
         << spec.unit() << " | " << merge.at(spec.merge()) << " | " << spec.help();
     if (!spec.numerator().empty()) {
-      out << "; `" << spec.numerator() << "` / " << (spec.denominator_root() ? "sqrt(`" : "`") << spec.denominator()
-          << (spec.denominator_root() ? "`)" : "`");
+      out << "; " << (spec.root() ? "sqrt(`" : "`") << spec.numerator() << "` / "
+          << (spec.denominator_root() ? "sqrt(`" : "`") << spec.denominator()
+          << (spec.denominator_root() || spec.root() ? "`)" : "`");
     }
     out << " |\n";
   }

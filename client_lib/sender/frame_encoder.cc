@@ -103,7 +103,8 @@ bool FrameEncoder::EncodeFrame(const char* slot, const EncodeContext& context) {
       continue;
     }
     for (uint32_t layer = 0; layer < b.layer_count;) {
-      uint64_t rows = part == nullptr || part_bytes + kBlockOverhead > part_bytes_max
+      const bool full = part == nullptr || part->blocks_size() == kPartBlocksMax;
+      uint64_t rows = full || part_bytes + kBlockOverhead > part_bytes_max
                           ? 0
                           : (part_bytes_max - part_bytes - kBlockOverhead) / row_bytes;
       if (rows == 0) {

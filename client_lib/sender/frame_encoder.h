@@ -32,6 +32,7 @@ struct EncodeContext {
 class FrameEncoder {
  public:
   static constexpr uint32_t kPartsMax = 1024;
+  static constexpr int kPartBlocksMax = 128;  // As ingest.proto says.
 
   // Encodes the slot into messages(), without seq.  False if the slot makes no
   // sense (a wild write in the trainer), if the frame needs more than kPartsMax

@@ -63,7 +63,7 @@ struct alignas(64) SlotHeader {
 };
 static_assert(sizeof(SlotHeader) == 64);
 
-inline constexpr uint32_t kBlocksMax = 128;
+inline constexpr uint32_t kBlocksMax = 256;
 
 constexpr uint64_t SlotValuesOffset(uint32_t block_count) {
   return (sizeof(SlotHeader) + block_count * sizeof(BlockHeader) + 63) / 64 * 64;

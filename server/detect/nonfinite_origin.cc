@@ -124,6 +124,12 @@ Side SideOf(SignalId id) {
     case SignalId::kLawInNonfinite:
     case SignalId::kLawOutNonfinite:
     case SignalId::kLawZ:
+    case SignalId::kTensorGradNorm:
+    case SignalId::kTensorGradZeroShare:
+    case SignalId::kTensorGradSumsq:
+    case SignalId::kTensorGradMax:
+    case SignalId::kTensorGradNonfinite:
+    case SignalId::kTensorGradZeros:
       return kBackward;
     case SignalId::kWqSigma:
     case SignalId::kWkSigma:
@@ -142,6 +148,18 @@ Side SideOf(SignalId id) {
     case SignalId::kOwnMax:
     case SignalId::kReplicaSumLow:
     case SignalId::kReplicaSumHigh:
+    case SignalId::kTensorElements:
+    case SignalId::kTensorMoved:
+    case SignalId::kTensorWeightSumsq:
+    case SignalId::kTensorWeightRms:
+    case SignalId::kTensorChangeSumsq:
+    case SignalId::kTensorChangeWeightSumsq:
+    case SignalId::kTensorUpdateRatio:
+    case SignalId::kTensorLagSum:
+    case SignalId::kTensorMomentLag:
+    case SignalId::kTensorMomentumDot:
+    case SignalId::kTensorMomentumNorms:
+    case SignalId::kTensorMomentumAlignment:
       return kWeights;
     // Whoever adds a signal says here on which side of a step it is measured.
     case SignalId::kNone:

@@ -81,7 +81,12 @@ float StepSample::scalar(SignalId signal) const {
 }
 
 float DeriveValue(const SignalInfo& signal, float numerator, float denominator) {
-  if (IsNotMeasured(numerator) || IsNotMeasured(denominator) || denominator == 0) return NotMeasured();
+  if (IsNotMeasured(numerator) || IsNotMeasured(denominator)) return NotMeasured();
+  if (denominator == 0) {
+    const bool of_itself = signal.numerator == signal.denominator && signal.denominator_root;
+    return of_itself ? 0.0f : NotMeasured();
+  }
+  if (signal.root) return std::sqrt(numerator / denominator);
   return signal.denominator_root ? numerator / std::sqrt(denominator) : numerator / denominator;
 }
 
@@ -102,11 +107,7 @@ bool DeriveMatrix(const StepSample& sample, const SignalInfo& signal, std::vecto
   if (numerator.size() == out->size() && denominator.size() == out->size()) {
     // The common case, without the divisions of the index below.
     for (size_t i = 0; i < out->size(); ++i) {
-      const float above = numerator[i];
-      const float below = denominator[i];
-      const float ratio = above / (signal.denominator_root ? std::sqrt(below) : below);
-      const bool missing = IsNotMeasured(above) || IsNotMeasured(below) || below == 0;
-      (*out)[i] = missing ? NotMeasured() : ratio;
+      (*out)[i] = DeriveValue(signal, numerator[i], denominator[i]);
     }
     return true;
   }

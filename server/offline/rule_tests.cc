@@ -86,6 +86,10 @@ class TestRun {
       float& part = numerator_known ? denominator[i] : numerator[i];
       if (IsNotMeasured(values[i])) {
         part = NotMeasured();
+      } else if (signal.numerator == signal.denominator) {
+        part = values[i] * values[i];
+      } else if (signal.root) {
+        part = numerator_known ? numerator[i] / (values[i] * values[i]) : values[i] * values[i] * denominator[i];
       } else if (numerator_known) {
         const float ratio = numerator[i] / values[i];
         part = signal.denominator_root ? ratio * ratio : ratio;

@@ -243,7 +243,7 @@ TEST_F(FrameTest, AcceptsMostBlocksAndRefusesOneMore) {
   frame_.block_count = BW_BLOCKS_MAX;
   ExpectAccepted();
   frame_.block_count = BW_BLOCKS_MAX + 1;
-  ExpectRefused("frame.block_count is 129, must be 1..128");
+  ExpectRefused("frame.block_count is 257, must be 1..256");
 }
 
 TEST(FrameValuesTest, AcceptsMostValuesAndRefusesOneMore) {

@@ -265,6 +265,24 @@ TEST_F(WindowTest, PartsFitAnyMessageLimit) {
   }
 }
 
+TEST_F(WindowTest, APartHasAtMostTheBlocksOfTheWire) {
+  RingProducer producer(memory_);
+  ASSERT_TRUE(Push(&producer, 1, 0));
+  char* slot = memory_.ring();
+  reinterpret_cast<SlotHeader*>(slot)->block_count = kBlocksMax;
+  for (uint32_t i = 0; i < kBlocksMax; ++i) SlotBlocks(slot)[i] = {1, i, 1, 0, 1, 0};
+  FrameEncoder encoder;
+  ASSERT_TRUE(encoder.Encode(slot, {.attempt = 1, .values_max = kValuesMax}));
+  ASSERT_EQ(encoder.messages().size(), 2u);
+  for (uint32_t part = 0; part < 2; ++part) {
+    const v1::Frame& frame = encoder.messages()[part].frame();
+    EXPECT_EQ(frame.part(), part);
+    EXPECT_EQ(frame.parts(), 2u);
+    ASSERT_EQ(frame.blocks_size(), 128);
+    EXPECT_EQ(frame.blocks(0).layer_begin(), part * 128);
+  }
+}
+
 TEST_F(WindowTest, NamesFitAnyMessageLimit) {
   char* slot = memory_.ring();
   auto* header = new (slot) SlotHeader{};

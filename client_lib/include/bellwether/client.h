@@ -36,10 +36,10 @@ extern "C" {
 /* 1: ranks_agree; actions come as JSON.  2: the spool.  3: frames_stripped.  4: launch_unix_ms.
    5: signals of tensors, modules, layers, experts and ranks.  6: 128 blocks in a frame.
    7: it counts the functions that the Python package's hook calls, too; no header has them.
-   8: own values of a frame. */
-#define BW_API_VERSION_MINOR 8
+   8: own values of a frame.  9: 256 blocks in a frame. */
+#define BW_API_VERSION_MINOR 9
 
-#define BW_BLOCKS_MAX 128             /* Blocks in one frame. */
+#define BW_BLOCKS_MAX 256             /* Blocks in one frame. */
 #define BW_LAYERS_MAX 512             /* Layers of one run. */
 #define BW_HEADS_MAX 1024             /* Query heads of one layer. */
 #define BW_WORLD_MAX 4096             /* Ranks of one run. */

@@ -78,6 +78,7 @@ class Monitor(OwnLog):
         patches.add(optimizer_hooks.before_step.add(steps.optimizer_steps))
         patches.add(self.actions.end)
         patches.see_scaling()
+        patches.see_clipping(self.steps)
         if weights_only:
             for layer in steps.layers:
                 if layer.watched:

@@ -65,10 +65,11 @@ struct SignalInfo {
   Granularity granularity;
   Merge merge;  // kNone for derived signals.
   bool derived;
-  // Derived: numerator / denominator, or / sqrt(denominator).
+  // Derived: numerator / denominator, / sqrt(denominator), or sqrt(numerator / denominator).
   SignalId numerator;
   SignalId denominator;
   bool denominator_root;
+  bool root;
   const char* help;
   const MetricInfo* metrics;
   size_t metric_count;

@@ -63,6 +63,21 @@ TEST(DeriveMatrixTest, RootsTheDenominatorWhereTheCatalogueSaysSo) {
   EXPECT_TRUE(std::isnan(DeriveValue(*FindSignal(SignalId::kDeltaBiasT), 6, -9)));
 }
 
+TEST(DeriveMatrixTest, RootsTheWholeWhereTheCatalogueSaysSo) {
+  const SignalInfo& rms = *FindSignal(SignalId::kTensorWeightRms);
+  EXPECT_EQ(DeriveValue(rms, 36, 4), 3);
+  EXPECT_EQ(DeriveValue(rms, 0, 4), 0);
+  EXPECT_TRUE(IsNotMeasured(DeriveValue(rms, 36, 0)));
+  EXPECT_TRUE(IsNotMeasured(DeriveValue(rms, NotMeasured(), 4)));
+}
+
+TEST(DeriveMatrixTest, ASquareOverItsOwnRootIsTheRoot) {
+  const SignalInfo& norm = *FindSignal(SignalId::kTensorGradNorm);
+  EXPECT_EQ(DeriveValue(norm, 9, 9), 3);
+  EXPECT_EQ(DeriveValue(norm, 0, 0), 0);
+  EXPECT_TRUE(IsNotMeasured(DeriveValue(norm, NotMeasured(), NotMeasured())));
+}
+
 TEST(DeriveMatrixTest, CopiesAMeasuredSignal) {
   StepSample sample;
   sample.Reset(kLayout);

@@ -39,7 +39,7 @@ SERVER = "bellwetherd"
 
 # The major versions of the headers that the structures below are of, and the least minors that
 # have all of them.  Each library has a version of its own.
-CLIENT_ABI = (1, 8)
+CLIENT_ABI = (1, 9)
 KERNELS_ABI = (1, 10)
 
 
@@ -134,7 +134,7 @@ COMMAND_NONE = 0
 COMMAND_SAMPLING = 1
 COMMAND_ACTION = 2
 
-BLOCKS_MAX = 128
+BLOCKS_MAX = 256
 EXPERTS_MAX = 4096
 WORLD_MAX = 4096
 OWN_MAX = 512
@@ -438,6 +438,24 @@ EQUAL_GROUPS = 4
 LAW_EQUAL_STATS = ("there", "alike")
 LAW_SUM_STATS = ("sum", "abs_sum", "ulp_sum", "variance", "low_bits")
 
+# bw_tensor_stat.
+TENSOR_STATS = (
+    "elements",
+    "grad_sumsq",
+    "grad_max",
+    "grad_nonfinite",
+    "grad_zeros",
+    "weight_sumsq",
+    "weight_max",
+    "weight_nonfinite",
+    "weight_bits",
+    "change_sumsq",
+    "changed",
+    "lag_sum",
+    "dot",
+    "moment_sumsq",
+)
+
 
 class Tensor4(Checked):
     _fields_ = [
@@ -662,6 +680,40 @@ class LawEqualRowsParams(Checked):
     ]
 
 
+class TensorPart(Checked):
+    _fields_ = [("data", c_void_p), ("dtype", c_uint32), ("reserved", c_uint32)]
+
+
+class TensorOfStep(Checked):
+    _fields_ = [
+        ("elements", c_int64),
+        ("grad", TensorPart),
+        ("weight", TensorPart),
+        ("before", TensorPart),
+        ("moment", TensorPart),
+        ("second", TensorPart),
+        ("beta2", c_double),
+        ("eps", c_double),
+        ("steps", c_double),
+        ("steps_at", c_void_p),
+    ]
+
+
+class TensorStatsParams(Checked):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("backend", c_uint32),
+        ("threads", c_uint32),
+        ("reserved", c_uint32),
+        ("stream", c_void_p),
+        ("count", c_int64),
+        ("tensors", POINTER(TensorOfStep)),
+        ("scale", c_void_p),
+        ("out", c_void_p),
+        ("workspace", c_void_p),
+    ]
+
+
 class SpectralParams(Checked):
     _fields_ = [
         ("struct_size", c_uint32),
@@ -841,6 +893,8 @@ def kernels() -> CDLL:
         _declare(library, "bw_law_logits", c_int, POINTER(LawLogitsParams))
         _declare(library, "bw_law_equal_rows_scratch_bytes", c_int64, c_int64)
         _declare(library, "bw_law_equal_rows", c_int, POINTER(LawEqualRowsParams))
+        _declare(library, "bw_tensor_stats", c_int, POINTER(TensorStatsParams))
+        _declare(library, "bw_tensor_stats_workspace_bytes", c_uint64, POINTER(TensorStatsParams))
         _declare(library, "bw_spectral_norms", c_int, POINTER(SpectralParams))
         _declare(library, "bw_increment_rank", c_int, POINTER(IncrementRankParams))
         _declare(library, "bw_center_keys", c_int, POINTER(CenterKeysParams))

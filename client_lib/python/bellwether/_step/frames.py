@@ -195,6 +195,7 @@ class Frames:
         if frame.sample is not None and arrived:
             blocks += frame.sample.blocks(scale if scale else 1.0, gradients)
             if gradients:
+                blocks += frame.sample.tensor_blocks(c_api.BLOCKS_MAX - len(blocks))
                 room = c_api.BLOCKS_MAX - len(blocks)
                 laws = frame.sample.law_rows()
                 blocks += self.law_rows.blocks(client, laws, scale if scale else 1.0, room)

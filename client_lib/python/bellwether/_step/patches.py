@@ -16,7 +16,7 @@ from .._hook.patches.discovery import Discovery
 from .._util.guard import harmless
 from .._util.presence import Presence
 from .._weights import names
-from . import grad_scale
+from . import clipping, grad_scale
 from .steps import Steps
 
 
@@ -62,6 +62,11 @@ class Patches:
         host = self.host
         self.add(lambda: grad_scale.uninstall(host))
         grad_scale.install(host)
+
+    def see_clipping(self, host: clipping.ClipHost) -> None:
+        """From now on the host is told before torch clips gradients."""
+        self.add(lambda: clipping.uninstall(host))
+        clipping.install(host)
 
     def see_compiling(self, told: Callable[[], None]) -> None:
         """From now on it is called when torch.compile is asked for something."""

@@ -70,11 +70,17 @@ class Replicas:
         self._model, self._compared = model, compared
         self._wrapper: Any = None  # A weak reference to the DDP module.
         self._turns: list[tuple[int, list[weakref.ref[torch.Tensor]]]] = []  # First row, tensors.
-        self.names: list[str] = []
+        self.names: list[str] = []  # Of the first rows of tensors.
+        self._settled = False
+
+    def settle(self) -> list[str]:
+        """The names that have the first rows.  From now on these are all."""
+        self._settled = True
+        return self.names
 
     def forward_begins(self) -> None:
         """DDP may be around the model that was attached to: it shows while it runs."""
-        if self._wrapper is not None or not self._compared:
+        if self._wrapper is not None or not self._compared or self._settled:
             return
         kind = torch.nn.parallel.DistributedDataParallel
         model = self._model()

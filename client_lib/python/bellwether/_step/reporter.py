@@ -32,6 +32,7 @@ from .loss_scaling import LossScaling
 from .sample import Sample
 from .step_actions import StepActions
 from .step_weights import StepWeights
+from .tensors import Tensors
 
 Number = Union[float, int, torch.Tensor, None]
 
@@ -40,11 +41,12 @@ class Reporter:
     def __init__(
         self, settings: Settings, placed: Parallel, layers: list[Layer], memories: Memories,
         lock: AbstractContextManager[Any], linears: Linears, balances: Balances,
-        rest: AtRest,
+        rest: AtRest, tensors: Tensors,
     ) -> None:  # fmt: skip
         """layers  all candidates, filled by attach(); lock  held while memories are read"""
         self._settings, self._placed, self._layers = settings, placed, layers
         self.linears, self.balances, self.rest = linears, balances, rest
+        self.tensors = tensors
         self._memories, self._lock = memories, lock
         self.link = Link(settings)
         self.frames = Frames()
@@ -152,7 +154,7 @@ class Reporter:
             sample = Sample(
                 self.reporting(), self._settings.stats, weights.increments, copies, self._placed,
                 weights.gram_batch, weights.replicas, self.linears.sample(),
-                self.balances.sample(), self.rest.sample(),
+                self.balances.sample(), self.rest.sample(), self.tensors.sample(), self._named,
             )  # fmt: skip
             for layer in self._layers:
                 for part in (layer.sums, layer.wq, layer.wk):
@@ -181,7 +183,7 @@ class Reporter:
         values.update(self.scaling.values())
         client = self._open(actions, step_from_attach)
         if client is not None and weights is not None:
-            self._name_tensors(client, weights.copies.names)
+            self._name_tensors(client, self.tensors.names or weights.copies.names)
         sample = self.sample(weights) if weights is not None else None
         if sample is not None:
             self.judged.add(sample.families())

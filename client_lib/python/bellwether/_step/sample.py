@@ -6,7 +6,7 @@ import array
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, Optional, Protocol
+from typing import TYPE_CHECKING, Any, Optional, Protocol
 
 from .._hook.layer.judged import FAMILIES
 from .._hook.model.parallel import Parallel
@@ -22,6 +22,9 @@ from .grams import GramBatch
 from .law_rows import LawRow, NamedLaws
 from .linears import LinearSample
 from .replicas import ReplicaSample
+
+if TYPE_CHECKING:
+    from .tensors import TensorSample
 
 _DELTA = STATS["delta"]
 _PER_KEY_HEAD = frozenset(
@@ -143,7 +146,11 @@ class Sample:
         linears: Optional[LinearSample] = None,
         balances: Optional[BalanceSample] = None,
         flips: Optional[FlipSample] = None,
+        tensors: Optional[TensorSample] = None,
+        named: int = 0,
     ) -> None:
+        """named  rows of tensors whose names the server has"""
+        self._tensors, self._named = tensors, named
         self.grams, self.replicas = grams, replicas
         self.linears, self.balances = linears, balances
         named_laws: tuple[Optional[NamedLaws], ...] = (linears, balances, flips)
@@ -154,7 +161,13 @@ class Sample:
         self._copies = copies
 
     def ready(self) -> bool:
-        parts = (self.grams, self.replicas, *self._named_laws, *self._copies.values())
+        parts = (
+            self.grams,
+            self.replicas,
+            self._tensors,
+            *self._named_laws,
+            *self._copies.values(),
+        )
         return all(part.ready() for part in parts if part is not None)
 
     def device_seconds(self) -> Optional[float]:
@@ -231,6 +244,10 @@ class Sample:
             Block(m.signal, m.values, begin, m.layers, part * m.heads, m.heads)
             for m in matrices.values()
         ] + copies
+
+    def tensor_blocks(self, room: int) -> list[Block]:
+        """Of parameters, at most so many.  Must be ready."""
+        return self._tensors.blocks(self._named, room) if self._tensors is not None else []
 
     def law_rows(self) -> list[LawRow]:
         """What the laws but for attention's gave.  Must be ready."""

@@ -83,6 +83,16 @@ class RestStatus(TypedDict):
     flips: dict[str, str]  # By parameter: the first of each.
 
 
+class TensorsStatus(TypedDict):
+    """Statistics of each parameter, its gradient, its moments and its change."""
+
+    rows: int  # Parameters that this rank names.
+    elements: int  # Of those that it measures.
+    copied: int  # At once, at most: elements from before a step.
+    refused: int  # The times a parameter had no row.
+    left_out: dict[str, str]  # By parameter: why it, or something of it, is not measured.
+
+
 class _AlwaysThere(TypedDict):
     live: bool
     why_off: str  # "" while it watches.
@@ -108,6 +118,7 @@ class Status(_AlwaysThere, total=False):
     linear: LinearStatus
     law_rows: LawRowsStatus
     rest: RestStatus
+    tensors: TensorsStatus
     capture: Optional[CaptureStatus]  # None without capture_dir.
     actions: Optional[ActionsStatus]  # None before attach() and after detach().
 
@@ -179,6 +190,11 @@ def status(steps: Steps, actions: Optional[ActionsStatus]) -> Status:
     found["rest"] = {
         "elements": rest.elements, "compared": rest.compared,
         "not_measured": rest.not_measured, "flips": dict(rest.flips),
+    }  # fmt: skip
+    tensors = reporter.tensors
+    found["tensors"] = {
+        "rows": len(tensors.names), "elements": tensors.elements, "copied": tensors.copied_max,
+        "refused": tensors.refused, "left_out": dict(tensors.left_out),
     }  # fmt: skip
     found["step"] = steps.current_step()
     found["server"] = reporter.link.server

@@ -42,6 +42,7 @@ from .reporter import Number, Reporter
 from .step_actions import StepActions
 from .step_ends import StepEnds, in_backward
 from .step_weights import StepWeights
+from .tensors import Tensors
 
 _SEED_MASK = 0xFFFFFFFFFFFFFFFF
 
@@ -64,15 +65,18 @@ class Steps:
         self.hook_seconds = 0.0  # Of the running step.
         self.health = Health(settings.disabled, self.stop_sampling)
         self.ends = StepEnds(self._parameters)
-        self.reporter = Reporter(
-            settings, self.parallel, self.layers, self.memories, self.lock,
-            Linears(self, self.model), Balances(self, self.model),
-            AtRest(self.model),
-        )  # fmt: skip
-        self.discovery: Optional[Discovery] = None
         self.weights = StepWeights(
             settings.gram_bytes, self.parallel, self.model, compared=settings.ranks == "all"
         )
+        self.reporter = Reporter(
+            settings, self.parallel, self.layers, self.memories, self.lock,
+            Linears(self, self.model), Balances(self, self.model), AtRest(self.model),
+            Tensors(
+                self.model, self.memories, self.parallel, settings.ranks == "all",
+                self.weights.copies.settle,
+            ),
+        )  # fmt: skip
+        self.discovery: Optional[Discovery] = None
         self.capture: Optional[Capture] = None
         if settings.capture_dir and not silent:
             self.capture = Capture(
@@ -241,8 +245,35 @@ class Steps:
             return
         self.ends.between = False
         self.ends.under_way.begins(optimizer)
+        closures = (*args[1:2], kwargs.get("closure"))  # Behind the optimizer itself.
+        closure = any(given is not None for given in closures)
+        # Its forward would end the step before, behind what is measured now.
+        ends = closure and self.ends.pending and self.measures("tensors")
+        if ends and self.ends.trainers.trains(optimizer):
+            self._close({})
+        self._measure_tensors(optimizer, closure)
         if self.actions.rate_factor() != 1.0 and self.ends.trainers.trains(optimizer):
             self.actions.optimizer_steps(optimizer)
+
+    def _measure_tensors(self, optimizer: Optimizer, closure: bool) -> None:
+        trainers = self.ends.trainers
+        if not self._samples_tensors() or not trainers.trains(optimizer):
+            return
+        if not trainers.of_copies(optimizer):
+            start = time.perf_counter()
+            self.reporter.tensors.optimizer_steps(optimizer, trainers.known(), closure)
+            self.hook_seconds += time.perf_counter() - start
+
+    def _samples_tensors(self) -> bool:
+        return self.samples_step() and self.measures("tensors")
+
+    @harmless("clip_grad_norm_()")
+    def gradients_clip(self, parameters: list[torch.Tensor]) -> None:
+        """Before torch clips them."""
+        if self.health.live and not capturing() and self._samples_tensors():
+            start = time.perf_counter()
+            self.reporter.tensors.clips(parameters)
+            self.hook_seconds += time.perf_counter() - start
 
     def optimizer_stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._rates_back()  # Also where the watching has ended since the step began.
@@ -258,6 +289,7 @@ class Steps:
             self.ends.graphed = self.ends.graphed or self.health.live
             return
         start = time.perf_counter()
+        self.reporter.tensors.optimizer_stepped(optimizer)
         ends_step, ahead = self.ends.optimizer_stepped(optimizer)
         if ends_step:
             group = optimizer.param_groups[0]
@@ -333,6 +365,7 @@ class Steps:
     def _begin_step(self) -> None:
         self._sampling = not self.silent and self.reporter.governor.due(self._number)
         self.weights.begin_step()
+        self.reporter.tensors.begin_step(self._number, self._sampling)
         mask_parts.forget()
         made_once.forget()
         self.reporter.scaling.begin_step(self._sampling)

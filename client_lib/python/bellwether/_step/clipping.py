@@ -1,0 +1,68 @@
+"""torch.nn.utils.clip_grad_norm_ tells before it changes the gradients.
+
+It is told to all hosts.  Trainers that clip in another way are not seen: their gradients are read
+when the optimizer's step begins.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from collections.abc import Iterable
+from typing import Any, Optional, Protocol
+
+import torch
+from torch.nn.utils import clip_grad
+
+from .._util.guard import harmless
+
+_NAME = "_clip_grads_with_norm_"  # Since torch 2.6, whatever name it was imported by.
+
+
+class ClipHost(Protocol):
+    def gradients_clip(self, parameters: list[torch.Tensor]) -> None: ...
+
+
+_lock = threading.Lock()
+_hosts: weakref.WeakSet[Any] = weakref.WeakSet()
+_replaced: Optional[tuple[Any, Any]] = None  # Theirs, ours.
+
+
+def _telling(original: Any) -> Any:
+    @functools.wraps(original)
+    def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+        if not torch.compiler.is_compiling():
+            if not isinstance(parameters, (torch.Tensor, list, tuple)):
+                parameters = list(parameters)  # It can be gone through once.
+            _tell(parameters)
+        return original(parameters, *args, **kwargs)
+
+    return clip
+
+
+@harmless("clip_grad_norm_()")
+def _tell(parameters: Any) -> None:
+    given: Iterable[Any] = [parameters] if isinstance(parameters, torch.Tensor) else parameters
+    for host in list(_hosts):
+        host.gradients_clip(list(given))
+
+
+def install(host: ClipHost) -> None:
+    global _replaced
+    with _lock:
+        _hosts.add(host)
+        theirs = getattr(clip_grad, _NAME, None)
+        if _replaced is None and theirs is not None:
+            _replaced = theirs, _telling(theirs)
+            setattr(clip_grad, _NAME, _replaced[1])
+
+
+def uninstall(host: ClipHost) -> None:
+    """With the last monitor nothing of ours is left, unless somebody has patched over it."""
+    global _replaced
+    with _lock:
+        _hosts.discard(host)
+        if not _hosts and _replaced is not None and getattr(clip_grad, _NAME) is _replaced[1]:
+            setattr(clip_grad, _NAME, _replaced[0])
+            _replaced = None

@@ -1,0 +1,439 @@
+"""Goal: what is told of each parameter equals a recomputation in float64, for each way of training.
+A parameter that does not move, one whose gradient explodes and one that is not finite are seen.
+Training stays the same bit for bit.
+Method: trainings whose gradients, moments and weights are kept beside them, compared with their
+recordings; parts of tensors by stand-ins.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Optional
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer
+from torch.utils.checkpoint import checkpoint
+
+import bellwether
+from bellwether._hook.model.parallel import Parallel
+from bellwether._kernels.memory import Memories
+from bellwether._native import c_api
+from bellwether._step.tensors import COPIED_LEAST, SIGNALS, TURN_SIGNALS, Tensors
+from bellwether.settings import STATS
+
+from models import Model, Shape, batch
+from recording import Recording
+
+SHAPE = Shape(fused=False)
+ALL: dict[str, Any] = {"stats": frozenset(STATS)}
+Told = dict[int, dict[str, dict[str, float]]]  # Step -> parameter -> signal -> value.
+
+
+def told_in(path: Path) -> Told:
+    recording = Recording(path, ended=True)
+    names: list[str] = []
+    for message in recording.messages:
+        if message.WhichOneof("body") == "names" and message.names.granularity == c_api.TENSOR:
+            names[message.names.first :] = list(message.names.names)
+    told: Told = {}
+    for frame in recording.frames:
+        of_step = told.setdefault(frame.step, {name: {} for name in names})
+        for block in frame.blocks:
+            signal = recording.names[block.signal]
+            if signal not in (*SIGNALS, *TURN_SIGNALS):
+                continue
+            for i, value in enumerate(block.values):
+                if not is_missing(value):
+                    of_step[names[block.layer_begin + i]][signal] = value
+    return told
+
+
+def is_missing(value: float) -> bool:
+    bits = torch.tensor([value], dtype=torch.float32).view(torch.int32)
+    return int(bits) == 0x7FC0BE11
+
+
+@dataclasses.dataclass
+class Kept:
+    """Of one parameter and step, in float64."""
+
+    g: Optional[Tensor]
+    before: Tensor
+    after: Tensor
+    m: Optional[Tensor]
+    v: Optional[Tensor]
+    t: float
+    beta2: float
+    eps: float
+
+    def wanted(self) -> dict[str, float]:
+        found = {
+            "tensor_elements": float(self.after.numel()),
+            "tensor_weight_sumsq": float(self.after.square().sum()),
+            "tensor_moved": float(not torch.equal(self.before, self.after)),
+            "tensor_change_sumsq": float((self.after - self.before).square().sum()),
+            "tensor_change_weight_sumsq": float(self.after.square().sum()),
+        }
+        if self.g is None:
+            return found
+        found["tensor_grad_sumsq"] = float(self.g.square().sum())
+        found["tensor_grad_max"] = float(self.g.abs().max())
+        found["tensor_grad_nonfinite"] = float((~self.g.isfinite()).sum())
+        found["tensor_grad_zeros"] = float((self.g == 0).sum())
+        if self.m is not None:
+            found["tensor_momentum_dot"] = float((self.g * self.m).sum())
+            found["tensor_momentum_norms"] = float(self.g.norm() * self.m.norm())
+        if self.v is not None:
+            vhat = (self.beta2 * self.v + (1 - self.beta2) * self.g.square()) / (
+                1 - self.beta2**self.t
+            )
+            ratios = self.g.square() / vhat.clamp(min=self.eps**2)
+            found["tensor_lag_sum"] = float(ratios[self.g != 0].sum())
+        return found
+
+
+def keep(model: nn.Module, optimizer: Optimizer) -> Callable[[], dict[str, Kept]]:
+    """Of now, before the optimizer's step; what is returned is to be called behind it."""
+
+    def double(t: Any) -> Any:
+        return t.detach().double().clone() if isinstance(t, Tensor) else None
+
+    names = {p: n.removeprefix("_orig_mod.") for n, p in model.named_parameters()}
+    groups = {p: g for g in optimizer.param_groups for p in g["params"]}
+    kept = {}
+    for p, name in names.items():
+        state, group = optimizer.state.get(p, {}), groups.get(p, {})
+        kept[name] = Kept(
+            double(p.grad), double(p), double(p),
+            double(state.get("exp_avg", state.get("momentum_buffer"))),
+            double(state.get("exp_avg_sq")), float(state.get("step", 0)) + 1,
+            group.get("betas", (0, 0))[1], group.get("eps", 0),
+        )  # fmt: skip
+
+    def stepped() -> dict[str, Kept]:
+        for p, name in names.items():
+            kept[name].after = double(p)
+        return kept
+
+    return stepped
+
+
+def trained(
+    path: Path, make: Callable[[nn.Module], Optimizer], steps: int = 30,
+    model: Optional[nn.Module] = None, scaler: Any = None, micro: int = 1,
+    clip: Optional[float] = None, change: Callable[[nn.Module, int], Any] = lambda m, s: None,
+    **settings: Any,
+) -> tuple[list[dict[str, Kept]], Any]:  # fmt: skip
+    torch.manual_seed(0)
+    model = Model(SHAPE) if model is None else model
+    monitor = bellwether.attach(
+        model, run="tensors", record=str(path), every=1, overhead_budget=1e9, **(ALL | settings)
+    )
+    optimizer = make(model)
+    kept = []
+    for step in range(steps):
+        optimizer.zero_grad()
+        for part in range(micro):
+            loss = model(batch(SHAPE, step * micro + part)).square().mean() / micro
+            (scaler.scale(loss) if scaler else loss).backward()
+        change(model, step)
+        if scaler:
+            scaler.unscale_(optimizer)
+        stepped = keep(model, optimizer)
+        if clip is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+            # Moments meet the clipped gradients.
+            clipped = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+        if scaler:
+            scaler.step(optimizer)
+            scaler.update()
+        else:
+            optimizer.step()
+        kept.append(stepped())
+        if clip is not None:
+            for name, grad in clipped.items():
+                of = dataclasses.replace(kept[-1][name], g=grad.double().clone())
+                unclipped = kept[-1][name].wanted()
+                wanted = {
+                    k: unclipped[k] if k.startswith("tensor_grad") else x
+                    for k, x in of.wanted().items()
+                }
+                kept[-1][name].wanted = lambda wanted=wanted: wanted  # type: ignore[method-assign]
+    status = monitor.status()
+    assert status["errors"] == 0 and status["live"], status["last_error"]
+    monitor.detach()
+    return kept, status["tensors"]
+
+
+def assert_told(path: Path, kept: list[dict[str, Kept]], skip: tuple[str, ...] = ()) -> Told:
+    told = told_in(path)
+    turns: dict[str, set[str]] = {signal: set() for signal in TURN_SIGNALS}
+    for step, of_step in enumerate(kept):
+        for name, of in of_step.items():
+            got, want = told[step][name], of.wanted()
+            for signal in SIGNALS:
+                assert (signal in got) == (signal in want), (step, name, signal)
+            for signal, value in got.items():
+                size = want[signal]
+                if signal == "tensor_momentum_dot":
+                    assert of.g is not None and of.m is not None
+                    size = float((of.g * of.m).abs().sum())
+                assert value == pytest.approx(want[signal], abs=1e-5 * abs(size)), (name, signal)
+                if signal in TURN_SIGNALS:
+                    turns[signal].add(name)
+    for signal, names in turns.items():
+        assert names == (set() if signal in skip else set(kept[0])), signal
+    return told
+
+
+def adamw(**how: Any) -> Callable[[nn.Module], Optimizer]:
+    return lambda model: torch.optim.AdamW(model.parameters(), 1e-3, **how)
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"foreach": True}, {"fused": True}, {"foreach": False}, {"amsgrad": True}], ids=str
+)
+def test_values_equal_a_recomputation_in_float64(how: dict[str, Any], tmp_path: Path) -> None:
+    kept, status = trained(tmp_path / "a.bwrun", adamw(**how))
+    assert_told(tmp_path / "a.bwrun", kept)
+    assert status["rows"] == len(kept[0]) and status["left_out"] == {}
+
+
+def test_accumulated_gradients_are_those_of_the_step(tmp_path: Path) -> None:
+    kept, _ = trained(tmp_path / "a.bwrun", adamw(), steps=4, micro=3)
+    told = told_in(tmp_path / "a.bwrun")
+    for step, of_step in enumerate(kept):
+        for name, of in of_step.items():
+            want = of.wanted()["tensor_grad_sumsq"]
+            assert told[step][name]["tensor_grad_sumsq"] == pytest.approx(want, rel=1e-5)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_gradients_are_told_without_the_loss_scale(fused: bool, tmp_path: Path) -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    kept, _ = trained(tmp_path / "a.bwrun", adamw(fused=fused), scaler=scaler)
+    assert_told(tmp_path / "a.bwrun", kept)
+
+
+def test_a_fused_step_that_unscales_itself_is_told_unscaled(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Model(SHAPE)
+    monitor = bellwether.attach(
+        model, run="tensors", record=str(tmp_path / "a.bwrun"), every=1, overhead_budget=1e9, **ALL
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3, fused=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    norms = []
+    for step in range(3):
+        optimizer.zero_grad()
+        scaler.scale(model(batch(SHAPE, step)).square().mean()).backward()
+        norms.append({n: p.grad.norm() / 1024 for n, p in model.named_parameters()})  # type: ignore[union-attr]
+        scaler.step(optimizer)
+        scaler.update()
+    monitor.detach()
+    told = told_in(tmp_path / "a.bwrun")
+    for step, of_step in enumerate(norms):
+        for name, norm in of_step.items():
+            got = told[step][name]["tensor_grad_sumsq"]
+            assert math.sqrt(got) == pytest.approx(float(norm), rel=1e-5)
+
+
+def test_clipping_is_not_seen_in_gradients(tmp_path: Path) -> None:
+    kept, _ = trained(tmp_path / "a.bwrun", adamw(), clip=1e-4)
+    assert_told(tmp_path / "a.bwrun", kept)
+
+
+def test_optimizers_without_a_second_moment_say_so(tmp_path: Path) -> None:
+    kept, status = trained(
+        tmp_path / "a.bwrun", lambda m: torch.optim.SGD(m.parameters(), 0.1, momentum=0.9)
+    )
+    assert_told(tmp_path / "a.bwrun", kept, skip=("tensor_lag_sum",))
+    assert set(status["left_out"]) == set(kept[0])
+    assert "second moment" in next(iter(status["left_out"].values()))
+
+
+class Checkpointed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Model(SHAPE)
+
+    def forward(self, x: Tensor) -> Any:
+        return checkpoint(self.inner, x, use_reentrant=False)
+
+
+def test_checkpointed_models_are_told(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    kept, _ = trained(tmp_path / "a.bwrun", adamw(), model=Checkpointed())
+    assert_told(tmp_path / "a.bwrun", kept)
+
+
+def test_compiled_models_have_their_plain_names(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = torch.compile(Model(SHAPE), backend="aot_eager")
+    kept, _ = trained(tmp_path / "a.bwrun", adamw(), model=model)  # type: ignore[arg-type]
+    told = assert_told(tmp_path / "a.bwrun", kept)
+    assert not any("_orig_mod" in name for name in told[0])
+
+
+def test_a_closure_makes_the_gradients_within_the_step(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Model(SHAPE)
+    monitor = bellwether.attach(
+        model, run="tensors", record=str(tmp_path / "a.bwrun"), every=1, overhead_budget=1e9, **ALL
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    norms = []
+    for step in range(3):
+
+        def closure(step: int = step) -> Tensor:
+            optimizer.zero_grad()
+            loss: Tensor = model(batch(SHAPE, step)).square().mean()
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)  # type: ignore[arg-type]
+        norms.append({n: float(p.grad.norm()) for n, p in model.named_parameters()})  # type: ignore[union-attr]
+    monitor.detach()
+    told = told_in(tmp_path / "a.bwrun")
+    for step, of_step in enumerate(norms):
+        for name, norm in of_step.items():
+            got = told[step][name]["tensor_grad_sumsq"]
+            assert math.sqrt(got) == pytest.approx(norm, rel=1e-5)
+
+
+def moved_in(told: Told, step: int) -> dict[str, float]:
+    return {name: of["tensor_moved"] for name, of in told[step].items()}
+
+
+def test_a_layer_that_no_optimizer_holds_does_not_move(tmp_path: Path) -> None:
+    def all_but_the_first(model: nn.Module) -> Optimizer:
+        held = [p for n, p in model.named_parameters() if not n.startswith("blocks.0.")]
+        return torch.optim.AdamW(held, 1e-3)
+
+    trained(tmp_path / "a.bwrun", all_but_the_first, steps=3)
+    told = told_in(tmp_path / "a.bwrun")
+    for step in range(3):
+        for name, moved in moved_in(told, step).items():
+            assert moved == (0 if name.startswith("blocks.0.") else 1)
+            assert told[step][name]["tensor_grad_sumsq"] > 0
+
+
+def test_nothing_moves_at_a_rate_of_zero(tmp_path: Path) -> None:
+    trained(tmp_path / "a.bwrun", lambda m: torch.optim.AdamW(m.parameters(), 0.0), steps=3)
+    told = told_in(tmp_path / "a.bwrun")
+    assert set(moved_in(told, 2).values()) == {0.0}
+    changes = [of["tensor_change_sumsq"] for of in told[2].values() if "tensor_change_sumsq" in of]
+    assert changes == [0.0]
+
+
+def test_a_row_that_explodes_shows_in_its_tensor_alone(tmp_path: Path) -> None:
+    def explode(model: nn.Module, step: int) -> None:
+        if step == 2:
+            model.blocks[1].attention.out.weight.grad[5] *= 1e4  # type: ignore[index,union-attr]
+
+    trained(tmp_path / "a.bwrun", adamw(), steps=4, change=explode)
+    told = told_in(tmp_path / "a.bwrun")
+    for name in told[0]:
+        grew = told[2][name]["tensor_grad_max"] / told[1][name]["tensor_grad_max"]
+        assert (grew > 1e3) == (name == "blocks.1.attention.out.weight"), (name, grew)
+
+
+def test_gradients_that_are_not_finite_are_counted_by_name(tmp_path: Path) -> None:
+    def damage(model: nn.Module, step: int) -> None:
+        if step == 2:
+            model.blocks[1].attention.out.weight.grad[5, :3] = math.nan  # type: ignore[index,union-attr]
+
+    trained(tmp_path / "a.bwrun", adamw(), steps=4, change=damage)
+    told = told_in(tmp_path / "a.bwrun")
+    found = {n: of["tensor_grad_nonfinite"] for n, of in told[2].items()}
+    assert found.pop("blocks.1.attention.out.weight") == 3 and set(found.values()) == {0.0}
+    assert math.isnan(told[2]["blocks.1.attention.out.weight"]["tensor_weight_sumsq"])
+
+
+def test_a_step_that_a_scaler_skips_is_not_told(tmp_path: Path) -> None:
+    def overflow(model: nn.Module, step: int) -> None:
+        if step == 2:
+            next(iter(model.parameters())).grad[0] = math.inf  # type: ignore[index]
+
+    for fused in (False, True):
+        path = tmp_path / f"{fused}.bwrun"
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        trained(path, adamw(fused=fused), steps=5, scaler=scaler, change=overflow)
+        for of_step in told_in(path).values():
+            for of in of_step.values():
+                assert of.get("tensor_grad_nonfinite", 0) == 0 and of.get("tensor_moved", 1) == 1
+
+
+def test_training_is_the_same_bit_for_bit(tmp_path: Path) -> None:
+    ends = []
+    for stats in ("drift,tensors", "drift"):
+        torch.manual_seed(0)
+        model = Model(SHAPE)
+        trained(tmp_path / f"{stats}.bwrun", adamw(), model=model, clip=0.1, stats=stats)
+        ends.append([p.detach().clone() for p in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*ends))
+
+
+# ---- turns and parts, without a run
+
+
+def watched(
+    model: nn.Module, placed: Optional[Parallel] = None, all_report: bool = False
+) -> Tensors:
+    return Tensors(lambda: model, Memories(), placed or Parallel(), all_report, list)
+
+
+def stepped(tensors: Tensors, model: nn.Module, optimizer: Optimizer, step: int) -> Iterator[Any]:
+    tensors.begin_step(step, True)
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    tensors.optimizer_steps(optimizer, [optimizer], False)
+    optimizer.step()
+    tensors.optimizer_stepped(optimizer)
+    sample = tensors.sample()
+    return iter([] if sample is None else sample.blocks(len(tensors.names), 128))
+
+
+def test_each_parameter_has_its_turn_within_fifty_samples() -> None:
+    model = nn.Sequential(*(nn.Linear(70, 80) for _ in range(40)))
+    optimizer = torch.optim.AdamW(model.parameters())
+    tensors, seen = watched(model), set()
+    for step in range(50):
+        for block in stepped(tensors, model, optimizer, 7 * step):
+            if block.signal == "tensor_change_sumsq":
+                seen |= set(range(block.layer_begin, block.layer_begin + block.layer_count))
+    assert seen == set(range(80))
+
+
+def test_copies_are_a_hundredth_of_the_weights() -> None:
+    model = nn.Sequential(nn.Embedding(40_000, 256), nn.Linear(256, 256))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    tensors = watched(model)
+    for step in range(4):
+        list(stepped(tensors, model, optimizer, step))
+    assert 0 < tensors.copied_max <= max(tensors.elements // 100, COPIED_LEAST)
+
+
+def test_copies_are_told_by_the_first_that_holds_them() -> None:
+    model = nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for placed in (Parallel(data=(1, 2)), Parallel(tensor=(1, 2)), Parallel(context=(1, 2))):
+        tensors = watched(model, placed, all_report=True)
+        assert list(stepped(tensors, model, optimizer, 0)) == [] and tensors.names == []
+    model.weight.tensor_model_parallel = True  # type: ignore[assignment]
+    tensors = watched(model, Parallel(tensor=(1, 2)))
+    assert list(stepped(tensors, model, optimizer, 0)) and tensors.names == ["weight"]
+
+
+def test_layers_of_a_pipeline_have_their_global_numbers() -> None:
+    model = nn.Module()
+    model.layers = nn.ModuleList([nn.Linear(4, 4, bias=False)])
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    tensors = watched(model, Parallel(pipeline=(1, 2), first_layer=6, layers=12))
+    list(stepped(tensors, model, optimizer, 0))
+    assert tensors.names == ["layers.6.weight"]
