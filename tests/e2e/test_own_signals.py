@@ -67,8 +67,8 @@ def await_own(server: Server, run: str, count: int) -> dict[str, Any]:
     return dict(wait_for(f"{run} has {count} own signals", told))
 
 
-def await_step(server: Server, step: int) -> None:
-    wait_for(f"step {step} is told", lambda: int(server.call("GetRun", run="own")["step"]) == step)
+def await_step(server: Server, step: int, run: str = "own") -> None:
+    wait_for(f"step {step} is told", lambda: int(server.call("GetRun", run=run)["step"]) == step)
 
 
 def values(server: Server, signal: str, layer: int = 0, head: int = 0, run: str = "own") -> dict[int, float]:
@@ -78,7 +78,6 @@ def values(server: Server, signal: str, layer: int = 0, head: int = 0, run: str 
 def test_own_numbers_go_the_whole_way(server: Server, tmp_path: Path) -> None:
     ranks = ranks_of(server, 2)
     report(ranks, range(20))
-    server.await_applied()
     await_own(server, "own", 6)
     await_step(server, 19)
     assert values(server, "train/kl") == {s: s + 0.5 for s in range(20)}
@@ -106,7 +105,6 @@ def test_own_numbers_go_the_whole_way(server: Server, tmp_path: Path) -> None:
         assert client.flush(30)
         client.close()
     report(ranks_of(server, 3, attempt=1), range(20, 40))
-    server.await_applied()
     await_step(server, 39)
     kl = values(server, "train/kl")
     assert len(kl) == 40 and kl[5] == 5.5 and kl[39] == 40.0
@@ -117,8 +115,8 @@ def test_own_numbers_go_the_whole_way(server: Server, tmp_path: Path) -> None:
     recording = tmp_path / "own.bwrun"
     server.run("run", "export", "own", str(recording))
     server.run("run", "import", str(recording), "--name", "again")
-    server.await_applied()
     again = await_own(server, "again", 6)
+    await_step(server, 39, "again")
     for signal, layer, head in (("train/kl", 0, 0), ("load", 1, 4), ("wait", 2, 0), ("router_z", 1, 0)):
         assert values(server, signal, layer, head, "again") == values(server, signal, layer, head), signal
     assert {s["name"]: s.get("unit") for s in again["own_signals"]} == {s["name"]: s.get("unit") for s in told.values()}
@@ -127,7 +125,6 @@ def test_own_numbers_go_the_whole_way(server: Server, tmp_path: Path) -> None:
 def test_the_command_shows_them(server: Server) -> None:
     ranks = ranks_of(server, 1)
     report(ranks, range(5))
-    server.await_applied()
     await_own(server, "own", 6)
     await_step(server, 4)
     csv = server.run("series", "get", "own", "train/kl", "load:1:4", "-o", "csv").splitlines()
@@ -151,7 +148,6 @@ def test_own_rules_judge_them_by_their_names(tmp_path: Path) -> None:
     with Server(tmp_path, "rules_file: rules.yml\n") as server:
         ranks = ranks_of(server, 1)
         report(ranks, range(120))  # Its kl rises by 1 a step; one expert never has a token.
-        server.await_applied()
 
         def found() -> Any:
             alerts = [alert["last"] for alert in server.call("ListAlerts", run="own", limit=100).get("alerts", [])]
@@ -172,15 +168,15 @@ def test_a_number_that_is_refused_costs_no_other(server: Server) -> None:
     first, second = ranks_of(server, 2)
     assert first.push(0, [LOSS], own=[OwnValues("kl", [1.0], unit="nats")])
     assert first.flush(30)
-    server.await_applied()
+    await_own(server, "own", 1)
     assert second.push(0, [LOSS], own=[OwnValues("kl", [1.0], merge="sum"), OwnValues("reward", [3.0])])
     assert second.push(1, [LOSS], own=[OwnValues("kl", [1.0], unit="bits"), OwnValues("kl", [1.0, 2.0], of="layer")])
     many = [OwnValues(f"s{i}", [float(i)]) for i in range(300)]
     assert second.push(2, [LOSS], own=many) and first.push(2, [LOSS])
     assert first.push(1, [LOSS]) is True
     assert first.flush(30) and second.flush(30)
-    server.await_applied()
     await_own(server, "own", 256)
+    await_step(server, 2)
     assert refused(server, "disagrees") == 1 + 1 + 2
     assert refused(server, "signals") == 300 - 254
     assert values(server, "reward") == {0: 3.0} and values(server, "s9") == {2: 9.0}
@@ -210,7 +206,7 @@ def test_a_job_logs_them_by_their_names(server: Server) -> None:
         monitor.log("router_z", torch.arange(4.0), layer=1, of="expert")
     assert monitor.flush(30)
     monitor.detach()
-    server.await_applied()
+    server.await_end("job")
     await_own(server, "job", 3)
     assert values(server, "reward", run="job") == {s: float(s) for s in range(12)}
     kl: dict[int, Any] = values(server, "kl", run="job")

@@ -23,7 +23,9 @@ import bellwether
 from bellwether._hook.model.parallel import Parallel
 from bellwether._kernels.memory import Memories
 from bellwether._native import c_api
-from bellwether._step.tensors import COPIED_LEAST, SIGNALS, TURN_SIGNALS, Tensors
+from bellwether._step.tensor_rows import TensorRows
+from bellwether._step.tensor_sample import SIGNALS, TURN_SIGNALS
+from bellwether._step.tensors import COPIED_LEAST, Tensors
 from bellwether.settings import STATS
 
 from models import Model, Shape, batch
@@ -385,7 +387,8 @@ def test_training_is_the_same_bit_for_bit(tmp_path: Path) -> None:
 def watched(
     model: nn.Module, placed: Optional[Parallel] = None, all_report: bool = False
 ) -> Tensors:
-    return Tensors(lambda: model, Memories(), placed or Parallel(), all_report, list)
+    rows = TensorRows(lambda: model, placed or Parallel(), all_report, list)
+    return Tensors(rows, Memories())
 
 
 def stepped(tensors: Tensors, model: nn.Module, optimizer: Optimizer, step: int) -> Iterator[Any]:
@@ -396,7 +399,7 @@ def stepped(tensors: Tensors, model: nn.Module, optimizer: Optimizer, step: int)
     optimizer.step()
     tensors.optimizer_stepped(optimizer)
     sample = tensors.sample()
-    return iter([] if sample is None else sample.blocks(len(tensors.names), 128))
+    return iter([] if sample is None else sample.blocks(len(tensors.rows.names), 128))
 
 
 def test_each_parameter_has_its_turn_within_fifty_samples() -> None:
@@ -416,7 +419,7 @@ def test_copies_are_a_hundredth_of_the_weights() -> None:
     tensors = watched(model)
     for step in range(4):
         list(stepped(tensors, model, optimizer, step))
-    assert 0 < tensors.copied_max <= max(tensors.elements // 100, COPIED_LEAST)
+    assert 0 < tensors.copied_max <= max(tensors.rows.elements // 100, COPIED_LEAST)
 
 
 def test_copies_are_told_by_the_first_that_holds_them() -> None:
@@ -424,10 +427,10 @@ def test_copies_are_told_by_the_first_that_holds_them() -> None:
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for placed in (Parallel(data=(1, 2)), Parallel(tensor=(1, 2)), Parallel(context=(1, 2))):
         tensors = watched(model, placed, all_report=True)
-        assert list(stepped(tensors, model, optimizer, 0)) == [] and tensors.names == []
+        assert list(stepped(tensors, model, optimizer, 0)) == [] and tensors.rows.names == []
     model.weight.tensor_model_parallel = True  # type: ignore[assignment]
     tensors = watched(model, Parallel(tensor=(1, 2)))
-    assert list(stepped(tensors, model, optimizer, 0)) and tensors.names == ["weight"]
+    assert list(stepped(tensors, model, optimizer, 0)) and tensors.rows.names == ["weight"]
 
 
 def test_layers_of_a_pipeline_have_their_global_numbers() -> None:
@@ -436,4 +439,4 @@ def test_layers_of_a_pipeline_have_their_global_numbers() -> None:
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     tensors = watched(model, Parallel(pipeline=(1, 2), first_layer=6, layers=12))
     list(stepped(tensors, model, optimizer, 0))
-    assert tensors.names == ["layers.6.weight"]
+    assert tensors.rows.names == ["layers.6.weight"]

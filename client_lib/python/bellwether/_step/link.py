@@ -22,6 +22,7 @@ class Link:
         self.page_url = ""
         self.client: Optional[RunClient] = None
         self.why_not = ""
+        self.named = 0  # Tensors of which the server has the names.
         self.begun = False  # The layout was told, or would have been: it does not change any more.
 
     def open(self, options: RunOptions) -> None:
@@ -31,6 +32,12 @@ class Link:
         except (ClientError, c_api.LibraryError) as e:
             log.warning(f"nothing is sent: {e}")
             self.why_not = str(e)
+
+    def name_tensors(self, names: list[str]) -> None:
+        """Before the first sample has values of them."""
+        if self.client is not None and self.named < len(names):
+            new = names[self.named :]
+            self.named += self.client.push_names(c_api.TENSOR, new, self.named)
 
     def known_page_url(self) -> str:
         client = self.client

@@ -15,7 +15,6 @@ from .._hook.layer.layer import Layer
 from .._hook.layer.notes import why
 from .._hook.model.parallel import Parallel
 from .._kernels.memory import Memories
-from .._native import c_api
 from .._native.run_client import RunClient
 from .._util import log
 from ..settings import Settings
@@ -60,7 +59,6 @@ class Reporter:
         self.rate: Optional[float] = None  # Of the first group, as the trainer has set it.
         self.samples = 0  # That were closed.
         self._rates = RateWatch()
-        self._named = 0  # Tensors, to the server.
 
     # ---- the layout ----
 
@@ -123,11 +121,6 @@ class Reporter:
         )  # fmt: skip
         return self.link.client
 
-    def _name_tensors(self, client: RunClient, names: list[str]) -> None:
-        """Before the first sample has values of them."""
-        if self._named < len(names):
-            self._named += client.push_names(c_api.TENSOR, names[self._named :], self._named)
-
     # ---- a step ----
 
     def watch_laws(self) -> None:
@@ -154,7 +147,8 @@ class Reporter:
             sample = Sample(
                 self.reporting(), self._settings.stats, weights.increments, copies, self._placed,
                 weights.gram_batch, weights.replicas, self.linears.sample(),
-                self.balances.sample(), self.rest.sample(), self.tensors.sample(), self._named,
+                self.balances.sample(), self.rest.sample(), self.tensors.sample(),
+                self.link.named,
             )  # fmt: skip
             for layer in self._layers:
                 for part in (layer.sums, layer.wq, layer.wk):
@@ -183,7 +177,7 @@ class Reporter:
         values.update(self.scaling.values())
         client = self._open(actions, step_from_attach)
         if client is not None and weights is not None:
-            self._name_tensors(client, self.tensors.names or weights.copies.names)
+            self.link.name_tensors(self.tensors.rows.names or weights.copies.names)
         sample = self.sample(weights) if weights is not None else None
         if sample is not None:
             self.judged.add(sample.families())

@@ -24,7 +24,7 @@ from .linears import LinearSample
 from .replicas import ReplicaSample
 
 if TYPE_CHECKING:
-    from .tensors import TensorSample
+    from .tensor_sample import TensorSample
 
 _DELTA = STATS["delta"]
 _PER_KEY_HEAD = frozenset(

@@ -191,9 +191,9 @@ def status(steps: Steps, actions: Optional[ActionsStatus]) -> Status:
         "elements": rest.elements, "compared": rest.compared,
         "not_measured": rest.not_measured, "flips": dict(rest.flips),
     }  # fmt: skip
-    tensors = reporter.tensors
+    copied, tensors = reporter.tensors.copied_max, reporter.tensors.rows
     found["tensors"] = {
-        "rows": len(tensors.names), "elements": tensors.elements, "copied": tensors.copied_max,
+        "rows": len(tensors.names), "elements": tensors.elements, "copied": copied,
         "refused": tensors.refused, "left_out": dict(tensors.left_out),
     }  # fmt: skip
     found["step"] = steps.current_step()

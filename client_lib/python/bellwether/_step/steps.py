@@ -42,6 +42,7 @@ from .reporter import Number, Reporter
 from .step_actions import StepActions
 from .step_ends import StepEnds, in_backward
 from .step_weights import StepWeights
+from .tensor_rows import TensorRows
 from .tensors import Tensors
 
 _SEED_MASK = 0xFFFFFFFFFFFFFFFF
@@ -72,8 +73,11 @@ class Steps:
             settings, self.parallel, self.layers, self.memories, self.lock,
             Linears(self, self.model), Balances(self, self.model), AtRest(self.model),
             Tensors(
-                self.model, self.memories, self.parallel, settings.ranks == "all",
-                self.weights.copies.settle,
+                TensorRows(
+                    self.model, self.parallel, settings.ranks == "all",
+                    self.weights.copies.settle,
+                ),
+                self.memories,
             ),
         )  # fmt: skip
         self.discovery: Optional[Discovery] = None

@@ -1,0 +1,159 @@
+"""Which parameters this rank tells of, under which names and rows.
+
+Each rank tells its part of a tensor, and the server adds them up.  Of copies one rank tells: the
+first that holds it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable
+from typing import Any, Optional
+
+from torch import Tensor, nn
+
+from .._hook.model.parallel import Parallel, is_dtensor, is_fully_sharded
+from .._kernels.probe import DTYPES
+from .._kernels.tensors import dense
+from .._native import c_api
+from .._util.ranks import rank_and_world
+
+LEFT_OUT_MAX = 64  # Parameters whose reason is remembered.
+_WRAPPERS = re.compile(r"(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
+_BLOCK = re.compile(r"(^|\.)(layers|blocks|h)\.(\d+)(?=\.)")
+
+ELSEWHERE = 'its parts lie at ranks that do not report: attach(ranks="all")'
+FLAT = "the weights are whole in the passes only (FSDP1, ZeRO-3)"
+_COPY = ""  # Another rank tells it.
+
+
+@dataclasses.dataclass
+class Row:
+    """A parameter here: its part of the tensor, dense, without autograd."""
+
+    number: int
+    of: Tensor  # The parameter itself, by which optimizers know it.
+    weight: Tensor
+
+    def grad(self) -> Optional[Tensor]:
+        grad = self.of.grad
+        if grad is None or grad.is_sparse:
+            return None
+        if is_dtensor(grad):
+            if not is_dtensor(self.of) or grad.placements != self.of.placements:  # type: ignore[attr-defined]
+                return None
+            grad = grad.to_local()  # type: ignore[attr-defined]
+        usable = type(grad) is Tensor and grad.dtype in DTYPES and dense(grad)
+        return grad if usable and grad.device == self.weight.device else None
+
+    def beside(self, tensor: Any) -> Optional[Tensor]:
+        """A tensor of the optimizer's state that has an element for each of the weight's."""
+        if is_dtensor(tensor):
+            tensor = tensor.to_local()
+        if type(tensor) is not Tensor or tensor.dtype not in DTYPES:
+            return None
+        there = tensor.device == self.weight.device and tensor.shape == self.weight.shape
+        return tensor if there and tensor.stride() == self.weight.stride() else None
+
+
+class TensorRows:
+    """
+    model       gives the model, None once it is gone
+    first_names names that have the first rows, in order; asked once
+    all_report  ranks of all copies report
+    """
+
+    def __init__(
+        self, model: Callable[[], Optional[nn.Module]], placed: Parallel, all_report: bool,
+        first_names: Callable[[], list[str]],
+    ) -> None:  # fmt: skip
+        self._model, self._placed = model, placed
+        self._all_report, self._first_names = all_report, first_names
+        self.names: list[str] = []
+        self.left_out: dict[str, str] = {}  # By parameter: why something of it is not measured.
+        self.refused = 0  # Parameters without a place among NAMED_ROWS_MAX.
+        self.elements = 0  # That are measured.
+        self.sharded = False  # Other ranks have parts of the same tensors.
+        self._numbers: dict[str, int] = {}
+
+    def leave_out(self, name: str, why: str) -> None:
+        if name in self.left_out or len(self.left_out) < LEFT_OUT_MAX:
+            self.left_out.setdefault(name, why)
+
+    def _number(self, name: str) -> Optional[int]:
+        if not self._numbers:
+            self.names = list(self._first_names())
+            self._numbers = {known: i for i, known in enumerate(self.names)}
+        number = self._numbers.get(name)
+        if number is None:
+            too_long = len(name.encode()) > c_api.ROW_NAME_MAX
+            if too_long or len(self.names) >= c_api.NAMED_ROWS_MAX:
+                self.refused += 1
+                return None
+            number = self._numbers[name] = len(self.names)
+            self.names.append(name)
+        return number
+
+    def _global_name(self, name: str) -> str:
+        name = _WRAPPERS.sub("", name).removeprefix("module.")
+        first = self._placed.first_layer if self._placed.pipeline[1] > 1 else 0
+        if first:
+            name = _BLOCK.sub(lambda m: f"{m[1]}{m[2]}.{int(m[3]) + first}", name, count=1)
+        return name
+
+    def _why_not(self, p: Tensor, flat: bool) -> Optional[str]:
+        """None: this rank tells it."""
+        placed = self._placed
+        if is_dtensor(p):
+            for dimension, placement in enumerate(p.placements):  # type: ignore[attr-defined]
+                mesh = p.device_mesh  # type: ignore[attr-defined]
+                if mesh.size(dimension) == 1:
+                    continue
+                if placement.is_replicate():
+                    if mesh.get_local_rank(dimension) != 0:
+                        return _COPY
+                elif not placement.is_shard():
+                    return f"it is placed as {placement}"
+                elif not self._all_report and mesh.size(dimension) != placed.tensor[1]:
+                    return ELSEWHERE
+                self.sharded = True
+            return None
+        if flat:
+            return FLAT
+        if self._all_report and placed.shards == 1 and placed.data[1] == 1:
+            first = rank_and_world()[0] == 0
+        else:
+            first = placed.data[0] == 0
+        whole = placed.tensor[1] > 1 and not getattr(p, "tensor_model_parallel", False)
+        if not first or placed.context[0] > 0 or (whole and placed.tensor[0] > 0):
+            return _COPY
+        self.sharded = self.sharded or placed.tensor[1] > 1
+        return None
+
+    def find(self) -> dict[int, Row]:
+        """By the id of the parameter."""
+        found: dict[int, Row] = {}
+        model = self._model()
+        flat = model is not None and is_fully_sharded(model)
+        self.elements = 0
+        for own_name, p in model.named_parameters() if model is not None else ():
+            if not p.requires_grad:
+                continue
+            name = self._global_name(own_name)
+            why = self._why_not(p, flat)
+            if why is not None:
+                if why != _COPY:
+                    self.leave_out(name, why)
+                continue
+            weight: Any = p
+            if is_dtensor(p):
+                weight = weight.to_local()
+            if type(weight) not in (Tensor, nn.Parameter) or weight.dtype not in DTYPES:
+                self.leave_out(name, f"it is a {type(weight).__name__} of {weight.dtype}")
+            elif weight.device.type not in ("cpu", "cuda") or not dense(weight):
+                self.leave_out(name, f"it lies in pieces, or on {weight.device}")
+            elif (number := self._number(name)) is not None:
+                found[id(p)] = Row(number, p, weight.detach())
+                self.elements += weight.numel()
+        return found
