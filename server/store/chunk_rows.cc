@@ -10,7 +10,7 @@ std::vector<std::string> MakeSummaryRows(std::span<const SpanSummary> spans, siz
   return rows;
 }
 
-ChunkRows MakeChunkRows(uint8_t signal, const ChunkInput& input) {
+ChunkRows MakeChunkRows(uint16_t signal, const ChunkInput& input) {
   ChunkRows rows;
   for (size_t cell = 0; cell < input.cells; cell += kGroupCells) {
     ChunkInput group = input;

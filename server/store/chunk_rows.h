@@ -26,7 +26,7 @@ struct ChunkRows {
   std::vector<std::shared_ptr<const std::string>> chunks;  // None for a derived signal.
   std::vector<std::string> summaries;                      // None for the step itself.
 };
-ChunkRows MakeChunkRows(uint8_t signal, const ChunkInput& input);
+ChunkRows MakeChunkRows(uint16_t signal, const ChunkInput& input);
 std::vector<std::string> MakeSummaryRows(std::span<const SpanSummary> spans, size_t cells);
 
 // A signal with fewer cells than a group has makes up for it with more steps.

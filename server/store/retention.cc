@@ -291,7 +291,7 @@ absl::Status Retention::PassRun(const RunSnapshot& run) {
     return breathe();
   };
   // `cells` of a signal, group after group.
-  const auto visit_signal = [&](uint8_t signal, size_t cells, bool measured, bool round_it) -> absl::Status {
+  const auto visit_signal = [&](uint16_t signal, size_t cells, bool measured, bool round_it) -> absl::Status {
     const HistoryPoint round_from = std::max(state.rounded, summarize);
     SeriesAddress address{.run = id, .signal = signal, .index = 0};
     for (size_t cell = 0; cell < cells; cell += kGroupCells, ++address.index) {
@@ -312,7 +312,7 @@ absl::Status Retention::PassRun(const RunSnapshot& run) {
     for (size_t i = 0; i < SignalCount(); ++i) {
       const SignalInfo& info = SignalTable()[i];
       const auto cells = static_cast<size_t>(ShapeOf(info, run.record.description.layout).size());
-      BW_RETURN_IF_ERROR(visit_signal(static_cast<uint8_t>(info.id), cells, !info.derived, !KeepsAllBits(info.id)));
+      BW_RETURN_IF_ERROR(visit_signal(static_cast<uint16_t>(info.id), cells, !info.derived, !KeepsAllBits(info.id)));
     }
     BW_RETURN_IF_ERROR(visit_signal(kMetaSignal, kMetaCellsStored, /*measured=*/true, /*round_it=*/false));
   }

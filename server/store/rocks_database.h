@@ -33,6 +33,7 @@ class KeyBuilder {
  public:
   explicit KeyBuilder(char prefix) : key_(1, prefix) {}
   KeyBuilder& U8(uint8_t value) { return Append(value, 1); }
+  KeyBuilder& U24(uint32_t value) { return Append(value, 3); }
   KeyBuilder& U32(uint32_t value) { return Append(value, 4); }
   KeyBuilder& U64(uint64_t value) { return Append(value, 8); }
   // Negative numbers sort first.

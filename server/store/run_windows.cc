@@ -76,7 +76,7 @@ absl::Status RunWindows::Append(const StepSample& sample) {
     EncodeMeta(sample, meta);
     AppendRow(kMetaSignal, sample.step, meta);
     for (const SignalId signal : sample.signals()) {
-      AppendRow(static_cast<uint8_t>(signal), sample.step, sample.matrix(signal));
+      AppendRow(static_cast<uint16_t>(signal), sample.step, sample.matrix(signal));
     }
     derived_.Add(sample, &finished);
   }
@@ -106,7 +106,7 @@ void RunWindows::Grow(const Layout& layout) {
   });
 }
 
-RunWindows::Open* RunWindows::FindOrOpen(uint8_t signal, size_t cells) {
+RunWindows::Open* RunWindows::FindOrOpen(uint16_t signal, size_t cells) {
   Open& open = open_[signal];
   if (open.cells > 0) return &open;
   open.cells = cells;
@@ -123,14 +123,14 @@ RunWindows::Open* RunWindows::FindOrOpen(uint8_t signal, size_t cells) {
   return &open;
 }
 
-size_t RunWindows::FirstSteps(uint8_t signal, const Open& open) const {
+size_t RunWindows::FirstSteps(uint16_t signal, const Open& open) const {
   if (!open.becomes_chunk || open.cells < kGroupCells) return open.steps_full;
   constexpr uint64_t kOddFraction = 0x9e3779b97f4a7c15u;  // Of 2^64: its multiples lie far apart.
   const uint64_t place = (options_.stagger + signal) * kOddFraction >> 32;
   return open.steps_full - static_cast<size_t>(place * open.steps_full >> 32);
 }
 
-void RunWindows::AppendRow(uint8_t signal, int64_t step, std::span<const float> row) {
+void RunWindows::AppendRow(uint16_t signal, int64_t step, std::span<const float> row) {
   Open& open = *FindOrOpen(signal, row.size());
   // memcpy, not a float copy: a signalling NaN must keep its bits.
   std::memcpy(open.values.data() + open.steps.size() * open.cells, row.data(), row.size_bytes());
@@ -150,7 +150,7 @@ std::vector<std::string> RunWindows::EncodeParts(const Open& open, size_t first_
 }
 
 // Encodes without the lock: nobody but this thread changes an open window.
-void RunWindows::Seal(uint8_t signal, Open* open) {
+void RunWindows::Seal(uint16_t signal, Open* open) {
   if (open->steps.empty()) return;
   auto sealed = std::make_shared<Sealed>();
   sealed->signal = signal;
@@ -196,7 +196,7 @@ void RunWindows::SealAll() {
 void RunWindows::PushDerived(const std::vector<DerivedSpans::Finished>& finished) {
   for (const auto& [signal, span] : finished) {
     auto sealed = std::make_shared<Sealed>();
-    sealed->signal = static_cast<uint8_t>(signal);
+    sealed->signal = static_cast<uint16_t>(signal);
     sealed->first_step = span.first_step;
     sealed->summaries = MakeSummaryRows({&span, 1}, span.series.size());
     absl::MutexLock lock(&mutex_);
@@ -329,7 +329,7 @@ absl::Status RunWindows::RestoreUnfinished(const Unfinished& stored) {
   return absl::OkStatus();
 }
 
-void RunWindows::Collect(uint8_t signal, size_t cell_begin, size_t cell_end, std::vector<MemoryBlock>* blocks) const {
+void RunWindows::Collect(uint16_t signal, size_t cell_begin, size_t cell_end, std::vector<MemoryBlock>* blocks) const {
   absl::MutexLock lock(&mutex_);
   for (const auto& sealed : sealed_) {
     if (sealed->signal != signal) continue;

@@ -59,7 +59,7 @@ class RunWindows {
   };
   // Steps [first_step, ...) of a window that has not become a chunk yet.
   struct Unfinished {
-    uint8_t signal = 0;
+    uint16_t signal = 0;
     uint32_t attempt = 0;
     int64_t first_step = 0;
     std::vector<std::string> parts;
@@ -73,7 +73,7 @@ class RunWindows {
   // What is ready to be stored for good.
   struct Sealed {
     uint64_t number = 0;  // Rises within the run.
-    uint8_t signal = 0;
+    uint16_t signal = 0;
     uint32_t attempt = 0;
     int64_t first_step = 0;
     bool is_chunk = false;  // Else a window.
@@ -108,7 +108,7 @@ class RunWindows {
 
   const Layout& layout() const { return layout_; }
   // Cells [cell_begin, cell_end) of the signal.
-  void Collect(uint8_t signal, size_t cell_begin, size_t cell_end, std::vector<MemoryBlock>* blocks) const;
+  void Collect(uint16_t signal, size_t cell_begin, size_t cell_end, std::vector<MemoryBlock>* blocks) const;
   int64_t memory_bytes() const;
 
  private:
@@ -124,11 +124,11 @@ class RunWindows {
   };
   // Windows of signals that have more cells now begin anew.
   void Grow(const Layout& layout);
-  Open* FindOrOpen(uint8_t signal, size_t cells) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void AppendRow(uint8_t signal, int64_t step, std::span<const float> row) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Open* FindOrOpen(uint16_t signal, size_t cells) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void AppendRow(uint16_t signal, int64_t step, std::span<const float> row) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // How long the window is until it is sealed, when it begins with all others.
-  size_t FirstSteps(uint8_t signal, const Open& open) const;
-  void Seal(uint8_t signal, Open* open);
+  size_t FirstSteps(uint16_t signal, const Open& open) const;
+  void Seal(uint16_t signal, Open* open);
   std::vector<std::string> EncodeParts(const Open& open, size_t first_row) const;
   void Push(std::shared_ptr<Sealed> sealed);
   void PushDerived(const std::vector<DerivedSpans::Finished>& finished);
@@ -143,8 +143,8 @@ class RunWindows {
   int64_t last_step_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t next_number_ ABSL_GUARDED_BY(mutex_) = 1;
   int64_t budget_taken_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::map<uint8_t, Open> open_;                    // Written under mutex_; its owner reads without.
-  std::vector<std::pair<uint8_t, int64_t>> taken_;  // The owner's: signal and first step of what was last taken.
+  std::map<uint16_t, Open> open_;                    // Written under mutex_; its owner reads without.
+  std::vector<std::pair<uint16_t, int64_t>> taken_;  // The owner's: signal and first step of what was last taken.
   std::deque<std::shared_ptr<const Sealed>> sealed_ ABSL_GUARDED_BY(mutex_);
 };
 

@@ -17,7 +17,7 @@ namespace bellwether::server {
 
 class SampleCursor {
  public:
-  SampleCursor(const SeriesReader* reader, uint8_t signal, uint32_t attempt, size_t cells)
+  SampleCursor(const SeriesReader* reader, uint16_t signal, uint32_t attempt, size_t cells)
       : reader_(reader), signal_(signal), attempt_(attempt), cells_(cells) {}
 
   absl::Status Start();  // To the first sample.
@@ -41,7 +41,7 @@ class SampleCursor {
   absl::Status LoadNext();
 
   const SeriesReader* const reader_;
-  const uint8_t signal_;
+  const uint16_t signal_;
   const uint32_t attempt_;
   const size_t cells_;
   std::vector<Extent> extents_;

@@ -120,24 +120,24 @@ void SeriesPacker::Work() {
 }
 
 absl::Status SeriesPacker::Pack(RunId run, int signal, bool finish) {
-  if (signal != kAllSignals) return PackSignal(run, static_cast<uint8_t>(signal), finish);
-  std::set<uint8_t> signals;
+  if (signal != kAllSignals) return PackSignal(run, static_cast<uint16_t>(signal), finish);
+  std::set<uint16_t> signals;
   BW_RETURN_IF_ERROR(RocksDatabase::Snapshot(database_).Scan(KeyBuilder('w').U64(run).key(), {},
                                                              [&](std::string_view key, std::string_view) {
                                                                signals.insert(KeySignal(key));
                                                                return true;
                                                              }));
-  for (const uint8_t each : signals) BW_RETURN_IF_ERROR(PackSignal(run, each, finish));
+  for (const uint16_t each : signals) BW_RETURN_IF_ERROR(PackSignal(run, each, finish));
   return absl::OkStatus();
 }
 
-absl::Status SeriesPacker::PackSignal(RunId run, uint8_t signal, bool finish) {
+absl::Status SeriesPacker::PackSignal(RunId run, uint16_t signal, bool finish) {
   std::vector<Window> windows;
   const RocksDatabase::Snapshot snapshot(database_);
   absl::Status damage;
   std::vector<int64_t> decoded;
   BW_RETURN_IF_ERROR(
-      snapshot.Scan(KeyBuilder('w').U64(run).U8(signal).key(), {}, [&](std::string_view key, std::string_view value) {
+      snapshot.Scan(SignalKey('w', run, signal).key(), {}, [&](std::string_view key, std::string_view value) {
         Window& window = windows.emplace_back();
         damage = DecodeChunkShape(value, &decoded, &window.cells);
         window.key = key;

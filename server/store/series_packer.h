@@ -42,7 +42,7 @@ class SeriesPacker {
  private:
   void Work();
   absl::Status Pack(RunId run, int signal, bool finish);
-  absl::Status PackSignal(RunId run, uint8_t signal, bool finish);
+  absl::Status PackSignal(RunId run, uint16_t signal, bool finish);
 
   const Options options_;
   RocksDatabase* const database_;

@@ -79,7 +79,7 @@ absl::Status DamagedKey() { return absl::DataLossError("stored series: damaged k
 }  // namespace
 
 template <typename Visit>
-absl::Status SeriesReader::VisitMemory(uint8_t signal, Visit visit) const {
+absl::Status SeriesReader::VisitMemory(uint16_t signal, Visit visit) const {
   for (const MemoryBlock& block : memory_) {
     if (block.signal != signal || (block.bytes == nullptr && block.open == nullptr)) continue;
     const std::string_view bytes = block.bytes != nullptr ? std::string_view(*block.bytes) : std::string_view();
@@ -89,7 +89,7 @@ absl::Status SeriesReader::VisitMemory(uint8_t signal, Visit visit) const {
 }
 
 template <typename Visit>
-absl::Status SeriesReader::VisitWindows(uint8_t signal, uint32_t part, Visit visit) const {
+absl::Status SeriesReader::VisitWindows(uint16_t signal, uint32_t part, Visit visit) const {
   absl::Status status;
   const SeriesAddress address{.run = run_, .signal = signal, .index = part};
   BW_RETURN_IF_ERROR(snapshot_.Scan(SeriesPrefix('w', address), {}, [&](std::string_view key, std::string_view value) {
@@ -100,7 +100,7 @@ absl::Status SeriesReader::VisitWindows(uint8_t signal, uint32_t part, Visit vis
   return status;
 }
 
-absl::StatusOr<std::vector<uint32_t>> SeriesReader::Attempts(uint8_t signal) const {
+absl::StatusOr<std::vector<uint32_t>> SeriesReader::Attempts(uint16_t signal) const {
   std::set<uint32_t> attempts;
   for (const MemoryBlock& block : memory_) {
     if (block.signal == signal) attempts.insert(block.attempt);
@@ -124,7 +124,7 @@ absl::StatusOr<std::vector<uint32_t>> SeriesReader::Attempts(uint8_t signal) con
   return std::vector<uint32_t>(attempts.begin(), attempts.end());
 }
 
-absl::Status SeriesReader::ReadExtent(uint8_t signal, uint32_t attempt, int64_t* first, int64_t* last) const {
+absl::Status SeriesReader::ReadExtent(uint16_t signal, uint32_t attempt, int64_t* first, int64_t* last) const {
   *first = std::numeric_limits<int64_t>::max();
   *last = std::numeric_limits<int64_t>::min();
   std::vector<int64_t> steps;
@@ -171,7 +171,7 @@ absl::StatusOr<HistoryPoint> SeriesReader::Summarized() const {
   return state.summarized;
 }
 
-absl::Status SeriesReader::ReadAttemptSpans(uint8_t signal, size_t cell, uint32_t attempt, const SeriesRange& range,
+absl::Status SeriesReader::ReadAttemptSpans(uint16_t signal, size_t cell, uint32_t attempt, const SeriesRange& range,
                                             std::vector<SummarizedSpan>* spans) const {
   spans->clear();
   const SeriesAddress address{.run = run_, .signal = signal, .index = static_cast<uint32_t>(cell / kGroupCells)};
@@ -204,7 +204,7 @@ absl::Status SeriesReader::ReadAttemptSpans(uint8_t signal, size_t cell, uint32_
   return absl::OkStatus();
 }
 
-absl::Status SeriesReader::ReadSpans(uint8_t signal, size_t cell, uint8_t written, const SeriesRange& range,
+absl::Status SeriesReader::ReadSpans(uint16_t signal, size_t cell, uint8_t written, const SeriesRange& range,
                                      uint64_t steps_min, std::vector<SummarizedSpan>* spans) const {
   struct Extent {
     uint32_t attempt = 0;
@@ -257,7 +257,7 @@ absl::Status SeriesReader::ReadSpans(uint8_t signal, size_t cell, uint8_t writte
   return absl::OkStatus();
 }
 
-absl::Status SeriesReader::AddChunks(uint8_t signal, size_t cell, uint32_t attempt, const SeriesRange& range,
+absl::Status SeriesReader::AddChunks(uint16_t signal, size_t cell, uint32_t attempt, const SeriesRange& range,
                                      const std::vector<SummarizedSpan>& spans, std::vector<SeriesPoint>* points) const {
   const SeriesAddress address{.run = run_, .signal = signal, .index = static_cast<uint32_t>(cell / kGroupCells)};
   const std::string prefix = AttemptPrefix('s', address, attempt);
@@ -286,7 +286,7 @@ absl::Status SeriesReader::AddChunks(uint8_t signal, size_t cell, uint32_t attem
   return absl::OkStatus();
 }
 
-absl::Status SeriesReader::ReadCell(uint8_t signal, size_t cell, const SeriesRange& range,
+absl::Status SeriesReader::ReadCell(uint16_t signal, size_t cell, const SeriesRange& range,
                                     const std::vector<SummarizedSpan>& spans, std::vector<SeriesPoint>* points) const {
   points->clear();
   const auto add = [&](const Block& block) {
@@ -309,7 +309,7 @@ absl::Status SeriesReader::ReadCell(uint8_t signal, size_t cell, const SeriesRan
   return absl::OkStatus();
 }
 
-absl::StatusOr<SampleAt> SeriesReader::FindSample(uint8_t signal, int64_t step, bool newest) const {
+absl::StatusOr<SampleAt> SeriesReader::FindSample(uint16_t signal, int64_t step, bool newest) const {
   SampleAt best;
   std::vector<int64_t> steps;
   const auto consider = [&](const Block& block) -> absl::Status {
@@ -336,7 +336,7 @@ absl::StatusOr<SampleAt> SeriesReader::FindSample(uint8_t signal, int64_t step, 
   return best;
 }
 
-absl::StatusOr<bool> SeriesReader::ReadRow(uint8_t signal, const SampleAt& at, size_t cells,
+absl::StatusOr<bool> SeriesReader::ReadRow(uint16_t signal, const SampleAt& at, size_t cells,
                                            std::vector<float>* row) const {
   row->assign(cells, NotMeasured());
   std::vector<int64_t> steps;

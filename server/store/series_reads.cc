@@ -17,7 +17,7 @@ namespace {
 
 constexpr int kFindTriesMax = 64;  // Samples to look at for one that has both parts of a derived signal.
 
-uint8_t Index(SignalId signal) { return static_cast<uint8_t>(signal); }
+uint16_t Index(SignalId signal) { return static_cast<uint16_t>(signal); }
 
 // A signal may have fewer heads than the one that was asked for: a query head's
 // key head.

@@ -19,7 +19,7 @@ namespace bellwether::server {
 
 // A signal and one of its cells.
 struct CellKey {
-  uint8_t signal = 0;
+  uint16_t signal = 0;
   size_t cell = 0;
 };
 // What a series is read from: its own cell and, if it is derived, those of

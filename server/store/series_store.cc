@@ -146,7 +146,7 @@ class LocalSeriesStore final : public SeriesStore {
     std::vector<MemoryBlock> memory;
     if (const auto windows = Find(run); windows.ok()) {
       for (const SignalId signal : signals) {
-        (*windows)->Collect(static_cast<uint8_t>(signal), 0, std::numeric_limits<size_t>::max(), &memory);
+        (*windows)->Collect(static_cast<uint16_t>(signal), 0, std::numeric_limits<size_t>::max(), &memory);
       }
     }
     return SeriesReader(database_, run, std::move(memory));
@@ -179,7 +179,7 @@ void LocalSeriesStore::PutUnfinished(RunId run, const std::shared_ptr<RunWindows
 
 absl::Status LocalSeriesStore::ReadUnfinished(RunId run, RunWindows* windows) const {
   // Parts lie apart: all of part 0, then all of part 1.
-  std::map<std::pair<uint8_t, int64_t>, RunWindows::Unfinished> stored;
+  std::map<std::pair<uint16_t, int64_t>, RunWindows::Unfinished> stored;
   const RocksDatabase::Snapshot snapshot(database_);
   absl::Status damage;
   BW_RETURN_IF_ERROR(
@@ -229,7 +229,7 @@ void LocalSeriesStore::PutSealed(RunId run, const std::shared_ptr<RunWindows>& w
     if (close) {
       packer_.Request(run, SeriesPacker::kAllSignals, /*finish=*/true);
     } else {
-      for (const uint8_t signal : windowed) packer_.Request(run, signal, /*finish=*/false);
+      for (const uint16_t signal : windowed) packer_.Request(run, signal, /*finish=*/false);
     }
   });
 }
