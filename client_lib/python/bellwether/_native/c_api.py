@@ -143,7 +143,8 @@ OWN_GRANULARITIES = {"run": 1, "head": 2, "layer": 4, "expert": 5, "rank": 6}
 OWN_MERGES = {"sum": 1, "max": 2, "mean": 3}
 FLOAT_MAX = 3.4028234663852886e38
 # What a frame has in the place of a value that nobody measured: a NaN of its own (ingest.proto).
-NOT_MEASURED = c_float.from_buffer(ctypes.c_uint32(0x7FC0BE11)).value
+NOT_MEASURED_BITS = 0x7FC0BE11
+NOT_MEASURED = c_float.from_buffer(ctypes.c_uint32(NOT_MEASURED_BITS)).value
 LAYERS_MAX = 512
 HEADS_MAX = 1024
 EVENT_TEXT_MAX = 256

@@ -30,7 +30,6 @@ TURN_SIGNALS = (
     "tensor_momentum_norms",
 )
 _AT = {name: i for i, name in enumerate(c_api.TENSOR_STATS)}
-_NOT_MEASURED_BITS = 0x7FC0BE11
 
 
 class Part:
@@ -88,14 +87,16 @@ class TensorSample:
         for signal in (*SIGNALS, *TURN_SIGNALS):
             of = everywhere if signal in SIGNALS else turn
             values = table[signal][of.start : of.stop]
-            if len(of) == 0 or bool((values.view(torch.int32) == _NOT_MEASURED_BITS).all()):
+            if len(of) == 0 or bool((values.view(torch.int32) == c_api.NOT_MEASURED_BITS).all()):
                 continue
             found.append(Block(signal, array.array("f", values.tolist()), of.start, len(of)))
         return found[: max(room, 0)]
 
     def _table(self) -> dict[str, Tensor]:
         """float32 [rows] by signal."""
-        missing = torch.full((self._rows,), _NOT_MEASURED_BITS, dtype=torch.int32, device="cpu")
+        missing = torch.full(
+            (self._rows,), c_api.NOT_MEASURED_BITS, dtype=torch.int32, device="cpu"
+        )
         table = {
             signal: missing.clone().view(torch.float32) for signal in (*SIGNALS, *TURN_SIGNALS)
         }
