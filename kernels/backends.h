@@ -15,6 +15,7 @@
 #include "bellwether/kernels/law_modules.h"
 #include "bellwether/kernels/law_products.h"
 #include "bellwether/kernels/law_sums.h"
+#include "bellwether/kernels/module_stats.h"
 #include "bellwether/kernels/probe.h"
 #include "bellwether/kernels/spectral.h"
 #include "bellwether/kernels/tensor_stats.h"
@@ -32,6 +33,7 @@ Status LawLogits(const LawLogitsParams& params, uint32_t threads);
 Status LawNorms(const LawNormsParams& params, uint32_t threads);
 Status LawProducts(const LawProductsParams& params, uint32_t threads);
 Status LawSums(const LawSumsParams& params, uint32_t threads);
+Status ModuleStats(const ModuleStatsParams& params, uint32_t threads);
 Status TensorStats(const TensorStatsParams& params, uint32_t threads);
 Status CenterKeys(const CenterKeysParams& params, uint32_t threads);
 Status SpectralNorms(const SpectralParams& params, uint32_t threads);
@@ -58,6 +60,7 @@ Status LawLogits(const LawLogitsParams& params, void* stream);
 Status LawNorms(const LawNormsParams& params, void* stream);
 Status LawProducts(const LawProductsParams& params, void* stream);
 Status LawSums(const LawSumsParams& params, void* stream);
+Status ModuleStats(const ModuleStatsParams& params, void* stream);
 Status TensorStats(const TensorStatsParams& params, void* stream);
 Status CenterKeys(const CenterKeysParams& params, void* stream);
 Status SpectralNorms(const SpectralParams* each, int64_t count, void* stream);

@@ -38,6 +38,8 @@ static_assert(static_cast<int>(BW_LAW_PRODUCT_Y_VARIANCE) == bk::kLawProductYVar
 static_assert(static_cast<int>(BW_LAW_SUM_STAT_COUNT) == bk::kLawSumStatCount);
 static_assert(static_cast<int>(BW_TENSOR_STAT_COUNT) == bk::kTensorStatCount);
 static_assert(static_cast<int>(BW_TENSOR_LAG_SUM) == bk::kTensorLagSum);
+static_assert(static_cast<int>(BW_MODULE_STAT_COUNT) == bk::kModuleStatCount);
+static_assert(static_cast<int>(BW_MODULE_TOP) == bk::kModuleTop);
 static_assert(static_cast<int>(BW_LAW_NORM_ROW_COUNT) == bk::kLawNormRowCount);
 static_assert(static_cast<int>(BW_LAW_NORM_OFF) == bk::kLawNormOff);
 static_assert(static_cast<int>(BW_LAW_NORM_FEATURE_COUNT) == bk::kLawNormFeatureCount);
@@ -272,6 +274,14 @@ Status RunLawEqualRows(const bw_law_equal_rows_params& c) {
   return bk::LawEqualRows(p, ToDevice(c.backend, c.stream, c.threads));
 }
 
+bk::ModuleStatsParams ToModule(const bw_module_stats_params& c) {
+  return {ToEnum<bk::DType>(c.dtype), c.data, c.rows, c.channels, c.row_stride, c.channel_sumsq, c.out, c.workspace};
+}
+
+Status RunModuleStats(const bw_module_stats_params& c) {
+  return bk::ModuleStats(ToModule(c), ToDevice(c.backend, c.stream, c.threads));
+}
+
 bk::SpectralParams ToSpectral(const bw_spectral_params& c) {
   bk::SpectralParams p;
   p.dtype = ToEnum<bk::DType>(c.dtype);
@@ -381,6 +391,13 @@ uint64_t bw_tensor_stats_workspace_bytes(const bw_tensor_stats_params* params) {
 }
 
 bw_kernel_status bw_tensor_stats(const bw_tensor_stats_params* params) { return Call(params, RunTensorStats); }
+
+uint64_t bw_module_stats_workspace_bytes(const bw_module_stats_params* params) {
+  if (CheckSize(params) != Status::kOk) return 0;
+  return bk::ModuleStatsWorkspaceBytes(ToModule(Whole(*params)));
+}
+
+bw_kernel_status bw_module_stats(const bw_module_stats_params* params) { return Call(params, RunModuleStats); }
 
 bw_kernel_status bw_law_norms(const bw_law_norms_params* params) { return Call(params, RunLawNorms); }
 

@@ -411,6 +411,34 @@ def law_equal_rows(lib: ctypes.CDLL, x: torch.Tensor) -> torch.Tensor:
     return out
 
 
+class ModuleStatsParams(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32), ("backend", ctypes.c_uint32), ("dtype", ctypes.c_uint32),
+        ("threads", ctypes.c_uint32), ("stream", ctypes.c_void_p), ("data", ctypes.c_void_p),
+        ("rows", ctypes.c_int64), ("channels", ctypes.c_int64), ("row_stride", ctypes.c_int64),
+        ("channel_sumsq", ctypes.c_void_p), ("out", ctypes.c_void_p), ("workspace", ctypes.c_void_p)]
+
+
+# Of each activation, as in module_stats.h.
+MODULE_STATS = ("elements", "sumsq", "largest", "nonfinite", "fourths", "top_sumsq", "top")
+
+
+def module_stats(
+    lib: ctypes.CDLL, x: torch.Tensor, into: torch.Tensor, channels: torch.Tensor | None
+) -> None:
+    """x [rows, channels]; adds to into [MODULE_STATS] and channels, float64."""
+    stream = torch.cuda.current_stream().cuda_stream if into.is_cuda else None
+    params = ModuleStatsParams(
+        struct_size=ctypes.sizeof(ModuleStatsParams), backend=int(into.is_cuda), stream=stream,
+        dtype=DTYPES[x.dtype], data=x.data_ptr(), rows=x.shape[0], channels=x.shape[1],
+        row_stride=x.stride(0), channel_sumsq=pointer(channels), out=into.data_ptr())
+    lib.bw_module_stats_workspace_bytes.restype = ctypes.c_uint64
+    size = lib.bw_module_stats_workspace_bytes(ctypes.byref(params))
+    workspace = torch.empty(size // 8, dtype=torch.float64, device=into.device)
+    params.workspace = workspace.data_ptr()
+    check(lib, lib.bw_module_stats(ctypes.byref(params)))
+
+
 @dataclasses.dataclass
 class Spectrum:
     """Outputs of the spectral norms; direction is read, too."""

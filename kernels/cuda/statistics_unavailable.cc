@@ -19,6 +19,7 @@ Status LawLogits(const LawLogitsParams&, void*) { return CpuOnly("what logits sa
 Status LawNorms(const LawNormsParams&, void*) { return CpuOnly("the sums of a norm"); }
 Status LawProducts(const LawProductsParams&, void*) { return CpuOnly("the products of the laws"); }
 Status LawSums(const LawSumsParams&, void*) { return CpuOnly("the sums of the laws"); }
+Status ModuleStats(const ModuleStatsParams&, void*) { return CpuOnly("the statistics of activations"); }
 Status TensorStats(const TensorStatsParams&, void*) { return CpuOnly("the statistics of tensors"); }
 Status SpectralNorms(const SpectralParams*, int64_t, void*) { return CpuOnly("the spectral norms"); }
 

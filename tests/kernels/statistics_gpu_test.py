@@ -724,6 +724,72 @@ def test_statistics_of_tensors_are_captured(lib: Lib) -> None:
     assert torch.equal(want, got)
 
 
+# ---- the statistics of activations
+
+
+def activations_of(dtype: torch.dtype) -> list[torch.Tensor]:
+    """Of odd sizes, some with padded rows, misaligned, or with elements of no value."""
+    torch.manual_seed(4)
+    found = []
+    for rows, channels, padding, offset in (
+        (1, 1, 0, 0), (33, 7, 0, 0), (1000, 127, 1, 0), (4097, 129, 0, 1), (512, 4096, 0, 0),
+        (300, 4100, 4, 3), (8192, 768, 0, 0), (40, 140_000, 0, 0),
+    ):
+        memory = torch.randn(rows * (channels + padding) + offset).to(dtype)
+        x = memory[offset:].view(rows, channels + padding)[:, :channels]
+        x[:, channels // 3] *= 8
+        if rows > 400:
+            x[3, 5], x[401, 6], x[7, 7] = math.nan, math.inf, 0.0
+        found.append(x)
+    return found
+
+
+def on_gpu(x: torch.Tensor) -> torch.Tensor:
+    """As it lies."""
+    memory = torch.empty(x.untyped_storage().nbytes() // x.element_size(), dtype=x.dtype)
+    memory.set_(x.untyped_storage())  # type: ignore[call-overload]
+    there = memory.view(-1).cuda()
+    return there.as_strided(x.shape, x.stride(), x.storage_offset())
+
+
+def test_statistics_of_activations_equal_the_cpu(lib: Lib) -> None:
+    for dtype in (F32, BF16, F16):
+        for x in activations_of(dtype):
+            there = on_gpu(x)
+            assert torch.equal(there.cpu().nan_to_num(), x.nan_to_num())
+            for with_channels in (True, False):
+                results = []
+                for of, device in ((x, "cpu"), (there, "cuda"), (there, "cuda")):
+                    out = torch.zeros(len(calls.MODULE_STATS), dtype=torch.float64, device=device)
+                    channels = torch.zeros(x.shape[1], dtype=torch.float64, device=device)
+                    for rows in (of, of[: len(of) // 2]):  # The second one is added.
+                        calls.module_stats(lib, rows, out, channels if with_channels else None)
+                    results.append((out.cpu(), channels.cpu()))
+                (cpu, cpu_channels), (gpu, gpu_channels), (again, again_channels) = results
+                assert torch.equal(gpu, again), "the same bits each time"
+                assert torch.equal(gpu_channels, again_channels)
+                bar = 1e-12 * cpu.abs()
+                for stat in ("elements", "largest", "nonfinite", "top"):
+                    bar[calls.MODULE_STATS.index(stat)] = 0
+                assert bool(((cpu - gpu).abs() <= bar).all()), (dtype, x.shape, cpu, gpu)
+                off = (cpu_channels - gpu_channels).abs()
+                assert bool((off <= 1e-12 * cpu_channels).all()), (dtype, x.shape)
+
+
+def test_statistics_of_activations_are_captured(lib: Lib) -> None:
+    x = on_gpu(activations_of(BF16)[4])
+    sizes = len(calls.MODULE_STATS), x.shape[1]
+    want, got = (
+        [torch.zeros(size, dtype=torch.float64, device="cuda") for size in sizes] for _ in range(2))
+    calls.module_stats(lib, x, *want)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        calls.module_stats(lib, x, *got)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(want[0], got[0]) and torch.equal(want[1], got[1])
+
+
 def planted(heads: int, rows: int, columns: int, top: float) -> torch.Tensor:
     """Gaussian, with one direction `top` times as strong."""
     torch.manual_seed(rows + columns)

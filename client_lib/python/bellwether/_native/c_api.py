@@ -40,7 +40,7 @@ SERVER = "bellwetherd"
 # The major versions of the headers that the structures below are of, and the least minors that
 # have all of them.  Each library has a version of its own.
 CLIENT_ABI = (1, 9)
-KERNELS_ABI = (1, 10)
+KERNELS_ABI = (1, 11)
 
 
 class LibraryError(RuntimeError):
@@ -457,6 +457,9 @@ TENSOR_STATS = (
     "moment_sumsq",
 )
 
+# bw_module_stat.
+MODULE_STATS = ("elements", "sumsq", "largest", "nonfinite", "fourths", "top_sumsq", "top")
+
 
 class Tensor4(Checked):
     _fields_ = [
@@ -715,6 +718,23 @@ class TensorStatsParams(Checked):
     ]
 
 
+class ModuleStatsParams(Checked):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("backend", c_uint32),
+        ("dtype", c_uint32),
+        ("threads", c_uint32),
+        ("stream", c_void_p),
+        ("data", c_void_p),
+        ("rows", c_int64),
+        ("channels", c_int64),
+        ("row_stride", c_int64),
+        ("channel_sumsq", c_void_p),
+        ("out", c_void_p),
+        ("workspace", c_void_p),
+    ]
+
+
 class SpectralParams(Checked):
     _fields_ = [
         ("struct_size", c_uint32),
@@ -896,6 +916,8 @@ def kernels() -> CDLL:
         _declare(library, "bw_law_equal_rows", c_int, POINTER(LawEqualRowsParams))
         _declare(library, "bw_tensor_stats", c_int, POINTER(TensorStatsParams))
         _declare(library, "bw_tensor_stats_workspace_bytes", c_uint64, POINTER(TensorStatsParams))
+        _declare(library, "bw_module_stats", c_int, POINTER(ModuleStatsParams))
+        _declare(library, "bw_module_stats_workspace_bytes", c_uint64, POINTER(ModuleStatsParams))
         _declare(library, "bw_spectral_norms", c_int, POINTER(SpectralParams))
         _declare(library, "bw_increment_rank", c_int, POINTER(IncrementRankParams))
         _declare(library, "bw_center_keys", c_int, POINTER(CenterKeysParams))

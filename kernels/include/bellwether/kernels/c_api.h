@@ -29,7 +29,7 @@ extern "C" {
 #endif
 
 #define BW_KERNELS_API_VERSION_MAJOR 1
-#define BW_KERNELS_API_VERSION_MINOR 10
+#define BW_KERNELS_API_VERSION_MINOR 11
 
 typedef enum bw_kernel_status {
   BW_KERNEL_OK = 0,
@@ -476,6 +476,37 @@ typedef struct bw_law_equal_rows_params {
 /* 0 if rows is not 0..2^30. */
 BW_KERNELS_EXPORT int64_t bw_law_equal_rows_scratch_bytes(int64_t rows);
 BW_KERNELS_EXPORT bw_kernel_status bw_law_equal_rows(const bw_law_equal_rows_params* params);
+
+/* ---- size, extremes and shape of an activation (module_stats.h is the specification) ----
+   Since 1.11. */
+
+/* Doubles of an activation, in this order. */
+typedef enum bw_module_stat {
+  BW_MODULE_ELEMENTS = 0,
+  BW_MODULE_SUMSQ,
+  BW_MODULE_LARGEST,
+  BW_MODULE_NONFINITE,
+  BW_MODULE_FOURTHS,
+  BW_MODULE_TOP_SUMSQ, /* of the channel with the most; 0 without channel_sumsq */
+  BW_MODULE_TOP,       /* its number */
+  BW_MODULE_STAT_COUNT
+} bw_module_stat;
+
+typedef struct bw_module_stats_params {
+  uint32_t struct_size;
+  uint32_t backend, dtype, threads;
+  void* stream;
+  const void* data;
+  int64_t rows, channels; /* 0..2^31-1, 0..2^24, 2^48 elements together */
+  int64_t row_stride;     /* elements, >= 0 */
+  double* channel_sumsq;  /* NULL, or [channels] in memory of the device, added to */
+  double* out;            /* [BW_MODULE_STAT_COUNT] in memory of the device, added to */
+  void* workspace;        /* BW_CUDA: bw_module_stats_workspace_bytes() in memory of the device */
+} bw_module_stats_params;
+
+/* Of rows and channels; 0 if one is illegal, or 0. */
+BW_KERNELS_EXPORT uint64_t bw_module_stats_workspace_bytes(const bw_module_stats_params* params);
+BW_KERNELS_EXPORT bw_kernel_status bw_module_stats(const bw_module_stats_params* params);
 
 /* ---- per-head spectral norms (spectral.h is the specification) ---- */
 
