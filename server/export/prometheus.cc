@@ -177,13 +177,13 @@ void Exporter::AddDetails(const std::vector<RunSnapshotPtr>& runs, int64_t budge
   for (const RunSnapshotPtr& run : runs) {
     std::vector<ChosenRow> rows = rows_.Choose(*run, now_ns);
     if (rows.empty() || !admit(SeriesLevel::kRow, RowCountSeries(*run))) continue;
-    AddRowCounts(*run, set);
     const auto fit = static_cast<size_t>(std::max<int64_t>(budget, 0));
     if (fit < rows.size()) {
       Suppress(SeriesLevel::kRow, static_cast<int64_t>(rows.size() - fit));
       rows.resize(fit);
     }
     budget -= static_cast<int64_t>(rows.size());
+    AddRowCounts(*run, rows, set);
     AddRows(*run, rows, set);
   }
   for (const RunSnapshotPtr& run : runs) {

@@ -1,8 +1,12 @@
-// row_choice.h: which tensors and modules of a run are worth a series each.
+// row_choice.h: which tensors, modules and cells of own signals of a run are worth a series each.
 //
 // Of each signal of kRowSignals the `rows_top` rows whose newest values are furthest from zero; NaN is
 // furthest of all.  A row that has no value, or zero, is never chosen.  A row that was chosen stays a
-// while, as heads do (held_top.h): at most twice rows_top of each signal.  Not thread-safe.
+// while, as heads do (held_top.h): at most twice rows_top of each signal.
+//
+// Of each own signal of a run it is as many of its cells, zero or not.  The worst of each come first, in the
+// order in which they were named, then the second of each.  Together they are kOwnRowsFactor * rows_top, and
+// at most twice as many with those that stay a while.  Not thread-safe.
 
 #ifndef BELLWETHER_SERVER_EXPORT_ROW_CHOICE_H_
 #define BELLWETHER_SERVER_EXPORT_ROW_CHOICE_H_
@@ -18,8 +22,17 @@
 
 namespace bellwether::server {
 
+// The first of kRowSignals, which are of the catalogue.
+inline constexpr size_t kCatalogueRowSignals = 2;
+// All own signals of a run have so many times the rows that one of them may have.
+inline constexpr size_t kOwnRowsFactor = 8;
+
+// Of an index of kRowSignals: its rows are cells of own signals.
+constexpr bool IsOwnMatrix(size_t signal) { return signal >= kCatalogueRowSignals; }
+static_assert(kRowSignals[kCatalogueRowSignals] == SignalId::kOwnMean);
+
 struct RowChoiceOptions {
-  int32_t rows_top = 8;  // Of each signal; 0 = none.
+  int32_t rows_top = 8;  // Of each signal, of the catalogue or a run's own; 0 = none.
   int64_t hold_ns = int64_t{15} * 60 * 1'000'000'000;
 };
 
@@ -32,16 +45,23 @@ struct ChosenRow {
 class RowChoice {
  public:
   explicit RowChoice(const RowChoiceOptions& options)
-      : options_(options), held_(2 * kRowSignals.size() * static_cast<size_t>(options.rows_top), options.hold_ns) {}
+      : options_(options),
+        held_(2 * kCatalogueRowSignals * static_cast<size_t>(options.rows_top), options.hold_ns),
+        held_own_(2 * kOwnRowsFactor * static_cast<size_t>(options.rows_top), options.hold_ns) {}
 
-  // By signal, the worst first; behind them those that were so lately.
+  // By signal, the worst first; behind them those that were so lately; own signals last.
   std::vector<ChosenRow> Choose(const RunSnapshot& run, int64_t now_ns);
   // Forgets the runs that are not in `runs`.
-  void Keep(const std::set<RunId>& runs) { held_.Keep(runs); }
+  void Keep(const std::set<RunId>& runs) {
+    held_.Keep(runs);
+    held_own_.Keep(runs);
+  }
 
  private:
+  std::vector<ChosenRow> OwnTop(const RunSnapshot& run) const;
+
   const RowChoiceOptions options_;
-  HeldTop<ChosenRow> held_;
+  HeldTop<ChosenRow> held_, held_own_;
 };
 
 }  // namespace bellwether::server

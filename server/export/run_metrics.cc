@@ -204,18 +204,29 @@ void AddHeads(const RunSnapshot& run, std::span<const Head> heads, FamilySet* se
 
 int64_t RowCountSeries(const RunSnapshot& run) {
   int64_t series = 0;
-  for (size_t i = 0; run.row_values != nullptr && i < kRowSignals.size(); ++i) series += MeasuredRows(run, i) > 0;
-  return series;
+  bool own = false;
+  for (size_t i = 0; run.row_values != nullptr && i < kRowSignals.size(); ++i) {
+    if (MeasuredRows(run, i) == 0) continue;
+    ++series;
+    own |= IsOwnMatrix(i);
+  }
+  return series + (own ? 1 : 0);
 }
 
-void AddRowCounts(const RunSnapshot& run, FamilySet* set) {
+void AddRowCounts(const RunSnapshot& run, std::span<const ChosenRow> rows, FamilySet* set) {
+  int64_t own = 0;
   for (size_t i = 0; run.row_values != nullptr && i < kRowSignals.size(); ++i) {
     const int64_t measured = MeasuredRows(run, i);
     if (measured == 0) continue;
+    if (IsOwnMatrix(i)) own += measured;
     FamilySet::LabelList labels = RunLabel(run);
     labels.push_back({"signal", FindSignal(kRowSignals[i])->name});
     set->Add(SeriesLevel::kRow, "bellwether_run_rows", std::move(labels), static_cast<double>(measured));
   }
+  if (own == 0) return;
+  const auto shown =
+      std::count_if(rows.begin(), rows.end(), [](const ChosenRow& row) { return IsOwnMatrix(row.signal); });
+  set->Add(SeriesLevel::kRow, "bellwether_run_own_left_out", RunLabel(run), static_cast<double>(own - shown));
 }
 
 void AddRows(const RunSnapshot& run, std::span<const ChosenRow> rows, FamilySet* set) {
@@ -226,9 +237,13 @@ void AddRows(const RunSnapshot& run, std::span<const ChosenRow> rows, FamilySet*
     std::string name = RowLabel(RowName(signal, chosen.row, *run.rows));
     if (name.empty() || !seen.emplace(chosen.signal, name).second) continue;
     FamilySet::LabelList labels = RunLabel(run);
-    labels.push_back({"signal", signal.name});
+    const bool own = IsOwnMatrix(chosen.signal);
+    const auto cell = static_cast<size_t>(chosen.row);
+    if (own && cell >= run.rows->own_cells.size()) continue;
+    labels.push_back({"signal", own ? run.rows->own_signals[static_cast<size_t>(run.rows->own_cells[cell].signal)].name
+                                    : std::string(signal.name)});
     labels.push_back({"row", std::move(name)});
-    set->Add(SeriesLevel::kRow, "bellwether_row_value", std::move(labels),
+    set->Add(SeriesLevel::kRow, own ? "bellwether_own_value" : "bellwether_row_value", std::move(labels),
              run.row_values->of(chosen.signal)[static_cast<size_t>(chosen.row)]);
   }
 }

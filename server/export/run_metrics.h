@@ -34,9 +34,10 @@ void AddLayers(const RunSnapshot& run, FamilySet* set);
 int64_t HeadSeriesMax(const RunSnapshot& run);
 void AddHeads(const RunSnapshot& run, std::span<const Head> heads, FamilySet* set);
 
-// How many rows of each signal have a value, exported or not.
+// How many rows of each signal have a value, exported or not; and how many cells of own signals are not
+// among `rows`, which are the exported ones.
 int64_t RowCountSeries(const RunSnapshot& run);
-void AddRowCounts(const RunSnapshot& run, FamilySet* set);
+void AddRowCounts(const RunSnapshot& run, std::span<const ChosenRow> rows, FamilySet* set);
 // One series a row at most.  A name that is too long for a label loses its middle.
 void AddRows(const RunSnapshot& run, std::span<const ChosenRow> rows, FamilySet* set);
 

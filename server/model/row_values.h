@@ -1,4 +1,4 @@
-// row_values.h: the newest value of each tensor or module.
+// row_values.h: the newest value of each tensor, module and cell of an own signal.
 //
 // Rows take turns, so that a sample has few of them.  What is kept is what each row had when it was last
 // measured, of the signals whose rows are exported one by one.  A new attempt begins with none.
@@ -19,8 +19,10 @@
 
 namespace bellwether::server {
 
-// A difference in units of rounding, and what is not finite: what else a law has is made of these.
-inline constexpr std::array kRowSignals = {SignalId::kLawZ, SignalId::kLawOutNonfinite};
+// A difference in units of rounding, and what is not finite: what else a law has is made of these.  And all
+// that a job has named itself.
+inline constexpr std::array kRowSignals = {SignalId::kLawZ, SignalId::kLawOutNonfinite, SignalId::kOwnMean,
+                                           SignalId::kOwnSum, SignalId::kOwnMax};
 
 class RowValues {
  public:

@@ -135,6 +135,22 @@ def test_the_command_shows_them(server: Server) -> None:
     ranks[0].close()
 
 
+def test_prometheus_has_them_by_their_names(server: Server) -> None:
+    client = ranks_of(server, 1)[0]
+    share = [OwnValues("share", [float(expert) for expert in range(20)], of="expert", head=0)]
+    for step in range(3):
+        assert client.push(step, [LOSS], own=numbers(0, step) + share)
+    assert client.flush(30)
+    await_step(server, 2)
+    page = server.get("/metrics")
+    assert 'bellwether_own_value{run="own",signal="train/kl",row="train/kl"} 2' in page
+    assert 'bellwether_own_value{run="own",signal="router_z",row="router_z[1]"} 4' in page
+    assert 'bellwether_own_value{run="own",signal="share",row="share[0,19]"} 19' in page
+    assert page.count('signal="share",row=') == 8, "of one signal, eight cells"
+    assert server.metric('bellwether_run_own_left_out{run="own"}') == 20 - 8
+    client.close()
+
+
 RULES = """
 thresholds: {context: {warmup_steps: 0}}
 rules:

@@ -295,6 +295,30 @@ TEST_F(PrometheusTest, TheWorstNamedRowsHaveSeries) {
       << "a long name keeps both of its ends";
 }
 
+TEST_F(PrometheusTest, OwnSignalsHaveSeriesByTheirNames) {
+  Publish({.name = "rl"}, [&](RunSnapshot* run) {
+    auto rows = std::make_shared<RunRows>();
+    rows->own_signals = {
+        {.name = "kl"}, {.name = "load", .granularity = Granularity::kExpert}, {.name = "seen", .merge = Merge::kSum}};
+    for (const OwnCell& cell : {OwnCell{1, 2, 0}, {1, 2, 1}, {1, 2, 2}, {0, 0, 0}, {2, 0, 0}}) rows->AddOwnCell(cell);
+    run->rows = rows;
+    StepSample sample;
+    sample.Reset({.layers = 1, .heads = 1, .kv_heads = 1, .own = 5});
+    const std::vector<float> mean = {5, -7, 6, 0, NotMeasured()};
+    std::copy(mean.begin(), mean.end(), sample.Add(SignalId::kOwnMean).begin());
+    sample.Add(SignalId::kOwnSum)[4] = 4096;
+    auto values = std::make_shared<RowValues>();
+    values->Take(sample);
+    run->row_values = values;
+  });
+  const auto page = Parse(exporter({.rows = {.rows_top = 2}}).Render());
+  EXPECT_EQ(CountOf(page, "bellwether_own_value"), 4);
+  EXPECT_EQ(page.at(R"(bellwether_run_own_left_out{run="rl"})"), 1) << "load[2,0]";
+  EXPECT_EQ(page.at(R"(bellwether_own_value{run="rl",signal="kl",row="kl"})"), 0) << "zero is a value";
+  EXPECT_EQ(page.at(R"(bellwether_own_value{run="rl",signal="load",row="load[2,1]"})"), -7);
+  EXPECT_EQ(page.at(R"(bellwether_own_value{run="rl",signal="seen",row="seen"})"), 4096);
+}
+
 TEST_F(PrometheusTest, RowsThatDoNotFitAreCounted) {
   Publish({.name = "laws"}, [&](RunSnapshot* run) {
     SetRows({3, 4, 5}, {}, run);

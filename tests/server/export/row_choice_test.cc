@@ -6,8 +6,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <limits>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "tests/support/row_snapshots.h"
@@ -61,6 +63,61 @@ TEST(RowChoiceTest, ManyRowsThatChangePlacesStayBounded) {
   for (size_t turn = 0; turn < values.size(); ++turn) {
     values[turn] = static_cast<float>(10 + turn);
     EXPECT_THAT(choice.Choose(RunOfRows(values), static_cast<int64_t>(turn)), SizeIs(testing::Le(8u)));
+  }
+}
+
+// Own signals called a, b, ... of experts, each with these values; they stand one after the other.
+RunSnapshot RunOfOwn(const std::vector<std::vector<float>>& signals) {
+  auto rows = std::make_shared<RunRows>();
+  std::vector<float> all;
+  for (size_t i = 0; i < signals.size(); ++i) {
+    rows->own_signals.push_back({.name = "s" + std::to_string(i), .granularity = Granularity::kExpert});
+    for (size_t cell = 0; cell < signals[i].size(); ++cell) {
+      rows->AddOwnCell({static_cast<int32_t>(i), 0, static_cast<int32_t>(cell)});
+      all.push_back(signals[i][cell]);
+    }
+  }
+  StepSample sample;
+  Layout layout{.layers = 1, .heads = 1, .kv_heads = 1};
+  layout.own = static_cast<int32_t>(all.size());
+  sample.Reset(layout);
+  std::copy(all.begin(), all.end(), sample.Add(SignalId::kOwnMean).begin());
+  auto values = std::make_shared<RowValues>();
+  values->Take(sample);
+  RunSnapshot run;
+  run.record.id = 1;
+  run.rows = rows;
+  run.row_values = values;
+  return run;
+}
+
+constexpr size_t kOwnMeanRows = 2;  // Of kRowSignals.
+
+TEST(RowChoiceTest, EachOwnSignalHasItsWorstCellsFirst) {
+  static_assert(kRowSignals[kOwnMeanRows] == SignalId::kOwnMean);
+  RowChoice choice({.rows_top = 2});
+  EXPECT_THAT(choice.Choose(RunOfOwn({{1, -9, 5}, {0}, {kNoNumber, 3, NotMeasured()}}), 0),
+              ElementsAre(ChosenRow{kOwnMeanRows, 1}, ChosenRow{kOwnMeanRows, 3}, ChosenRow{kOwnMeanRows, 4},
+                          ChosenRow{kOwnMeanRows, 2}, ChosenRow{kOwnMeanRows, 5}))
+      << "a zero that was logged is a value";
+  EXPECT_THAT(RowChoice({.rows_top = 0}).Choose(RunOfOwn({{1}}), 0), IsEmpty());
+}
+
+TEST(RowChoiceTest, ManyOwnSignalsStayBounded) {
+  RowChoice choice({.rows_top = 2});
+  const RunSnapshot run = RunOfOwn(std::vector<std::vector<float>>(200, {1, 2, 3}));
+  const std::vector<ChosenRow> chosen = choice.Choose(run, 0);
+  EXPECT_THAT(chosen, SizeIs(2 * kOwnRowsFactor));
+  EXPECT_EQ(chosen.back(), (ChosenRow{kOwnMeanRows, 3 * 15 + 2})) << "one of each of the first";
+}
+
+TEST(RowChoiceTest, OwnCellsThatChangePlacesStayBounded) {
+  RowChoice choice({.rows_top = 2});
+  std::vector<float> values(100, 1);
+  for (size_t turn = 0; turn < values.size(); ++turn) {
+    values[turn] = static_cast<float>(10 + turn);
+    EXPECT_THAT(choice.Choose(RunOfOwn({values, {1}}), static_cast<int64_t>(turn)),
+                SizeIs(testing::Le(2 * 2 * kOwnRowsFactor)));
   }
 }
 
