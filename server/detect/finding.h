@@ -49,7 +49,7 @@ const char* NameOf(Rule rule);
 
 // A piece of evidence before it is worth its strings.
 struct Fact {
-  const char* signal = "";  // Static.
+  const char* signal = "";  // Static, or of a rule in force or the run's rows: outlives the finding.
   Head where;
   double value = 0;
   double threshold = 0;

@@ -47,11 +47,21 @@ constexpr RuleField kFields[] = {
      "",
      "",
      "small letters, digits and _, a letter first; alerts are called by it"},
-    {"signal", BW_FIELD(signal), 0, 0, {}, kAll, true, "", "", "a name of signals.md, measured or derived"},
-    {"scope", BW_CHOICE(scope), 0, 0, kScopes, kAll, false, "head, run for a signal of the run, of tensors or modules",
-     "", "what is judged: every head, every layer, the run, or every tensor or module (row)"},
+    {"signal",
+     BW_FIELD(signal),
+     0,
+     0,
+     {},
+     kAll,
+     true,
+     "",
+     "",
+     "a name of signals.md, measured or derived; or a name that the job has given a signal of its own"},
+    {"scope", BW_CHOICE(scope), 0, 0, kScopes, kAll, false,
+     "head, run for a signal of the run, of tensors, modules or the job's own", "",
+     "what is judged: every head, every layer, the run, or every tensor, module or cell of an own signal (row)"},
     {"aggregate", BW_CHOICE(aggregate), 0, 0, kAggregates, kAll, false, "max, median for the heads of a run", "",
-     "how heads, tensors or modules become one value, where the scope is layer or run"},
+     "how heads, tensors, modules or cells become one value, where the scope is layer or run"},
     {"rows",
      BW_FIELD(rows),
      1,
@@ -61,7 +71,8 @@ constexpr RuleField kFields[] = {
      false,
      "",
      "",
-     "which tensors or modules are judged, by their names: * is any number of characters, ? one; of the scope row the "
+     "which tensors, modules or cells are judged, by their names: * is any number of characters, ? one; of the scope "
+     "row the "
      "first 1,024 of a run"},
     {"detector", BW_CHOICE(detector), 0, 0, kDetectors, kAll, true, "", "", "what is asked of the value"},
     {"stage",
@@ -288,6 +299,7 @@ const RuleField* FindRuleField(std::string_view name) {
 std::string ValueText(const RuleField& field, const UserRule& rule) {
   // The slot is only read through.
   const RuleSlot slot = field.slot(const_cast<UserRule*>(&rule));
+  if (std::holds_alternative<SignalId*>(slot) && !rule.own.empty()) return rule.own;
   struct Visitor {
     const RuleField& field;
     std::string operator()(const double* value) const { return NumberText(*value); }
@@ -327,6 +339,10 @@ bool IsRoundingSignal(SignalId signal) {
     if (signal == part || (info != nullptr && info->derived && info->numerator == part)) return true;
   }
   return false;
+}
+
+const char* SignalNameOf(const UserRule& rule) {
+  return rule.own.empty() ? FindSignal(rule.signal)->name : rule.own.c_str();
 }
 
 const char* NameOf(RuleScope scope) { return kScopes[static_cast<size_t>(scope)]; }

@@ -52,6 +52,9 @@ UserRule DefaultRule(const JudgeOptions& thresholds, SignalId signal, RuleScope 
 // while keys are centred or scores are computed in fp32.
 bool IsRoundingSignal(SignalId signal);
 
+// The name of what it judges: the catalogue's, or a job's own.  Valid as long as the rule.
+const char* SignalNameOf(const UserRule& rule);
+
 const char* NameOf(RuleScope scope);
 const char* NameOf(RuleAggregate aggregate);
 const char* NameOf(RuleDetector detector);

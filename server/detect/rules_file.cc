@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <set>
 #include <sstream>
 #include <utility>
@@ -11,6 +12,7 @@
 #include "absl/strings/str_join.h"
 #include "server/detect/rule_fields.h"
 #include "server/detect/thresholds.h"
+#include "server/model/own_signals.h"
 #include "server/util/regular_file.h"
 #include "server/util/status_macros.h"
 #include "server/util/strict_yaml.h"
@@ -84,6 +86,36 @@ void ReadOff(const YAML::Node& node, StrictYaml* yaml, JudgeOptions* options) {
   }
 }
 
+// How many letters must be added, left out or changed to make one of the other.
+size_t LettersBetween(std::string_view a, std::string_view b) {
+  std::vector<size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), size_t{0});
+  for (size_t i = 0; i < a.size(); ++i) {
+    size_t diagonal = row[0];
+    row[0] = i + 1;
+    for (size_t j = 0; j < b.size(); ++j) {
+      const size_t changed = diagonal + (a[i] == b[j] ? 0 : 1);
+      diagonal = row[j + 1];
+      row[j + 1] = std::min({changed, row[j] + 1, row[j + 1] + 1});
+    }
+  }
+  return row.back();
+}
+
+// The signal that a slip of the pen may have meant by `name`, null: none.
+const SignalInfo* NearestSignal(std::string_view name) {
+  constexpr size_t kLong = 8;
+  size_t fewest = name.size() >= kLong ? 3 : 2;
+  const SignalInfo* nearest = nullptr;
+  for (size_t i = 0; i < SignalCount(); ++i) {
+    const size_t letters = LettersBetween(name, SignalTable()[i].name);
+    if (letters >= fewest) continue;
+    fewest = letters;
+    nearest = &SignalTable()[i];
+  }
+  return nearest;
+}
+
 // One entry of `rules:`.
 class RuleReader {
  public:
@@ -108,8 +140,8 @@ class RuleReader {
     const bool of_run = granularity == Granularity::kRun;
     const bool of_rows = OfNamedRows(granularity);
     if (!of_run && !of_rows && !OfHeads(granularity)) {
-      return Refuse("signal", absl::StrCat("= ", FindSignal(kind.signal)->name,
-                                           ": must be a signal of heads, tensors, modules or the run"));
+      return Refuse("signal",
+                    absl::StrCat("= ", SignalNameOf(kind), ": must be a signal of heads, tensors, modules or the run"));
     }
     kind.scope = of_run || of_rows ? RuleScope::kRun : RuleScope::kHead;
     if (said_.contains("scope") && !ReadField("scope", &kind)) return false;
@@ -144,6 +176,7 @@ class RuleReader {
       const YAML::Node& value;
       const std::string& path;
       StrictYaml* yaml;
+      UserRule* rule;
       bool operator()(double* to) const { return yaml->Number(value, path, field.low, field.high, to); }
       bool operator()(std::optional<double>* to) const {
         double number = 0;
@@ -166,9 +199,20 @@ class RuleReader {
         std::string text;
         if (!yaml->Text(value, path, 128, &text)) return false;
         const SignalInfo* const signal = FindSignal(text);
-        if (signal == nullptr) yaml->Report(value, absl::StrCat(path, " = ", text, ": must be a signal of signals.md"));
-        if (signal != nullptr) *to = signal->id;
-        return signal != nullptr;
+        const SignalInfo* const meant = signal == nullptr ? NearestSignal(text) : nullptr;
+        if (meant != nullptr || (signal == nullptr && !IsOwnName(text))) {
+          yaml->Report(
+              value,
+              meant != nullptr
+                  ? absl::StrCat(path, " = ", text, ": did you mean ", meant->name,
+                                 "? For a signal of the job's own that is called so: signal: own_mean, rows: ", text)
+                  : absl::StrCat(path, " = ", text, ": must be a signal of signals.md, or one of the job's own, named ",
+                                 "[a-z][a-z0-9_./-]{0,63}"));
+          return false;
+        }
+        *to = signal != nullptr ? signal->id : SignalId::kOwnMean;
+        rule->own = signal != nullptr ? "" : text;
+        return true;
       }
       bool operator()(uint8_t* to) const {
         // A word that nobody may write is empty, and stands first.
@@ -179,12 +223,13 @@ class RuleReader {
         return true;
       }
     };
-    return std::visit(Visitor{field, value, path, yaml_}, field.slot(rule));
+    return std::visit(Visitor{field, value, path, yaml_, rule}, field.slot(rule));
   }
 
   // What no range of one field says.
   bool Check(const UserRule& rule, bool of_run, bool of_rows) {
-    const std::string signal = FindSignal(rule.signal)->name;
+    const std::string signal = SignalNameOf(rule);
+    const bool own = FindSignal(rule.signal)->granularity == Granularity::kOwn;
     if (!IsRuleName(rule.name)) {
       return Refuse("name",
                     absl::StrCat("= ", rule.name, ": must match [a-z][a-z0-9_]{0,62} and not be a built-in rule's"));
@@ -198,16 +243,18 @@ class RuleReader {
                                           : of_run ? "run"
                                                    : "head, layer or run",
                                           ", since ", signal, " is of ",
-                                          of_rows  ? "tensors or modules"
-                                          : of_run ? "the run"
-                                                   : "heads"));
+                                          own       ? "the job's own"
+                                          : of_rows ? "tensors or modules"
+                                          : of_run  ? "the run"
+                                                    : "heads"));
     }
     const bool one_by_one = rule.scope == RuleScope::kHead || rule.scope == RuleScope::kRow;
     if (said_.contains("aggregate") && (of_run || one_by_one)) {
       return Refuse("aggregate", "has nothing to add up: scope must be layer or run, and the signal not of the run");
     }
     if (said_.contains("rows") && !of_rows) {
-      return Refuse("rows", absl::StrCat("is for signals of tensors and modules, and ", signal, " is none"));
+      return Refuse("rows",
+                    absl::StrCat("is for signals of tensors, modules and the job's own, and ", signal, " is none"));
     }
     if (rule.detector == RuleDetector::kLevel && rule.above.has_value() == rule.below.has_value()) {
       return Refuse(rule.above ? "below" : "above", "or the other one: a level needs exactly one of above and below");

@@ -139,14 +139,17 @@ std::string SubjectOf(const UserRule& rule) {
   if (rule.scope == RuleScope::kHead) return absl::StrCat("A head's ", signal.name);
   if (signal.granularity == Granularity::kRun) return absl::StrCat("The run's ", signal.name);
   if (OfNamedRows(signal.granularity)) {
-    const bool tensors = signal.granularity == Granularity::kTensor;
+    const std::string rows = signal.granularity == Granularity::kTensor   ? "tensor"
+                             : signal.granularity == Granularity::kModule ? "module"
+                                                                          : "cell";
+    const std::string what =
+        rule.own.empty() ? std::string(signal.name) : absl::StrCat("the job's own signal ", rule.own);
     const std::string named = rule.rows == UserRule().rows ? "" : absl::StrCat(" named ", rule.rows);
     if (rule.scope == RuleScope::kRow) {
-      return absl::StrCat("A ", tensors ? "tensor" : "module", "'s ", signal.name,
+      return absl::StrCat("A ", rows, rule.own.empty() ? "'s " : " of ", what,
                           named.empty() ? "" : absl::StrCat(" (of those", named, ")"));
     }
-    return absl::StrCat("The ", NameOf(rule.aggregate), " over the ", tensors ? "tensors" : "modules", named,
-                        " of the run of ", signal.name);
+    return absl::StrCat("The ", NameOf(rule.aggregate), " over the ", rows, "s", named, " of the run of ", what);
   }
   return absl::StrCat("The ", NameOf(rule.aggregate), " over the heads of ",
                       rule.scope == RuleScope::kLayer ? "a layer" : "the run", " of ", signal.name);

@@ -23,7 +23,7 @@ inline constexpr size_t kUserRulesMax = 64;
 // Tensors or modules that a rule judges one by one: the first so many of a run whose names fit.
 inline constexpr int32_t kRuleRowsMax = 1024;
 
-// What is judged: each head, each layer's aggregate, the run's, or each tensor or module.
+// What is judged: each head, each layer's aggregate, the run's, or each tensor, module or own cell.
 enum class RuleScope : uint8_t { kHead, kLayer, kRun, kRow };
 // How the heads of a layer or a run become one value.
 enum class RuleAggregate : uint8_t { kMax, kMin, kMedian, kMean };
@@ -34,9 +34,12 @@ enum class RuleScale : uint8_t { kLinear, kLog };
 struct UserRule {
   std::string name;
   SignalId signal = SignalId::kNone;
+  // The signal that the job itself has given this name (mon.log), if it is one; `signal` is kOwnMean then,
+  // however the run's merges.  The run says of what it is.
+  std::string own;
   RuleScope scope = RuleScope::kHead;
   RuleAggregate aggregate = RuleAggregate::kMax;
-  std::string rows = "*";  // Which tensors or modules, as a glob (util/glob.h).
+  std::string rows = "*";  // Which tensors, modules or cells of own signals, as a glob (util/glob.h).
   RuleDetector detector = RuleDetector::kLevel;
   int32_t stage = 1;
   Severity severity = Severity::kWarning;
@@ -70,9 +73,9 @@ struct UserRule {
   // True if what `other` has remembered can go on under this rule: the same
   // series and the same kind of memory, whatever the limits.
   bool RemembersLike(const UserRule& other) const {
-    return name == other.name && signal == other.signal && scope == other.scope && aggregate == other.aggregate &&
-           rows == other.rows && detector == other.detector && batch_steps == other.batch_steps &&
-           window_batches == other.window_batches && scale == other.scale;
+    return name == other.name && signal == other.signal && own == other.own && scope == other.scope &&
+           aggregate == other.aggregate && rows == other.rows && detector == other.detector &&
+           batch_steps == other.batch_steps && window_batches == other.window_batches && scale == other.scale;
   }
 };
 

@@ -81,6 +81,7 @@ void UserRules::AddTrack(size_t index) {
   }
   const size_t cells = CellsOf(r.scope);
   tracks_.push_back({.signal = r.signal,
+                     .own = r.own,
                      .scope = r.scope,
                      .aggregate = r.aggregate,
                      .rows = r.rows,
@@ -136,7 +137,12 @@ void UserRules::ReadNames(Track* track) const {
   const RowNames& names = rows_->of(FindSignal(track->signal)->granularity);
   const int32_t room = track->scope == RuleScope::kRow ? kRuleRowsMax : kNamedRowsMax;
   for (; track->names_read < names.size(); ++track->names_read) {
-    if (!GlobMatches(track->rows, names.names()[static_cast<size_t>(track->names_read)])) continue;
+    const auto row = static_cast<size_t>(track->names_read);
+    if (!track->own.empty()) {
+      const OwnCell& cell = rows_->own_cells[row];
+      if (rows_->own_signals[static_cast<size_t>(cell.signal)].name != track->own) continue;
+    }
+    if (!GlobMatches(track->rows, names.names()[row])) continue;
     if (static_cast<int32_t>(track->fitting.size()) < room) {
       track->fitting.push_back(track->names_read);
     } else {
@@ -157,11 +163,17 @@ std::string UserRules::NameOfRow(const Track& track, size_t cell) const {
 
 bool UserRules::Extract(const StepSample& sample, Track* into) {
   Track& track = *into;
-  if (!DeriveMatrix(sample, *FindSignal(track.signal), &matrix_)) return false;
+  SignalId matrix = track.signal;
+  if (!track.own.empty()) {
+    const OwnSignal* const own = rows_ == nullptr ? nullptr : rows_->FindOwn(track.own);
+    if (own == nullptr) return false;
+    matrix = MatrixOf(*own);
+  }
+  if (!DeriveMatrix(sample, *FindSignal(matrix), &matrix_)) return false;
   values_.resize(track.cells);
   const bool of_rows = OfNamedRows(FindSignal(track.signal)->granularity);
   if (of_rows) ReadNames(&track);
-  if (of_rows && (track.scope == RuleScope::kRow || track.rows != UserRule().rows)) {
+  if (of_rows && (track.scope == RuleScope::kRow || track.rows != UserRule().rows || !track.own.empty())) {
     // What fits, in the order of its cells; the cells behind are empty.
     values_.assign(std::max(track.cells, track.fitting.size()), NotMeasured());
     for (size_t i = 0; i < track.fitting.size(); ++i) {
@@ -291,15 +303,17 @@ Finding UserRules::FindingOf(const UserRule& r, const Track& track, const Memory
   finding.first_step = memory.since[cell];
   finding.eta = reading.eta;
   const std::string name = NameOfRow(track, cell);
+  const char* const signal = SignalNameOf(r);
+  // The name of a cell begins with that of its signal.
+  const std::string subject = r.own.empty() ? absl::StrCat(signal, " of ", name) : name;
   // What holds on while its newest value has fallen back is no evidence to show.
   if (!reading.fires) {
     if (r.scope == RuleScope::kRow) {
-      finding.summary =
-          absl::StrCat(r.name, ": ", FindSignal(r.signal)->name, " of ", name, ", since step ", memory.since[cell]);
+      finding.summary = absl::StrCat(r.name, ": ", subject, ", since step ", memory.since[cell]);
     }
     return finding;
   }
-  finding.Add({.signal = FindSignal(r.signal)->name,
+  finding.Add({.signal = signal,
                .where = finding.where,
                .value = reading.value,
                .threshold = reading.threshold,
@@ -316,9 +330,8 @@ Finding UserRules::FindingOf(const UserRule& r, const Track& track, const Memory
   }
   if (!name.empty()) {
     finding.note = finding.note.empty() ? name : absl::StrCat(name, ": ", finding.note);
-    finding.summary =
-        absl::StrFormat("%s: %s of %s %.4g (threshold %.4g), since step %d", r.name, FindSignal(r.signal)->name, name,
-                        reading.value, reading.threshold, memory.since[cell]);
+    finding.summary = absl::StrFormat("%s: %s %.4g (threshold %.4g), since step %d", r.name, subject, reading.value,
+                                      reading.threshold, memory.since[cell]);
   }
   return finding;
 }

@@ -78,6 +78,7 @@ class UserRules {
   // One series, and the rules on it.
   struct Track {
     SignalId signal;
+    std::string own;  // As UserRule's.
     RuleScope scope;
     RuleAggregate aggregate;
     std::string rows;
@@ -96,8 +97,8 @@ class UserRules {
     std::vector<size_t> rules;
 
     bool SameSeries(const UserRule& rule) const {
-      return signal == rule.signal && scope == rule.scope && aggregate == rule.aggregate && rows == rule.rows &&
-             batch_steps == rule.batch_steps;
+      return signal == rule.signal && own == rule.own && scope == rule.scope && aggregate == rule.aggregate &&
+             rows == rule.rows && batch_steps == rule.batch_steps;
     }
   };
   // What a rule remembers of its cells.
@@ -132,7 +133,7 @@ class UserRules {
   void ReadBank(const UserRule& rule, const Track& track, Memory* memory);
   bool Hold(Memory* memory, size_t cell, bool fires, int32_t hold, int64_t step) const;
   Finding FindingOf(const UserRule& rule, const Track& track, const Memory& memory, size_t cell) const;
-  // Finds the tensors or modules that the track is of.
+  // Finds the tensors, modules or own cells that the track is of.
   void ReadNames(Track* track) const;
   // What the cell's newest value is of, if it is of one tensor or module whose name is known.
   std::string NameOfRow(const Track& track, size_t cell) const;

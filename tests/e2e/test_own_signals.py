@@ -155,7 +155,8 @@ RULES = """
 thresholds: {context: {warmup_steps: 0}}
 rules:
   - {name: kl_too_large, signal: own_mean, rows: train/kl, detector: level, stage: 5, severity: warning, above: 3, batch_steps: 2, hold_batches: 2}
-  - {name: expert_starves, signal: own_sum, rows: 'load[1,*', scope: row, detector: level, stage: 5, severity: warning, below: 0.5, batch_steps: 2, hold_batches: 2}
+  - {name: seen_too_few, signal: tokens_seen, detector: level, stage: 5, severity: warning, below: 11, batch_steps: 2, hold_batches: 2}
+  - {name: expert_starves, signal: load, rows: 'load[1,*', scope: row, detector: level, stage: 5, severity: warning, below: 0.5, batch_steps: 2, hold_batches: 2}
 """
 
 
@@ -168,11 +169,12 @@ def test_own_rules_judge_them_by_their_names(tmp_path: Path) -> None:
         def found() -> Any:
             alerts = [alert["last"] for alert in server.call("ListAlerts", run="own", limit=100).get("alerts", [])]
             by_rule = {alert["rule"]: alert for alert in alerts}
-            return by_rule if {"kl_too_large", "expert_starves"} <= set(by_rule) else None
+            return by_rule if {"kl_too_large", "expert_starves", "seen_too_few"} <= set(by_rule) else None
 
-        alerts = wait_for("both rules have fired", found)
+        alerts = wait_for("the rules have fired", found)
         assert "train/kl" in str(alerts["kl_too_large"])
         assert "load[1,6]" in str(alerts["expert_starves"]) and "load[1,5]" not in str(alerts["expert_starves"])
+        assert "tokens_seen 10 (threshold 11)" in str(alerts["seen_too_few"])
         ranks[0].close()
 
 

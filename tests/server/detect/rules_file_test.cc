@@ -24,6 +24,8 @@ using testing::StartsWith;
 constexpr char kRule[] =
     "rules:\n- {name: a, signal: entropy_ratio, detector: level, below: 0.05, stage: 4, severity: warning";
 
+constexpr char kOwnRule[] = "rules:\n- {name: a, detector: level, above: 1, stage: 5, severity: warning, signal: ";
+
 std::string Findings(const std::string& text) {
   const auto rules = ParseRules(text, "r.yml");
   return rules.ok() ? "" : std::string(rules.status().message());
@@ -192,11 +194,12 @@ TEST(RulesFileTest, ContradictoryRulesAreRefused) {
   EXPECT_THAT(rule("signal: law_z, detector: level, above: 2, scope: row, aggregate: max"),
               HasSubstr("rules[0].aggregate"));
   EXPECT_THAT(rule("signal: wq_sigma, detector: level, above: 2, rows: '*'"),
-              HasSubstr("rules[0].rows is for signals of tensors and modules"));
+              HasSubstr("rules[0].rows is for signals of tensors, modules and the job's own"));
   EXPECT_EQ(rule("signal: law_z, detector: level, above: 2, scope: row, rows: 'layers.*'"), "");
   EXPECT_THAT(rule("signal: loss, detector: cusum, benjamini_hochberg: 0.05"), HasSubstr("a run is one value"));
-  EXPECT_THAT(rule("signal: nothing, detector: level, above: 2"),
-              HasSubstr("rules[0].signal = nothing: must be a signal"));
+  EXPECT_THAT(rule("signal: 'No thing', detector: level, above: 2"),
+              HasSubstr("rules[0].signal = No thing: must be a signal of signals.md, or one of the job's own, named "
+                        "[a-z][a-z0-9_./-]{0,63}"));
   const auto named = [](const std::string& name) {
     return Findings(absl::StrCat("rules:\n- {name: ", name,
                                  ", stage: 1, severity: info, signal: loss, detector: level, above: 2}"));
@@ -254,6 +257,44 @@ TEST(RulesFileTest, AFingerprintTellsEveryField) {
   EXPECT_NE(Fingerprint(std::vector{plain}), Fingerprint(std::vector{other}));
   EXPECT_NE(Fingerprint(std::vector{plain}), Fingerprint(std::vector{plain, plain}));
   EXPECT_EQ(Fingerprint(std::vector{plain}), Fingerprint(std::vector{plain}));
+}
+
+TEST(RulesFileTest, ASignalThatNoCatalogueHasIsTheJobsOwn) {
+  const auto text = [](const std::string& signal, const std::string& rest = "") {
+    return absl::StrCat("rules:\n- {name: mine, stage: 5, severity: warning, detector: level, above: 2, signal: '",
+                        signal, "'", rest, "}");
+  };
+  const UserRule rule = OnlyRule(text("train/kl"));
+  EXPECT_EQ(rule.own, "train/kl");
+  EXPECT_EQ(rule.scope, RuleScope::kRun);
+  EXPECT_EQ(rule.aggregate, RuleAggregate::kMax);
+  EXPECT_EQ(SignalNameOf(rule), std::string("train/kl"));
+  EXPECT_EQ(OnlyRule(text("router_z", ", scope: row, rows: 'router_z[3,*'")).rows, "router_z[3,*");
+  EXPECT_EQ(OnlyRule(text("own_mean", ", rows: kl")).own, "") << "as before";
+  EXPECT_EQ(OnlyRule(text("loss")).own, "");
+  for (const char* field : {"reward", "kl", "entropy", "router_z", "clip_share", "actor/entropy", "ppo_kl"}) {
+    EXPECT_EQ(Findings(text(field)), "") << field;
+  }
+  EXPECT_THAT(Findings(text("kl", ", scope: head")), HasSubstr("must be run or row, since kl is of the job's own"));
+}
+
+TEST(RulesFileTest, ASlipOfThePenIsNoOwnSignal) {
+  for (const auto& [said, meant] :
+       {std::pair("entropy_ration", "entropy_ratio"), {"los", "loss"}, {"grad_nrom", "grad_norm"}}) {
+    EXPECT_THAT(
+        Findings(absl::StrCat("rules: [{name: a, stage: 1, severity: info, detector: level, above: 2, signal: ", said,
+                              "}]")),
+        HasSubstr(absl::StrCat("rules[0].signal = ", said, ": did you mean ", meant,
+                               "? For a signal of the job's own that is called so: signal: own_mean, rows: ", said)));
+  }
+}
+
+TEST(RulesFileTest, RulesOnOtherOwnSignalsRememberNothingOfEachOther) {
+  const UserRule kl = OnlyRule(std::string(kOwnRule) + "kl}");
+  const UserRule reward = OnlyRule(std::string(kOwnRule) + "reward}");
+  EXPECT_TRUE(kl.RemembersLike(kl));
+  EXPECT_FALSE(kl.RemembersLike(reward));
+  EXPECT_NE(Fingerprint({&kl, 1}), Fingerprint({&reward, 1}));
 }
 
 }  // namespace

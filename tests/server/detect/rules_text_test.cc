@@ -64,6 +64,8 @@ rules:
 - {name: off_course, signal: drift_ratio, detector: cusum, stage: 1, severity: critical, benjamini_hochberg: 0.01}
 - {name: up, signal: logit_max, scope: layer, detector: growth, above: 50, stage: 4, severity: warning, eta_level: 1000}
 - {name: odd, signal: wq_sigma, detector: peers, factor: 0.25, stage: 3, severity: warning}
+- {name: kl, signal: kl, detector: level, above: 1, stage: 5, severity: warning}
+- {name: z, signal: router_z, detector: level, above: 9, scope: row, rows: 'router_z[3,*', stage: 5, severity: warning}
 )";
   EXPECT_EQ(Explain(yaml, "gone"),
             "gone\n  A head's entropy_ratio is below 0.05, for 5 batches of 20 steps: a warning, stage 4. It resolves "
@@ -78,6 +80,10 @@ rules:
   EXPECT_THAT(Explain(yaml, "off_course"), HasSubstr("at most 0.01 is expected to be chance"));
   EXPECT_THAT(Explain(yaml, "off_course"), HasSubstr("Not while keys are centred"));
   EXPECT_THAT(Explain(yaml, "up"), HasSubstr("The max over the heads of a layer of logit_max is above 50 and grows"));
+  EXPECT_THAT(Explain(yaml, "kl"),
+              HasSubstr("The max over the cells of the run of the job's own signal kl is above 1"));
+  EXPECT_THAT(Explain(yaml, "z"),
+              HasSubstr("A cell of the job's own signal router_z (of those named router_z[3,*) is above 9"));
   EXPECT_THAT(Explain(yaml, "odd"), HasSubstr("is below 0.25 times the median head"));
   EXPECT_THAT(Explain(yaml), HasSubstr("all rules\n"));
 }

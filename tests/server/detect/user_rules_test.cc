@@ -277,6 +277,51 @@ TEST(UserRulesTest, ARuleMayTakeSomeModulesByName) {
   }
 }
 
+// Signals that the job named: kl of the run, whose ranks are averaged, and load of two experts, added up.
+std::vector<AlertTransition> OfOwn(const std::string& rule, double kl, double load) {
+  RunDescription description = Description();
+  description.layout.own = 3;
+  auto rows = std::make_shared<RunRows>();
+  rows->own_signals = {{.name = "load", .granularity = Granularity::kExpert, .merge = Merge::kSum}, {.name = "kl"}};
+  for (const OwnCell& cell : {OwnCell{0, 1, 6}, OwnCell{1, 0, 0}, OwnCell{0, 1, 7}}) rows->AddOwnCell(cell);
+  Judged run(Options("rules: [{name: mine, severity: warning, stage: 5, hold_batches: 2, " + rule + "}]"), description);
+  for (int64_t step = 0; step <= 2000; step += kPeriod) {
+    if (step == 100) run.judge.SetRows(rows);  // Nothing was named before.
+    StepSample sample;
+    sample.Reset(description.layout);
+    sample.step = step;
+    if (step >= 100) {
+      sample.Add(SignalId::kOwnMean)[1] = step < 1000 ? 0.1f : static_cast<float>(kl);
+      sample.Add(SignalId::kOwnSum)[0] = 4;
+      sample.Add(SignalId::kOwnSum)[2] = step < 1000 ? 4 : static_cast<float>(load);
+    }
+    run.judge.Observe(sample, &run.out);
+  }
+  return run.out;
+}
+
+TEST(UserRulesTest, AnOwnSignalIsJudgedByItsName) {
+  const std::string rule = "signal: kl, detector: level, above: 0.5";
+  EXPECT_THAT(OfOwn(rule, 0.2, 9), IsEmpty());
+  const std::vector<AlertTransition> out = OfOwn(rule, 3, 4);
+  ASSERT_EQ(out.size(), 1u);
+  EXPECT_THAT(out[0].summary, HasSubstr("r: mine: kl 3 (threshold 0.5), since step 10"));
+  ASSERT_EQ(out[0].evidence.size(), 1u);
+  EXPECT_EQ(out[0].evidence[0].signal, "kl");
+  EXPECT_EQ(OfOwn("signal: own_mean, rows: kl, detector: level, above: 0.5", 3, 4).size(), 1u) << "as before";
+}
+
+TEST(UserRulesTest, CellsOfAnOwnSignalAreItsRows) {
+  const std::string rule = "signal: load, detector: level, below: 0.5, scope: row";
+  EXPECT_THAT(OfOwn(rule, 0.1, 4), IsEmpty()) << "kl is none of them";
+  const std::vector<AlertTransition> out = OfOwn(rule, 0.1, 0);
+  ASSERT_EQ(out.size(), 1u);
+  EXPECT_THAT(out[0].summary, HasSubstr("r: mine: load[1,7] 0 (threshold 0.5), since step 10"));
+  EXPECT_THAT(OfOwn(rule + ", rows: 'load[1,6]'", 0.1, 0), IsEmpty());
+  EXPECT_EQ(OfOwn("signal: load, aggregate: min, detector: level, below: 0.5", 0.1, 0).size(), 1u);
+  EXPECT_THAT(OfOwn("signal: never_logged, detector: level, above: 0", 3, 9), IsEmpty());
+}
+
 TEST(UserRulesTest, ModulesArePeersOfEachOther) {
   std::vector<std::string> names;
   for (size_t i = 0; i < 40; ++i) names.push_back("layers." + std::to_string(i));
