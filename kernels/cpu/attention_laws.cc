@@ -100,7 +100,7 @@ struct RowSample {
 // Of one sequence and key head, or of several sequences.
 struct UnitSums {
   double a1[kLawProjections] = {}, a2[kLawProjections] = {};
-  double a3 = 0, a4 = 0;
+  double a3 = 0, a3_size = 0, a4 = 0;        // a3_size: |sum k . dk| + sum over heads |sum q . dq|
   double results[4] = {};                    // variance of the results' roundings, by law
   double a2_dv[kLawProjections] = {};        // sum_j dv_j
   double a4_dv = 0;                          // sum v . dv
@@ -117,6 +117,7 @@ struct UnitSums {
       a2_doubtful[i] += from.a2_doubtful[i];
     }
     a3 += from.a3;
+    a3_size += from.a3_size;
     a4 += from.a4;
     a4_dv += from.a4_dv;
     for (int i = 0; i < 4; ++i) {
@@ -324,6 +325,7 @@ class LawUnit {
     d_v.Project(sums.a2);
     d_v.Project(sums.a2_dv);
     sums.a3 -= d_k.Total(kColumnProduct);
+    sums.a3_size += std::fabs(d_k.Total(kColumnProduct));
     sums.a4_dv += d_v.Total(kColumnProduct);
     sums.a4 -= d_v.Total(kColumnProduct);
     sums.results[0] += d_k.Variance(false, plan_.of_keys);
@@ -372,6 +374,7 @@ class LawUnit {
     if (of_head.left_out > 0) d_q_left_out.AddTo(of_head.d_q);
     if (!plan_.judged) return;
     sums.a3 += d_q.Total(kColumnProduct);
+    sums.a3_size += std::fabs(d_q.Total(kColumnProduct));
     sums.a4 += o.Total(kColumnProduct);
     sums.results[2] += d_q.Variance(true, plan_.roundings);
     sums.results[3] += o.Variance(true, plan_.roundings);
@@ -500,7 +503,7 @@ void StoreVectorLaw(const LawOutputs& to, int64_t kv_head, const double* differe
   AddTo(to, kLawA1Alike + law, kv_head, alike);
 }
 
-void StoreLaws(const ProbeParams& p, const LawOutputs& to, int64_t kv_head, const UnitSums& sums) {
+void StoreLaws(const ProbeParams& p, int bits, const LawOutputs& to, int64_t kv_head, const UnitSums& sums) {
   double inside[2] = {}, alike[2] = {};
   for (int i = 0; i < kLawProjections; ++i) {
     Alike a1, a2;
@@ -518,6 +521,7 @@ void StoreLaws(const ProbeParams& p, const LawOutputs& to, int64_t kv_head, cons
   if (HasA2(p)) StoreVectorLaw(to, kv_head, sums.a2, 1, sums.results[1] + inside[1], alike[1], sums.a24_untold);
   AddTo(to, kLawA3, kv_head, sums.a3);
   AddTo(to, kLawA3Variance, kv_head, sums.results[2]);
+  AddTo(to, kLawA3Alike, kv_head, std::isfinite(sums.a3_size) ? std::ldexp(sums.a3_size, -bits) : 0);
   Alike a4;
   a4.AddBothWays(sums.estimates[kA4Rounded].value);
   a4.Add({0, sums.estimates[kA4Rounded].square_error});
@@ -532,7 +536,7 @@ void StoreAll(const Plan& plan, const LawOutputs& to, const UnitSums* units, con
   for (int64_t kv_head = 0; kv_head < p.kv_heads; ++kv_head) {
     UnitSums total;
     for (int64_t batch = 0; batch < p.batch; ++batch) total.Add(units[batch * p.kv_heads + kv_head]);
-    if (plan.judged) StoreLaws(p, to, kv_head, total);
+    if (plan.judged) StoreLaws(p, LawGrid(p.dtype).bits, to, kv_head, total);
     for (int i = 0; i < kSumStats; ++i) {
       AddTo(to, kLawDkSum + i, kv_head, total.dk[i]);
       AddTo(to, kLawDvSum + i, kv_head, total.dv[i]);

@@ -112,22 +112,26 @@ __global__ void __launch_bounds__(kLawThreads) LawTotalsKernel(const __grid_cons
       unknown[which] = any;
     }
   }
-  const auto sum_heads = [&](PairOf which, int64_t heads, int64_t first, int64_t count, bool partners) {
+  const auto sum_heads = [&](PairOf which, int64_t heads, int64_t first, int64_t count, auto of_head) {
     const LawHead* const of = kernel.heads.heads[static_cast<int>(which)];
     double sum = 0;
     for (int64_t i = threadIdx.x; i < p.batch * count; i += kLawThreads) {
-      const LawHead& head = of[i / count * heads + first + i % count];
-      sum += partners ? head.partners : head.plain;
+      sum += of_head(of[i / count * heads + first + i % count]);
     }
-    return SumOverBlock(sum, scratch) * kernel.variance_scale;
+    return SumOverBlock(sum, scratch);
   };
+  const auto plain = [&](const LawHead& head) { return kernel.variance_scale * head.plain; };
+  const auto partners = [&](const LawHead& head) { return kernel.variance_scale * head.partners; };
+  const auto size = [](const LawHead& head) { return fabs(head.product); };
   __syncthreads();  // The scratch is free.
-  const double of_k = kernel.key_roundings * sum_heads(PairOf::kKeys, p.kv_heads, kv_head, 1, false);
-  const double of_v = kernel.key_roundings * sum_heads(PairOf::kValues, p.kv_heads, kv_head, 1, false);
-  const double of_qk = kernel.roundings * sum_heads(PairOf::kQueries, p.heads, kv_head * group, group, true) +
-                       kernel.key_roundings * sum_heads(PairOf::kKeys, p.kv_heads, kv_head, 1, true);
-  const double of_ov = kernel.roundings * sum_heads(PairOf::kOutputs, p.heads, kv_head * group, group, true) +
-                       kernel.key_roundings * sum_heads(PairOf::kValues, p.kv_heads, kv_head, 1, true);
+  const double of_k = kernel.key_roundings * sum_heads(PairOf::kKeys, p.kv_heads, kv_head, 1, plain);
+  const double of_v = kernel.key_roundings * sum_heads(PairOf::kValues, p.kv_heads, kv_head, 1, plain);
+  const double of_qk = kernel.roundings * sum_heads(PairOf::kQueries, p.heads, kv_head * group, group, partners) +
+                       kernel.key_roundings * sum_heads(PairOf::kKeys, p.kv_heads, kv_head, 1, partners);
+  const double of_ov = kernel.roundings * sum_heads(PairOf::kOutputs, p.heads, kv_head * group, group, partners) +
+                       kernel.key_roundings * sum_heads(PairOf::kValues, p.kv_heads, kv_head, 1, partners);
+  const double a3_size = sum_heads(PairOf::kQueries, p.heads, kv_head * group, group, size) +
+                         sum_heads(PairOf::kKeys, p.kv_heads, kv_head, 1, size);
   if (threadIdx.x != 0) return;
 
   // 3. The laws.
@@ -173,6 +177,8 @@ __global__ void __launch_bounds__(kLawThreads) LawTotalsKernel(const __grid_cons
   add(kLawA3, OrNan(q_dot - keys[kLawDot]));
   add(kLawA4, a4);
   add(kLawA3Variance, of_qk);
+  // Half a distance of numbers, 2^-bits, by what an ulp's square / 12 is of the number itself.
+  add(kLawA3Alike, isfinite(a3_size) ? sqrt(3 * kernel.variance_scale) * a3_size : 0.);
   add(kLawA4Variance, of_ov + with_errors(kRowsA4Variance));
   add(kLawA4Alike, told(1,
                         fabs(inside[kRowsA4P]) + kLawExpError * fabs(values[kLawDot]) +

@@ -83,8 +83,8 @@ __device__ __forceinline__ void LoadFragment(const unsigned char* rows, int colu
 }
 
 // Rows [first_row, first_row + 128) and kColumns columns of a head, zeros beyond W.
-// With `vectorized` the copies are asynchronous and not yet committed.  kAnew: places are worked
-// out anew each time; kept over a loop they take registers.
+// With `vectorized`, and of fp32 with any strides, the copies are asynchronous and not yet
+// committed.  kAnew: places are worked out anew each time; kept over a loop they take registers.
 template <bool kAnew, class Element>
 __device__ __forceinline__ void LoadWeights(const SpectralParams& p, const Element* weight, int first_row,
                                             int64_t first_column, bool vectorized, unsigned char* to) {
@@ -107,14 +107,22 @@ __device__ __forceinline__ void LoadWeights(const SpectralParams& p, const Eleme
   }
   const bool down = p.row_stride == 1;  // Neighbouring threads read neighbouring elements.
   for (int i = threadIdx.x; i < kGramTile * kColumns; i += kGramThreads) {
-    const int r = down ? i % kGramTile : i / kColumns;
-    const int c = down ? i / kGramTile : i % kColumns;
-    const int64_t column = first_column + c;
-    Element x(0.f);
-    if (first_row + r < p.rows && column < p.columns) {
-      x = weight[(first_row + r) * p.row_stride + column * p.column_stride];
+    int r = down ? i % kGramTile : i / kColumns;
+    int c = down ? i / kGramTile : i % kColumns;
+    if constexpr (sizeof(Element) == 4) {
+      // A warp has 32 bytes of four columns each, which fill all banks once.
+      const int lane = i % 32, part = i / 32;
+      if (down) r = part % (kGramTile / 8) * 8 + lane % 8, c = part / (kGramTile / 8) * 4 + lane / 8;
     }
-    *reinterpret_cast<Element*>(to + GramOffset(r, c * int{sizeof(Element)})) = x;
+    const int64_t column = first_column + c;
+    const bool there = first_row + r < p.rows && column < p.columns;
+    const Element* const from = there ? weight + (first_row + r) * p.row_stride + column * p.column_stride : weight;
+    unsigned char* const at = to + GramOffset(r, c * int{sizeof(Element)});
+    if constexpr (sizeof(Element) == 4) {
+      CopyAsync4(at, from, there ? 4 : 0);
+    } else {
+      *reinterpret_cast<Element*>(at) = there ? *from : Element(0.f);
+    }
   }
 }
 

@@ -27,10 +27,11 @@ enum LawSize : int {
   kLawSizeCount
 };
 
-// A sequence and query head, or key head: in units of kVarianceOfBase.
+// A sequence and query head, or key head: the first two in units of kVarianceOfBase.
 struct LawHead {
   double plain;     // dk, dv: of the elements
   double partners;  // of the elements times those of the other tensor
+  double product;   // of both tensors
 };
 
 struct LawHeadsParams {
@@ -80,7 +81,12 @@ __device__ __forceinline__ LawHead SumColumns(const LawPairsParams& kernel, Pair
     plain += (1 - alike) * sums[kColumnSquares] + alike * sums[kColumnBases] * sums[kColumnBases];
     partners += (1 - alike) * sums[kColumnPartSquares] + alike * sums[kColumnParts] * sums[kColumnParts];
   }
-  return {SumOverBlock(plain, scratch), SumOverBlock(partners, scratch)};
+  double product = 0;
+  const int64_t of_head = int64_t{pair.slices} * pair.chunks, first = pair.first_block + sequence_head * of_head;
+  for (int64_t block = first + threadIdx.x; block < first + of_head; block += kLawThreads) {
+    product += kernel.sums[block * kLawSumCount + kLawDot];
+  }
+  return {SumOverBlock(plain, scratch), SumOverBlock(partners, scratch), SumOverBlock(product, scratch)};
 }
 
 // Grid: [batch * kv_heads + batch * heads].  Block: kLawThreads.

@@ -23,6 +23,12 @@ __device__ __forceinline__ void CopyAsync16(void* to, const void* from, int byte
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(bytes) : "memory");
 }
 
+// The same of 4 bytes.
+__device__ __forceinline__ void CopyAsync4(void* to, const void* from, int bytes) {
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(address), "l"(from), "r"(bytes) : "memory");
+}
+
 __device__ __forceinline__ void CommitCopies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 // Until at most `kLeft` of the committed groups are under way.

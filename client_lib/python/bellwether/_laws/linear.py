@@ -7,7 +7,8 @@ agree and the third does not, its tensor is wrong.  What may differ is rounding,
                  twice, since a sum may be rounded in parts
   equal rows     rows of y or dx that are equal bit for bit were rounded alike: tokens that come
                  again.  Their variance counts as often as a row has its equals, on average
-  sums in fp32   of K terms: a share of the result of sqrt(K) 2^-24
+  sums in fp32   of K terms: a share of the result of sqrt(K) 2^-24.  Tensor cores add 16 terms or
+                 more at once and cut off what is beyond fp32: K / 16 times 2^-24, all of one sign
   fp32           its products may be made in TF32: all six tensors count, in TF32's grid
 
 A difference that no rounding makes is broken, from one sample.  ALARMS is what a run of any length
@@ -30,6 +31,7 @@ ALARMS = 1e-3
 Z_MIN = 6.0
 _TIMES = 2  # That each rounding counts.
 _FP32 = 2.0**-24
+_AT_ONCE = 16  # Terms that a tensor core adds at least, before it cuts the sum off.
 # Of |W dW|, |x dx| and |y dy| for each product of two numbers, on average.  Below it the products
 # come near 2^-126, where kernels may flush them and their operands to zero.
 _UNDERFLOW = 2.0**-102
@@ -50,13 +52,16 @@ class Side:
 
     def own_variance(self) -> float:
         rounding = _TIMES * self.result_variance * max(1.0, self.equals)
-        return rounding + self.terms * (_FP32 * self.sum) ** 2
+        return rounding + self._sum_variance()
 
     def alike_variance(self) -> float:
         """That part of it which may be the same on other ranks: of rows that come again, which do
         so there, too, and of sums in fp32."""
         again = _TIMES * self.result_variance * (max(1.0, self.equals) - 1.0)
-        return again + self.terms * (_FP32 * self.sum) ** 2
+        return again + self._sum_variance()
+
+    def _sum_variance(self) -> float:
+        return (self.terms + (self.terms / _AT_ONCE) ** 2) * (_FP32 * self.sum) ** 2
 
 
 @dataclasses.dataclass(frozen=True)

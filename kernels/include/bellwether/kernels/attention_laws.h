@@ -71,6 +71,8 @@
 // Underflow.  Here u(x) is at most x^2: what is rounded to 0 has lost itself, no more.  Some kernels
 // round scale dS where others round dS.  With f = |scale|, at most 1: where f dS is subnormal, e(dS) is
 // the type's least number over f, and r(dS) = (f dS, rounded) / f - dS.
+// A3 has alike = 2^-bits (|sum_j k_j . dk_j| + sum over heads |sum_T q_T . dq_T|), by sequence.  Where one key
+// takes all, rows of dq are multiples of it, and what other keys add may be rounded away in all channels.
 // Besides, A2 and A4 have a channel of either sign of
 // 2^-13 |sum_j dv_j| and 2^-13 |sum v . dv|: an exponential that is approximated.
 //
@@ -145,7 +147,7 @@ enum LawKvStat : int {
   kLawA4Variance,
   kLawA1Alike,
   kLawA2Alike,
-  kLawA3Alike,  // 0
+  kLawA3Alike,
   kLawA4Alike,
   kLawDkSum,
   kLawDkAbsSum,
