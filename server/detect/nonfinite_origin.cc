@@ -130,6 +130,10 @@ Side SideOf(SignalId id) {
     case SignalId::kTensorGradMax:
     case SignalId::kTensorGradNonfinite:
     case SignalId::kTensorGradZeros:
+    case SignalId::kModuleGradElements:
+    case SignalId::kModuleGradSumsq:
+    case SignalId::kModuleGradNonfinite:
+    case SignalId::kModuleGradRms:
       return kBackward;
     case SignalId::kWqSigma:
     case SignalId::kWkSigma:
@@ -194,6 +198,17 @@ Side SideOf(SignalId id) {
     case SignalId::kSinkRatio:
     case SignalId::kKeyCoherence:
     case SignalId::kHookOverhead:
+    case SignalId::kModuleElements:
+    case SignalId::kModuleSumsq:
+    case SignalId::kModuleLargest:
+    case SignalId::kModuleLargestRatio:
+    case SignalId::kModuleNonfinite:
+    case SignalId::kModuleFourths:
+    case SignalId::kModuleTopSumsq:
+    case SignalId::kModuleTopChannel:
+    case SignalId::kModuleRms:
+    case SignalId::kModuleKurtosis:
+    case SignalId::kModuleTopShare:
       return kForward;
   }
   return kForward;

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 import bellwether
 from bellwether._native import c_api
-from bellwether._step.law_rows import SIGNALS, LawRow, LawRows, _ranges
+from bellwether._step.law_rows import SIGNALS, LawRow, LawRows, ranges
 
 from recording import Recording
 
@@ -101,10 +101,10 @@ def test_rows_between_are_not_measured() -> None:
 
 
 def test_ranges_are_cut_at_the_widest_gaps() -> None:
-    assert _ranges([1, 2, 900, 1000, 5000], 3) == [range(1, 3), range(900, 1001), range(5000, 5001)]
-    assert _ranges([1, 2, 900, 1000, 5000], 1) == [range(1, 5001)]
-    assert _ranges([1, 60], 9) == [range(1, 61)]
-    assert _ranges([], 3) == _ranges([1], 0) == []
+    assert ranges([1, 2, 900, 1000, 5000], 3) == [range(1, 3), range(900, 1001), range(5000, 5001)]
+    assert ranges([1, 2, 900, 1000, 5000], 1) == [range(1, 5001)]
+    assert ranges([1, 60], 9) == [range(1, 61)]
+    assert ranges([], 3) == ranges([1], 0) == []
 
 
 def test_a_full_frame_has_no_rows() -> None:

@@ -199,6 +199,11 @@ class Frames:
                 room = c_api.BLOCKS_MAX - len(blocks)
                 laws = frame.sample.law_rows()
                 blocks += self.law_rows.blocks(client, laws, scale if scale else 1.0, room)
+            if frame.sample.activations is not None:
+                room = c_api.BLOCKS_MAX - len(blocks)
+                blocks += frame.sample.activations.blocks(
+                    client, self.law_rows, scale if scale else 1.0, gradients, room
+                )
             self.last.update(frame.sample.summary(gradients))
             self._overflows = 0 if gradients else self._overflows + 1
             self._sample_again = 0 < self._overflows <= OVERFLOWS_MAX

@@ -85,7 +85,7 @@ def _values(row: LawRow, scale: float) -> tuple[float, ...]:
 
 
 class LawRows:
-    """The rows of a run."""
+    """The rows of a run: those of laws, and of activations, which have the module's name alone."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -121,12 +121,17 @@ class LawRows:
                 of[number] = law
         if client is None or not of:
             return []
+        named = self.tell(client)
+        numbers = sorted(number for number in of if number < named)
+        found = ranges(numbers, min(_RANGES_MAX, room // len(SIGNALS)))
+        self.not_sent += len(of) - (len(numbers) if found else 0)
+        return [block for of_range in found for block in self._blocks(of, of_range, scale)]
+
+    def tell(self, client: RunClient) -> int:
+        """How many rows have told their names to the server; new ones do first."""
         if self._named < len(self.names):
             self._named += client.push_names(c_api.MODULE, self.names[self._named :], self._named)
-        numbers = sorted(number for number in of if number < self._named)
-        ranges = _ranges(numbers, min(_RANGES_MAX, room // len(SIGNALS)))
-        self.not_sent += len(of) - (len(numbers) if ranges else 0)
-        return [block for of_range in ranges for block in self._blocks(of, of_range, scale)]
+        return self._named
 
     def _blocks(self, of: dict[int, LawRow], numbers: range, scale: float) -> Iterator[Block]:
         missing = (c_api.NOT_MEASURED,) * len(SIGNALS)
@@ -135,7 +140,7 @@ class LawRows:
             yield Block(signal, array.array("f", column), numbers.start, len(numbers))
 
 
-def _ranges(numbers: Sequence[int], at_most: int) -> list[range]:
+def ranges(numbers: Sequence[int], at_most: int) -> list[range]:
     """Numbers that rise, as so few ranges: cut at the widest gaps."""
     if not numbers or at_most < 1:
         return []

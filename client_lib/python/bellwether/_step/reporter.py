@@ -3,6 +3,7 @@ the same link."""
 
 from __future__ import annotations
 
+import dataclasses
 from contextlib import AbstractContextManager
 from typing import Any, Optional, Union
 
@@ -18,6 +19,7 @@ from .._kernels.memory import Memories
 from .._native.run_client import RunClient
 from .._util import log
 from ..settings import Settings
+from .activations import Activations
 from .at_rest import AtRest
 from .balances import Balances
 from .cost import Cost
@@ -36,16 +38,24 @@ from .tensors import Tensors
 Number = Union[float, int, torch.Tensor, None]
 
 
+@dataclasses.dataclass
+class Breadth:
+    """What is measured beside attention and the laws."""
+
+    tensors: Tensors
+    activations: Activations
+
+
 class Reporter:
     def __init__(
         self, settings: Settings, placed: Parallel, layers: list[Layer], memories: Memories,
         lock: AbstractContextManager[Any], linears: Linears, balances: Balances,
-        rest: AtRest, tensors: Tensors,
+        rest: AtRest, tensors: Tensors, activations: Activations,
     ) -> None:  # fmt: skip
         """layers  all candidates, filled by attach(); lock  held while memories are read"""
         self._settings, self._placed, self._layers = settings, placed, layers
         self.linears, self.balances, self.rest = linears, balances, rest
-        self.tensors = tensors
+        self.breadth = Breadth(tensors, activations)
         self._memories, self._lock = memories, lock
         self.link = Link(settings)
         self.frames = Frames()
@@ -59,6 +69,14 @@ class Reporter:
         self.rate: Optional[float] = None  # Of the first group, as the trainer has set it.
         self.samples = 0  # That were closed.
         self._rates = RateWatch()
+
+    @property
+    def tensors(self) -> Tensors:
+        return self.breadth.tensors
+
+    @property
+    def activations(self) -> Activations:
+        return self.breadth.activations
 
     # ---- the layout ----
 
@@ -124,14 +142,16 @@ class Reporter:
     # ---- a step ----
 
     def watch_laws(self) -> None:
-        """Of what is not attention, from the next sampled step on."""
+        """Of what is not attention, from the next sampled step on; and activations."""
         self.linears.watch()
         self.balances.watch()
+        self.activations.watch()
 
     def laws_end(self) -> None:
         """torch.compile is asked for something."""
         self.linears.compiled()
         self.balances.compiled()
+        self.activations.compiled()
 
     def begin_laws(self, sampled: bool) -> None:
         """A step begins that asks them, or none."""
@@ -148,7 +168,7 @@ class Reporter:
                 self.reporting(), self._settings.stats, weights.increments, copies, self._placed,
                 weights.gram_batch, weights.replicas, self.linears.sample(),
                 self.balances.sample(), self.rest.sample(), self.tensors.sample(),
-                self.link.named,
+                self.link.named, self.activations.sample(),
             )  # fmt: skip
             for layer in self._layers:
                 for part in (layer.sums, layer.wq, layer.wk):

@@ -24,6 +24,7 @@ from .linears import LinearSample
 from .replicas import ReplicaSample
 
 if TYPE_CHECKING:
+    from .activation_sample import ActivationSample
     from .tensor_sample import TensorSample
 
 _DELTA = STATS["delta"]
@@ -148,11 +149,13 @@ class Sample:
         flips: Optional[FlipSample] = None,
         tensors: Optional[TensorSample] = None,
         named: int = 0,
+        activations: Optional[ActivationSample] = None,
     ) -> None:
         """named  rows of tensors whose names the server has"""
         self._tensors, self._named = tensors, named
         self.grams, self.replicas = grams, replicas
         self.linears, self.balances = linears, balances
+        self.activations = activations
         named_laws: tuple[Optional[NamedLaws], ...] = (linears, balances, flips)
         self._named_laws = [laws for laws in named_laws if laws is not None]
         self._placed = placed or Parallel()
@@ -165,6 +168,7 @@ class Sample:
             self.grams,
             self.replicas,
             self._tensors,
+            self.activations,
             *self._named_laws,
             *self._copies.values(),
         )

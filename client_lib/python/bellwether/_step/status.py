@@ -93,6 +93,15 @@ class TensorsStatus(TypedDict):
     left_out: dict[str, str]  # By parameter: why it, or something of it, is not measured.
 
 
+class ModulesStatus(TypedDict):
+    """Activations at the boundaries of transformer blocks."""
+
+    blocks: int
+    rows: int  # Activations that are named.
+    not_measured: Optional[str]  # Why none is.
+    left_out: dict[str, int]  # "activation: why", how often.
+
+
 class _AlwaysThere(TypedDict):
     live: bool
     why_off: str  # "" while it watches.
@@ -119,6 +128,7 @@ class Status(_AlwaysThere, total=False):
     law_rows: LawRowsStatus
     rest: RestStatus
     tensors: TensorsStatus
+    modules: ModulesStatus
     capture: Optional[CaptureStatus]  # None without capture_dir.
     actions: Optional[ActionsStatus]  # None before attach() and after detach().
 
@@ -195,6 +205,12 @@ def status(steps: Steps, actions: Optional[ActionsStatus]) -> Status:
     found["tensors"] = {
         "rows": len(tensors.names), "elements": tensors.elements, "copied": copied,
         "refused": tensors.refused, "left_out": dict(tensors.left_out),
+    }  # fmt: skip
+    activations = reporter.activations
+    found["modules"] = {
+        "blocks": activations.blocks, "rows": len(activations.names),
+        "not_measured": activations.not_measured,
+        "left_out": {f"{name}: {why}": n for (name, why), n in activations.left_out.items()},
     }  # fmt: skip
     found["step"] = steps.current_step()
     found["server"] = reporter.link.server

@@ -32,6 +32,7 @@ from .._util.guard import harmless, watched_by
 from .._util.integers import step as step_number
 from .._util.ranks import rank_and_world
 from ..settings import Settings
+from .activations import Activations
 from .at_rest import AtRest
 from .balances import Balances
 from .frames import number_at_hand
@@ -79,6 +80,7 @@ class Steps:
                 ),
                 self.memories,
             ),
+            Activations(self, self.model, self.layers, self.parallel),
         )  # fmt: skip
         self.discovery: Optional[Discovery] = None
         self.capture: Optional[Capture] = None
@@ -317,9 +319,16 @@ class Steps:
         if ends_step:
             self.ends.pending = not self.ends.explicit
             self._end_discovery()
+            self._expect_blocks()
         if ahead is not None:
             self.actions.boundary(self._number + ahead)
         self.hook_seconds += time.perf_counter() - start
+
+    def _expect_blocks(self) -> None:
+        """The step ends with the next forward."""
+        due = self.ends.pending and self.reporter.governor.due(self._number + 1)
+        if due and not self.silent and self.numbered() and self.measures("modules"):
+            self.reporter.activations.expect(self.forward_begins)
 
     # ---- from step to step ----
 
@@ -375,12 +384,15 @@ class Steps:
         self.reporter.scaling.begin_step(self._sampling)
         self.memories.begin_step(self._sampling, self._step_seed())
         # In the first step it is not known yet what is compiled.
-        self.reporter.begin_laws(self._sampling and self.numbered() and self.measures("linear"))
+        known = self._sampling and self.numbered()
+        self.reporter.begin_laws(known and self.measures("linear"))
+        self.reporter.activations.begin_step(known and self.measures("modules"))
 
     def stop_sampling(self) -> None:
         """The device measures nothing more in this step."""
         self.memories.begin_step(False, 0)
         self.reporter.begin_laws(False)
+        self.reporter.activations.begin_step(False)
 
     def _measure_weights(self) -> None:
         if self._sampling and self.measures("sigma"):

@@ -1,5 +1,5 @@
 """Modules of a model that get taps in sampled steps, some of them in each, in turn.  The laws of
-linear layers and those of lm_head and norms ask them.
+linear layers and those of lm_head and norms ask them, and activations are measured of them.
 """
 
 from __future__ import annotations
@@ -73,6 +73,8 @@ class TappedModules(Generic[M]):
     model  gives the model, None once it is gone
     """
 
+    whole_weights = True  # What is measured needs them.
+
     def __init__(self, host: LinearHost, model: Callable[[], Optional[nn.Module]]) -> None:
         self._host, self._model = host, model
         self.names: list[str] = []  # Of the modules, by their rows.
@@ -104,21 +106,26 @@ class TappedModules(Generic[M]):
         """What was measured before is forgotten; in a sampled step some modules get their taps."""
         self.stop()
         self._measured = []
-        model = self._model() if sampled and self._watching else None
+        if sampled and self._taps_fit():
+            self._tap(Held(HELD_BYTES_MAX))
+
+    def _taps_fit(self) -> bool:
+        """Whether modules may have taps now."""
+        model = self._model() if self._watching else None
         if model is None or torch.compiler.is_compiling():
-            return
+            return False
         if not self._found:
             self._found = True
-            if is_fully_sharded(model):
+            if self.whole_weights and is_fully_sharded(model):
                 self.not_measured = SHARDED
             else:
                 self._find(model)
         if self.not_measured not in (None, GPU) or not self.names:
-            return
+            return False
         if compiles(model):
             self.not_measured = COMPILED
-            return
-        self._tap(Held(HELD_BYTES_MAX))
+            return False
+        return True
 
     def compiled(self) -> None:
         """torch.compile is asked for something: nothing is measured any more."""

@@ -21,11 +21,20 @@ from .._util.ranks import rank_and_world
 
 LEFT_OUT_MAX = 64  # Parameters whose reason is remembered.
 _WRAPPERS = re.compile(r"(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
-_BLOCK = re.compile(r"(^|\.)(layers|blocks|h)\.(\d+)(?=\.)")
+_BLOCK = re.compile(r"(^|\.)(layers|blocks|h)\.(\d+)(?=\.|$)")
 
 ELSEWHERE = 'its parts lie at ranks that do not report: attach(ranks="all")'
 FLAT = "the weights are whole in the passes only (FSDP1, ZeRO-3)"
 _COPY = ""  # Another rank tells it.
+
+
+def global_name(name: str, placed: Parallel) -> str:
+    """Of a module or parameter in the whole model, without wrappers."""
+    name = _WRAPPERS.sub("", name).removeprefix("module.")
+    first = placed.first_layer if placed.pipeline[1] > 1 else 0
+    if first:
+        name = _BLOCK.sub(lambda m: f"{m[1]}{m[2]}.{int(m[3]) + first}", name, count=1)
+    return name
 
 
 @dataclasses.dataclass
@@ -95,13 +104,6 @@ class TensorRows:
             self.names.append(name)
         return number
 
-    def _global_name(self, name: str) -> str:
-        name = _WRAPPERS.sub("", name).removeprefix("module.")
-        first = self._placed.first_layer if self._placed.pipeline[1] > 1 else 0
-        if first:
-            name = _BLOCK.sub(lambda m: f"{m[1]}{m[2]}.{int(m[3]) + first}", name, count=1)
-        return name
-
     def _why_not(self, p: Tensor, flat: bool) -> Optional[str]:
         """None: this rank tells it."""
         placed = self._placed
@@ -140,7 +142,7 @@ class TensorRows:
         for own_name, p in model.named_parameters() if model is not None else ():
             if not p.requires_grad:
                 continue
-            name = self._global_name(own_name)
+            name = global_name(own_name, self._placed)
             why = self._why_not(p, flat)
             if why is not None:
                 if why != _COPY:

@@ -341,6 +341,11 @@ class Taps:
                 modules.register_module_forward_hook(self._after),
             ]
 
+    def input(self, module: nn.Module, args: Any) -> None:
+        """The module's forward begins."""
+        for tap in self._taps.get(id(module), ()):
+            tap.input(args)
+
     def close(self) -> None:
         """Nothing of ours is left."""
         handles, self._handles = self._handles, []
@@ -354,8 +359,7 @@ class Taps:
     @harmless("a linear layer's input")
     def _before(self, module: nn.Module, args: Any) -> None:
         if not torch.compiler.is_compiling():
-            for tap in self._taps.get(id(module), ()):
-                tap.input(args)
+            self.input(module, args)
 
     @harmless("a linear layer's output")
     def _after(self, module: nn.Module, args: Any, output: Any) -> None:

@@ -1,0 +1,99 @@
+"""What was measured of activations in one step, as blocks of a frame."""
+
+from __future__ import annotations
+
+import array
+import math
+from typing import Optional
+
+import torch
+
+from .._hook.layer.activation_tap import Activation
+from .._native import c_api
+from .._native.run_client import Block, RunClient
+from .law_rows import LawRows, ranges
+from .tapped_modules import Arriving
+
+SIGNALS = (
+    "module_elements",
+    "module_sumsq",
+    "module_largest",
+    "module_largest_ratio",
+    "module_nonfinite",
+    "module_fourths",
+    "module_top_sumsq",
+    "module_top_channel",
+)
+GRADIENT_SIGNALS = ("module_grad_elements", "module_grad_sumsq", "module_grad_nonfinite")
+_RANGES_MAX = 4  # Of rows in a frame; a block each for each signal.
+
+
+def _values(stats: list[float]) -> tuple[float, ...]:
+    """In the order of SIGNALS."""
+    of = dict(zip(c_api.MODULE_STATS, stats))
+    finite, sumsq = of["elements"] - of["nonfinite"], of["sumsq"]
+    mean = sumsq / finite if finite else 0.0
+    ratio = of["largest"] / math.sqrt(mean) if mean else 0.0
+    fourths = of["fourths"] / mean if mean else 0.0
+    return (
+        finite, sumsq, of["largest"], ratio, of["nonfinite"], fourths, of["top_sumsq"], of["top"],
+    )  # fmt: skip
+
+
+def _of_gradient(stats: list[float], scale: float) -> tuple[float, ...]:
+    """In the order of GRADIENT_SIGNALS."""
+    of = dict(zip(c_api.MODULE_STATS, stats))
+    return of["elements"] - of["nonfinite"], of["sumsq"] / scale**2, of["nonfinite"]
+
+
+class ActivationSample:
+    """names  of all rows"""
+
+    def __init__(self, names: list[str], measured: list[Activation]) -> None:
+        self._names, self._measured = names, measured
+        self._arriving = Arriving([t for of in measured for t in (of.x, of.grad)])
+
+    def ready(self) -> bool:
+        return self._arriving.ready()
+
+    def blocks(
+        self, client: Optional[RunClient], rows: LawRows, scale: float, gradients: bool, room: int
+    ) -> list[Block]:
+        """For at most so many blocks.  Must be ready.
+
+        rows       give the names their numbers
+        scale      what the loss was multiplied by
+        gradients  whether what comes from gradients is told
+        """
+        values = self._arriving.values()
+        table: dict[int, tuple[float, ...]] = {}
+        missing = (c_api.NOT_MEASURED,)
+        for at, of in enumerate(self._measured):
+            number = rows.row(self._names[of.row])
+            if number is not None:
+                x = _values(values[2 * at]) if of.calls else missing * len(SIGNALS)
+                known = gradients and of.gradients > 0
+                grad = (
+                    _of_gradient(values[2 * at + 1], scale)
+                    if known
+                    else missing * len(GRADIENT_SIGNALS)
+                )
+                table[number] = x + grad
+        if client is None:
+            return []
+        named = rows.tell(client)
+        signals = (*SIGNALS, *GRADIENT_SIGNALS)
+        numbers = sorted(number for number in table if number < named)
+        found = []
+        for of_range in ranges(numbers, min(_RANGES_MAX, room // len(signals))):
+            lines = (table.get(n, missing * len(signals)) for n in of_range)
+            for signal, column in zip(signals, zip(*lines)):
+                block = Block(signal, array.array("f", column), of_range.start, len(of_range))
+                if _is_told(block):
+                    found.append(block)
+        return found
+
+
+def _is_told(block: Block) -> bool:
+    bits = torch.frombuffer(block.values, dtype=torch.int32)
+    return not bool((bits == c_api.NOT_MEASURED_BITS).all())

@@ -1,0 +1,125 @@
+"""Activations at the boundaries of transformer blocks, in a sampled step.
+
+Behind each block, behind its attention, and the product that its gated MLP projects back.  Of each
+block the gradient at its input, too.  All of them in each sample: each is read once, where it is.
+
+Left out, and said in Monitor.status(): compiled models, checkpointed regions, CUDA graphs, blocks
+that are in no list of modules.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Optional
+
+import torch
+from torch import nn
+
+from .._hook.hosts import LinearHost
+from .._hook.layer.activation_tap import Activation, ActivationTap, BeginTap, new_activations
+from .._hook.layer.gate_law import gate_children
+from .._hook.layer.layer import Layer
+from .._hook.layer.linear_tap import Held
+from .._hook.model.blocks import find_blocks
+from .._hook.model.parallel import Parallel
+from .activation_sample import ActivationSample
+from .tapped_modules import TappedModules
+from .tensor_rows import global_name
+
+ROWS_MAX = 4096
+NO_BLOCKS = "no attention module lies in a list of blocks"
+MANY = f"there are more than {ROWS_MAX} activations"
+PRODUCT = "product"  # Behind the name of a gated MLP.
+
+
+class _Row:
+    def __init__(self, module: nn.Module, of_input: bool = False, gradients: bool = False) -> None:
+        self.module = weakref.ref(module)
+        self.of_input, self.gradients = of_input, gradients
+
+
+class Activations(TappedModules[Activation]):
+    """layers  candidates; those that report are known behind the first step"""
+
+    whole_weights = False
+
+    def __init__(
+        self, host: LinearHost, model: Callable[[], Optional[nn.Module]], layers: Sequence[Layer],
+        placed: Parallel,
+    ) -> None:  # fmt: skip
+        super().__init__(host, model)
+        self._layers, self._placed = layers, placed
+        self._rows: list[_Row] = []
+        self.blocks = 0
+
+    def _find(self, model: nn.Module) -> None:
+        reporting = [layer.module() for layer in self._layers if layer.index >= 0]
+        attention = [module for module in reporting if module is not None]
+        blocks = find_blocks(model, attention)
+        self.blocks = len(blocks)
+        if not blocks:
+            self.not_measured = NO_BLOCKS
+        known = {id(module) for module in attention}
+        for name, block in blocks:
+            self._add(name, _Row(block, gradients=True))
+            for inner, module in block.named_modules():
+                if id(module) in known and module is not block:
+                    self._add(f"{name}.{inner}", _Row(module))
+                # One expert of many has few of the tokens, and there are thousands.
+                expert = any(part.isdigit() for part in inner.split("."))
+                gate = None if expert else gate_children(module)
+                if gate is not None:
+                    whole = f"{name}.{inner}" if inner else name
+                    self._add(f"{whole} {PRODUCT}", _Row(gate[2], of_input=True))
+
+    def _add(self, name: str, row: _Row) -> None:
+        place, space, what = name.partition(" ")
+        name = global_name(place, self._placed) + space + what
+        if name in self.names:  # A list of blocks lies in another one.
+            return
+        if len(self._rows) >= ROWS_MAX:
+            self.leave_out(name, MANY)
+            return
+        self.names.append(name)
+        self._rows.append(row)
+
+    def expect(self, begins: Callable[[], None]) -> None:
+        """The next forward of a block begins a sampled step: `begins` is then called.  The
+        attention inside of it would be too late for what the first block is given."""
+        if not self._taps_fit():
+            return
+        for row in self._rows:
+            module = row.module()
+            if row.gradients and module is not None:
+                self._taps.add(module, BeginTap(begins, partial(self._taps.input, module)))
+
+    def _tap(self, held: Held) -> None:
+        devices: dict[torch.device, list[int]] = {}
+        for at, row in enumerate(self._rows):
+            module = row.module()
+            device = None if module is None else _device_of(module)
+            if device is not None and self._host.cannot_measure_on(device.type) is None:
+                devices.setdefault(device, []).append(at)
+        for device, rows in devices.items():
+            for into in new_activations(rows, device):
+                row = self._rows[into.row]
+                module = row.module()
+                if module is not None:
+                    tap = ActivationTap(self._host, into, row.of_input, row.gradients)
+                    self._taps.add(module, tap)
+                    self._measured.append(into)
+
+    def sample(self) -> Optional[ActivationSample]:
+        """What was measured in this step."""
+        measured = self._taken()
+        for of in measured:
+            if of.left_out is not None:
+                self._left_out_row(of.row, of.left_out)
+        measured = [of for of in measured if of.calls or of.gradients]
+        return ActivationSample(self.names, measured) if measured else None
+
+
+def _device_of(module: nn.Module) -> Optional[torch.device]:
+    return next((p.device for p in module.parameters()), None)
