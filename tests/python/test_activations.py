@@ -338,15 +338,24 @@ def test_models_of_transformers_have_names_and_gradients(tmp_path: Path) -> None
     monitor = bellwether.attach(model, record=str(tmp_path / "a.bwrun"), **WATCHED)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     ids = torch.randint(0, 64, (2, 16))
+    logits: list[Tensor] = []
+    words: list[Tensor] = []
     for _ in range(3):
-        model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+        out = model(input_ids=ids, labels=ids, use_cache=False)
+        logits.append(out.logits.detach().double())
+        words.append(model.model.embed_tokens.weight.detach().double()[ids])
+        out.loss.backward()
         optimizer.step()
     status = monitor.status()
     monitor.detach()
     told = told_in(tmp_path / "a.bwrun")[2]
     blocks = [f"model.layers.{at}" for at in range(2)]
     parts = ("", ".self_attn", ".mlp product")
-    assert set(told) == {block + part for block in blocks for part in parts}
+    around = {"model.embed_tokens": words[2], "lm_head": logits[2]}
+    assert set(told) == {block + part for block in blocks for part in parts} | set(around)
+    for name, x in around.items():
+        want = wanted_of([x.flatten(0, -2)])
+        assert {k: told[name][k] for k in want} == pytest.approx(want, rel=1e-5)
     assert all(told[block]["module_grad_sumsq"] > 0 for block in blocks)
     assert status["errors"] == 0 and status["modules"]["left_out"] == {}
 

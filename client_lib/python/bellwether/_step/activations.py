@@ -1,7 +1,8 @@
 """Activations at the boundaries of transformer blocks, in a sampled step.
 
 Behind each block, behind its attention, and the product that its gated MLP projects back.  Of each
-block the gradient at its input, too.  All of them in each sample: each is read once, where it is.
+block the gradient at its input, too.  Around the blocks what embeddings give, and the logits.  All
+of them in each sample: each is read once, where it is.
 
 Left out, and said in Monitor.status(): compiled models, checkpointed regions, CUDA graphs, blocks
 that are in no list of modules.
@@ -25,6 +26,7 @@ from .._hook.layer.linear_tap import Held
 from .._hook.model.blocks import find_blocks
 from .._hook.model.parallel import Parallel
 from .activation_sample import ActivationSample
+from .linears import is_head
 from .tapped_modules import TappedModules
 from .tensor_rows import global_name
 
@@ -35,9 +37,14 @@ PRODUCT = "product"  # Behind the name of a gated MLP.
 
 
 class _Row:
-    def __init__(self, module: nn.Module, of_input: bool = False, gradients: bool = False) -> None:
+    """begins  the module's forward may be the first that is seen of a step"""
+
+    def __init__(
+        self, module: nn.Module, of_input: bool = False, gradients: bool = False,
+        begins: bool = False,
+    ) -> None:  # fmt: skip
         self.module = weakref.ref(module)
-        self.of_input, self.gradients = of_input, gradients
+        self.of_input, self.gradients, self.begins = of_input, gradients, begins
 
 
 class Activations(TappedModules[Activation]):
@@ -61,9 +68,11 @@ class Activations(TappedModules[Activation]):
         self.blocks = len(blocks)
         if not blocks:
             self.not_measured = NO_BLOCKS
+            return
+        self._add_around(model, [block for _, block in blocks])
         known = {id(module) for module in attention}
         for name, block in blocks:
-            self._add(name, _Row(block, gradients=True))
+            self._add(name, _Row(block, gradients=True, begins=True))
             for inner, module in block.named_modules():
                 if id(module) in known and module is not block:
                     self._add(f"{name}.{inner}", _Row(module))
@@ -73,6 +82,18 @@ class Activations(TappedModules[Activation]):
                 if gate is not None:
                     whole = f"{name}.{inner}" if inner else name
                     self._add(f"{whole} {PRODUCT}", _Row(gate[2], of_input=True))
+
+    def _add_around(self, model: nn.Module, blocks: list[nn.Module]) -> None:
+        inside = {id(module) for block in blocks for module in block.modules()}
+        words = [m for m in model.modules() if isinstance(m, nn.Embedding) and id(m) not in inside]
+        output = getattr(model, "get_output_embeddings", lambda: None)()
+        for name, module in model.named_modules():
+            if id(module) in inside:
+                continue
+            if any(module is embedding for embedding in words):
+                self._add(name, _Row(module, begins=True))
+            elif is_head(name, module, words, output):
+                self._add(name, _Row(module))
 
     def _add(self, name: str, row: _Row) -> None:
         place, space, what = name.partition(" ")
@@ -86,13 +107,13 @@ class Activations(TappedModules[Activation]):
         self._rows.append(row)
 
     def expect(self, begins: Callable[[], None]) -> None:
-        """The next forward of a block begins a sampled step: `begins` is then called.  The
-        attention inside of it would be too late for what the first block is given."""
+        """The next forward of a block, or an embedding, begins a sampled step: `begins` is then
+        called.  The first attention would be too late for what comes before it."""
         if not self._taps_fit():
             return
         for row in self._rows:
             module = row.module()
-            if row.gradients and module is not None:
+            if row.begins and module is not None:
                 self._taps.add(module, BeginTap(begins, partial(self._taps.input, module)))
 
     def _tap(self, held: Held) -> None:
