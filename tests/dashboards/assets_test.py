@@ -284,6 +284,18 @@ class Console(unittest.TestCase):
         planted["c"] = ""
         self.assertEqual(circles(page_imports(planted)), [])
 
+    def test_the_maps_signals_are_the_catalogues(self) -> None:
+        catalogue = (ROOT / "proto/bellwether/v1/signals.proto").read_text()
+        known = {}
+        for name, kind, rest in re.findall(r'name: "(\w+)" unit: "[^"]*" granularity: GRANULARITY_(TENSOR|MODULE)\b(.*)', catalogue):
+            derived = re.search(r'numerator: "(\w+)"', rest)
+            known[name] = (kind.lower(), derived[1] if derived else name)
+        page = (DASHBOARDS / "console/src/signals.ts").read_text()
+        shown = re.findall(r"\{ name: '(\w+)', of: '(\w+)', part: '(\w+)'", page)
+        self.assertGreater(len(shown), 8)
+        for name, kind, part in shown:
+            self.assertEqual(known.get(name), (kind, part), name)
+
     def test_page_has_no_external_requests(self) -> None:
         dist = DASHBOARDS / "console/dist"
         for path in sorted(dist.iterdir()):

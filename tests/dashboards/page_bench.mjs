@@ -1,5 +1,6 @@
 // How long the page's frames take while one scrubs through a million steps of
-// 126 layers of 128 heads, walks over the heads by keyboard, and hovers them.
+// 126 layers of 128 heads, walks over the heads by keyboard, and hovers them; then
+// the same on the map of 10,275 parameters, whose values this program answers with.
 //
 //   node tests/dashboards/page_bench.mjs build/cpu/bin
 //
@@ -11,6 +12,7 @@
 // in turn.
 import { spawn } from 'node:child_process';
 import { launch } from './chromium.mjs';
+import { addTensors, tensorNames } from './tensor_run.mjs';
 
 const [bin] = process.argv.slice(2);
 const browser = await launch();
@@ -70,6 +72,16 @@ async function frames(act) {
   console.log(`${act.padEnd(8)} frames ${show(gaps)} ms, handlers ${show(work)} ms (p50 / p95 / p99), main thread ${busy.toFixed(1)} ms a frame, long tasks ${long}, ${asked} questions to the server`);
 }
 
-for (const act of ['nothing', 'scrub', 'keys', 'hover']) await frames(act);
+const acts = ['nothing', 'scrub', 'keys', 'hover'];
+console.log('heads');
+for (const act of acts) await frames(act);
+const names = tensorNames(96, 100);
+await addTensors(page, names);
+await page.goto(`http://127.0.0.1:${port}/#/run/gpt2-small%2Fbf16-fa2?signal=tensor_grad_norm`);
+await page.waitForSelector('h2:text-is("Every tensor")');
+await page.waitForTimeout(3000);
+console.log(`${names.length} parameters`);
+for (const act of acts) await frames(act);
+await page.unrouteAll({ behavior: 'ignoreErrors' });
 await browser.close();
 child.stdin.end();

@@ -3,15 +3,16 @@
 // gone, asks nobody else, and a reader of screens can use it.
 // Method: the test server and a headless Chromium; axe on every page. argv[2] is
 // the folder of the binaries, argv[3] a folder for pictures (docs/console.md shows
-// them). Exit code 77: no Chromium, or `npm ci` was not run here.
+// them; '' = none), argv[4] a part of the names of the checks that run. Exit code 77: no Chromium, or `npm ci` was not run here.
 import { execFileSync, spawn } from 'node:child_process';
 import { mkdtempSync, readFileSync, writeFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
 import { tmpdir } from 'node:os';
 import assert from 'node:assert/strict';
 import { launch } from './chromium.mjs';
+import { addTensors, tensorNames, valueAt } from './tensor_run.mjs';
 
-const [bin, pictures] = process.argv.slice(2);
+const [bin, pictures, only] = process.argv.slice(2);
 const browser = await launch();
 const axe = readFileSync(createRequire(import.meta.url).resolve('axe-core'), 'utf8');
 
@@ -161,6 +162,115 @@ const checks = {
     await server.stop();
   },
 
+  async 'parameters are a map of blocks and columns'() {
+    const server = await start('healthy');
+    const page = await open(server, '');
+    const names = tensorNames(4, 3);
+    await addTensors(page, names);
+    await page.goto(`http://127.0.0.1:${server.port}/#/run/gpt2-small%2Fbf16-fa2?signal=tensor_grad_norm`);
+    await page.waitForSelector('h2:text-is("Every tensor")');
+    assert.deepEqual(await page.$$eval('#signal optgroup', (all) => all.map((group) => group.label)), ['Heads', 'Tensors', "The job's own"]);
+    assert.equal(await page.getAttribute('[role=grid]', 'aria-rowcount'), '6');  // The embedding, four blocks, norm and lm_head.
+    assert.equal(await page.getAttribute('[role=grid]', 'aria-colcount'), '10');
+    const cell = page.locator('#heat-cell');
+    await page.focus('[role=grid]');
+    for (const key of ['PageUp', 'Home']) await page.keyboard.press(key);
+    assert.match(await cell.textContent(), /^model\.embed_tokens\.weight: /);
+    await page.keyboard.press('ArrowRight');
+    assert.equal(await cell.textContent(), 'nothing');
+    for (const key of ['ArrowDown', 'ArrowDown', 'ArrowRight']) await page.keyboard.press(key);
+    assert.match(await cell.textContent(), /^model\.layers\.1\.self_attn\.v_proj\.weight: /);
+    await page.keyboard.press('Home');
+    await page.keyboard.press('ArrowUp');
+    assert.equal(await cell.textContent(), 'model.layers.0.self_attn.q_proj.weight: 0');  // A zero is a value on a logarithmic scale.
+    // The mouse: what lies under it is named, and a click opens its series.
+    const row = names.indexOf('model.layers.2.mlp.experts.1.up_proj.weight');
+    const places = await page.locator('.heat-grid canvas').boundingBox();
+    const [high, wide] = [Math.min(30, (places.width - 38) / 10 * 0.75), Math.min(60, (places.width - 38) / 10)];
+    const [x, y] = [places.x + 34 + 8.5 * wide, places.y + places.height - 4 - 2.5 * high];
+    await page.mouse.move(x, y);
+    assert.match(await page.textContent('.tip'), new RegExp(`^model\\.layers\\.2\\.mlp\\.experts\\.1\\.up_proj\\.weight: ${Number(valueAt('tensor_grad_norm', row, 3700).toPrecision(3))}$`));
+    await page.mouse.click(x, y);
+    await page.waitForSelector(`h2:has-text("${names[row]}")`);
+    assert.match(page.url(), /row=model\.layers\.2\.mlp\.experts\.1\.up_proj\.weight/);
+    const titles = await page.$$eval('.chart-title', (all) => all.map((e) => e.textContent));
+    assert.deepEqual(titles, ['Gradient norm', 'Largest gradient', 'Update ratio', 'Second-moment lag', 'Loss', 'Gradient norm']);
+    assert.deepEqual(await breaches(page), []);
+    await picture(page, 'map');
+    const [download] = await Promise.all([page.waitForEvent('download'), page.click('[aria-label="The map as CSV"]')]);
+    const csv = readFileSync(await download.path(), 'utf8').trim().split('\n');
+    assert.equal(csv.length, 1 + names.length);
+    assert.equal(csv[0], 'tensor,tensor_grad_norm');
+    // Another of the same kind keeps the row, one of heads does not.
+    await page.selectOption('#signal', 'tensor_moment_lag');
+    await page.waitForFunction(() => document.querySelectorAll('.legend-ticks span')[1].textContent === '1');  // Its anchor.
+    assert.match(page.url(), /row=/);
+    await page.selectOption('#signal', 'drift_ratio');
+    await page.waitForSelector('h2:has-text("Layer")');
+    assert.doesNotMatch(page.url(), /row=/);
+    await page.unrouteAll({ behavior: 'ignoreErrors' });
+    await server.stop();
+  },
+
+  async 'tensors that take turns are shown together'() {
+    const server = await start('ill');
+    const page = await open(server, '');
+    const names = tensorNames(4, 3);
+    const answers = await addTensors(page, names);
+    await page.goto(`http://127.0.0.1:${server.port}/#/run/gpt2-small%2Fbf16-fa2?signal=tensor_update_ratio`);
+    const measured = async () => {
+      const [download] = await Promise.all([page.waitForEvent('download'), page.click('[aria-label="The map as CSV"]')]);
+      return readFileSync(await download.path(), 'utf8').trim().split('\n').filter((line) => !line.endsWith('NaN')).length - 1;
+    };
+    await page.waitForSelector('.worst tbody tr');
+    while (await measured() < names.length) await page.waitForTimeout(100);
+    server.say('step');
+    await page.waitForFunction(() => /step 3,720/.test(document.querySelector('.title-row')?.textContent ?? ''));
+    assert.equal(await measured(), names.length, 'a new sample hides none');
+    const earlier = answers.asked.filter((step) => step >= 0);
+    assert.equal(earlier.length, 24);
+    assert.equal(new Set(earlier).size, earlier.length, 'no earlier sample is asked for twice');
+    await page.unrouteAll({ behavior: 'ignoreErrors' });
+    await server.stop();
+  },
+
+  async 'experts have a map; a missing tensor has no series'() {
+    const server = await start('healthy');
+    const page = await open(server, '');
+    const run = `http://127.0.0.1:${server.port}/#/run/gpt2-small%2Fbf16-fa2`;
+    await addTensors(page, tensorNames(4, 3));
+    await page.goto(`${run}?signal=load`);
+    await page.waitForSelector('h2:has-text("Layer 3 expert 7")');  // The largest.
+    assert.equal(await page.textContent('.help'), 'Share of the tokens.');
+    await page.waitForSelector('.chart-title:text-is("load")');
+    await page.click('[aria-label="Show layer 3 expert 5"]');
+    await page.waitForSelector('h2:has-text("Layer 3 expert 5")');
+    assert.match(page.url(), /signal=load&layer=3&head=5/);
+    assert.deepEqual(await breaches(page), []);
+    await page.goto(`${run}?signal=tensor_grad_norm&row=no.such.weight`);
+    await page.waitForSelector('text=No samples yet.');
+    await page.unrouteAll({ behavior: 'ignoreErrors' });
+    await server.stop();
+  },
+
+  async '10,000 parameters are displayed'() {
+    const server = await start('healthy');
+    const page = await open(server, '');
+    const names = tensorNames(96, 100);
+    assert.ok(names.length > 10000);
+    await addTensors(page, names, (run) => ({ ...run, description: { ...run.description, layout: { ...run.description.layout, layers: 0, heads: 0 } } }));
+    // A run without attention begins with its parameters.
+    await page.goto(`http://127.0.0.1:${server.port}/#/run/gpt2-small%2Fbf16-fa2`);
+    await page.waitForSelector('h2:has-text("lm_head.weight")');
+    assert.equal(await page.getAttribute('[role=grid]', 'aria-rowcount'), '98');
+    await page.focus('[role=grid]');
+    for (const key of ['ArrowUp', 'ArrowRight']) await page.keyboard.press(key);
+    assert.match(await page.textContent('#heat-cell'), /^model\.layers\.95\./);
+    await picture(page, 'map-huge');
+    await page.unrouteAll({ behavior: 'ignoreErrors' });
+    await server.stop();
+  },
+
   async 'live changes appear without a reload'() {
     const server = await start('ill');
     const page = await open(server, '#/run/gpt2-small%2Fbf16-fa2');
@@ -211,19 +321,19 @@ const checks = {
     await page.selectOption('#beside', 'gpt2-small/fp32-control');
     await page.waitForSelector('text=dashed: gpt2-small/fp32-control');
     assert.match(page.url(), /beside=gpt2-small%2Ffp32-control/);
-    await picture(page, 'beside', page.locator('section[aria-label="One head"]'));
+    await picture(page, 'beside', page.locator('section[aria-label="What is chosen"]'));
     const saved = async (label) => {
       const [download] = await Promise.all([page.waitForEvent('download'), page.click(`[aria-label="${label}"]`)]);
       return { name: download.suggestedFilename(), bytes: readFileSync(await download.path()) };
     };
-    const csv = await saved('Every head as CSV');
+    const csv = await saved('The map as CSV');
     assert.equal(csv.name, 'drift_ratio_step3700.csv');
     assert.match(String(csv.bytes), /^layer,head,drift_ratio\n0,0,[\d.]+\n/);
     assert.equal(String(csv.bytes).trim().split('\n').length, 1 + 12 * 12);
     const series = await saved('Drift ratio as CSV');
     assert.equal(series.name, 'drift_ratio_layer1_head0.csv');
     assert.match(String(series.bytes), /^step,min,mean,max\n\d+,/);
-    for (const label of ['Every head as PNG', 'Drift ratio as PNG']) {
+    for (const label of ['The map as PNG', 'Drift ratio as PNG']) {
       const { bytes } = await saved(label);
       assert.deepEqual([...bytes.subarray(1, 4)].map((b) => String.fromCharCode(b)).join(''), 'PNG');
     }
@@ -427,6 +537,7 @@ const checks = {
 
 let failed = 0;
 for (const [name, check] of Object.entries(checks)) {
+  if (only && !name.includes(only)) continue;
   try {
     await check();
     console.log(`ok    ${name}`);

@@ -99,7 +99,7 @@ export class Charts {
     this.marks = marks;
     this.beside = beside;
     const shown = all.filter((s) => s.step.length > 0);
-    const same = shown.length === this.plots.length && shown.every((s, i) => s.id.signal === this.plots[i].signal);
+    const same = shown.length > 0 && shown.length === this.plots.length && shown.every((s, i) => s.id.signal === this.plots[i].signal);
     if (same) {
       // New numbers go into the same plots, so that nothing jumps.
       shown.forEach((s, i) => this.plots[i].plot.setData(this.columns(s)));
@@ -108,7 +108,7 @@ export class Charts {
     }
     this.clear();
     for (const series of shown) this.add(series);
-    if (shown.length === 0) this.element.append(h('p', { class: 'state' }, 'No samples of this head yet.'));
+    if (shown.length === 0) this.element.append(h('p', { class: 'state' }, 'No samples yet.'));
   }
 
   clear(): void {
@@ -139,9 +139,9 @@ export class Charts {
 
   /** The caption above a plot, with its buttons; `canvas` is asked for when a picture is wanted. */
   private caption(series: Series, canvas: () => HTMLCanvasElement): HTMLElement {
-    const { signal, layer, head } = series.id;
+    const { signal, layer, head, name: row } = series.id;
     const { help, label } = findSignal(signal);
-    const name = [signal, `layer${layer}`, `head${head}`];
+    const name = row ? [signal, row] : [signal, `layer${layer}`, `head${head}`];
     const rows = () => series.step.map((step, i) => [step, series.min[i], series.mean[i], series.max[i]]);
     const button = (word: string, save: () => void) =>
       h('button', { class: 'link', 'aria-label': `${label} as ${word}`, onclick: save }, word);

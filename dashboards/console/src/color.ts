@@ -38,28 +38,59 @@ export interface Scale {
   at(t: number): number;
 }
 
-/**
- * A scale that spans the finite values, at least a factor 10 wide if
- * logarithmic: a healthy model's noise must not look like a fire.
- */
-export function makeScale(values: number[], kind: 'log' | 'linear' | 'signed', lowIsBad: boolean): Scale {
-  let low = Infinity;
-  let high = -Infinity;
+/** The smallest and largest of what is finite, and the smallest above zero; infinities where there is none. */
+function extent(values: number[]): { low: number; high: number; positive: number } {
+  let [low, high, positive] = [Infinity, -Infinity, Infinity];
   for (const v of values) {
     if (!Number.isFinite(v)) continue;
     if (v < low) low = v;
     if (v > high) high = v;
+    if (v > 0 && v < positive) positive = v;
   }
+  return { low, high, positive };
+}
+
+/** What is smaller than the largest by more than this has the lowest colour. */
+const factorMax = 1e8;
+
+/** By factors; what is not above zero has the lowest colour. */
+function logScale(least: number, most: number): Scale {
+  const low = Math.max(least, most / factorMax);
+  const high = Math.max(most, 10 * low);
+  const span = Math.log(high / low);
+  return { low, high, at: (t) => low * Math.exp(t * span), color: (v) => pick(viridisTable, v <= 0 ? 0 : Math.log(v / low) / span) };
+}
+
+/** As logScale, but cold up to `anchor` and warm beyond it. */
+function anchoredScale(least: number, most: number, anchor: number): Scale {
+  const high = Math.max(most, 10 * anchor);
+  const low = Math.min(Math.max(least, anchor / factorMax), anchor / 10);
+  const [below, above] = [Math.log(anchor / low), Math.log(high / anchor)];
+  const place = (v: number) => {
+    if (v <= 0) return 0;
+    const far = Math.log(v / anchor);
+    return 0.5 + far / (2 * (far < 0 ? below : above));
+  };
+  return {
+    low, high, color: (v) => pick(divergingTable, place(v)),
+    at: (t) => anchor * Math.exp((2 * t - 1) * (t < 0.5 ? below : above)),
+  };
+}
+
+/**
+ * A scale that spans the finite values, at least a factor 10 wide if
+ * logarithmic: a healthy model's noise must not look like a fire. One that is
+ * logarithmic may have an anchor, where its colours turn from cold to warm.
+ */
+export function makeScale(values: number[], kind: 'log' | 'linear' | 'signed', lowIsBad: boolean, anchor = 0): Scale {
+  let { low, high, positive } = extent(values);
+  if (kind === 'log' && anchor > 0) return anchoredScale(positive, high, anchor);
   if (low > high) [low, high] = [0, 1];
   if (kind === 'signed') {
     const size = Math.max(Math.abs(low), Math.abs(high), 1e-12);
     return { low: -size, high: size, at: (t) => (2 * t - 1) * size, color: (v) => pick(divergingTable, (v / size + 1) / 2) };
   }
-  if (kind === 'log' && low > 0) {
-    if (high < 10 * low) high = 10 * low;
-    const span = Math.log(high / low);
-    return { low, high, at: (t) => low * Math.exp(t * span), color: (v) => pick(viridisTable, v <= 0 ? 0 : Math.log(v / low) / span) };
-  }
+  if (kind === 'log' && low >= 0 && high > 0) return logScale(positive, high);
   if (high - low < 1e-9) high = low + 1;
   const place = (v: number) => (v - low) / (high - low);
   return {

@@ -1,17 +1,25 @@
-// The layer x head matrix on a canvas, one cell per head.
+// A matrix on a canvas: layer x head, one cell per head, or the model's map, one
+// cell per tensor.
 //
-// A grid for screen readers: the arrows move from head to head, Home and
-// End along a layer, Enter chooses; the cell's value is spoken. Heads of an
-// alert carry a ring and a mark besides their colour; a head without a value is
+// A grid for screen readers: the arrows move from cell to cell, Home and End
+// along a line, Enter chooses; the cell's value is spoken. Heads of an alert
+// carry a ring and a mark besides their colour; a cell without a value is
 // hatched.
 import { h, tableHead, themeColor } from './dom';
 import { integer, number } from './format';
 import { makeScale, Scale } from './color';
+import type { ModelMap } from './model_map';
 import { Signal } from './signals';
 import { offerCsv, offerPng } from './download';
 
+/** What a cell belongs to. */
+export type CellKind = 'head' | 'layer' | 'expert' | 'rank' | 'tensor' | 'module';
+
 export interface HeatmapData {
   signal: Signal;
+  kind: CellKind;
+  /** Of tensors and modules: what stands where. */
+  map: ModelMap | null;
   layers: number;
   heads: number;
   /** [layers][heads]; NaN = not measured, or not a number. */
@@ -25,6 +33,18 @@ export interface Cell { layer: number; head: number }
 const shownWorst = 6;
 const axis = 34;
 const axisTop = 18;
+const titleLength = 24;
+
+/** False: a cell of a map in which there is no tensor. */
+function stands(data: HeatmapData, i: number): boolean {
+  return data.map === null || data.map.rowAt[i] >= 0;
+}
+
+/** "layer 3, head 4", "model.norm.weight"; empty where nothing stands. */
+export function cellName({ kind, map, heads }: HeatmapData, { layer, head }: Cell): string {
+  if (map) return map.names[map.rowAt[layer * heads + head]] ?? '';
+  return kind === 'layer' || kind === 'rank' ? `${kind} ${layer}` : `layer ${layer}, ${kind} ${head}`;
+}
 
 /** Makes `canvas` width x height pixels, each as `pixel` of its index, row by row, says. */
 function paintPixels(canvas: HTMLCanvasElement, width: number, height: number, pixel: (i: number) => number): void {
@@ -55,13 +75,15 @@ export class Heatmap {
   private scale: Scale | null = null;
   private cursor: Cell = { layer: 0, head: 0 };
   private selected: Cell | null = null;
+  private hovered: Cell | null = null;
   private size = { w: 10, h: 10 };
+  private top = axisTop;
 
   constructor(private readonly choose: (cell: Cell) => void) {
     this.grid = h('div', {
       role: 'grid', tabindex: 0, class: 'heat-grid', 'aria-activedescendant': 'heat-cell', 'aria-label': 'Layer by head',
       onkeydown: (e) => this.onKey(e as KeyboardEvent), onmousemove: (e) => this.onMove(e as MouseEvent),
-      onmouseleave: () => (this.tip.hidden = true), onclick: (e) => this.onClick(e as MouseEvent),
+      onmouseleave: () => this.hover(null), onclick: (e) => this.onClick(e as MouseEvent),
       onfocus: () => this.drawRings(), onblur: () => this.drawRings(),
     }, this.canvas, h('div', { role: 'row', class: 'visually-hidden' }, this.cell), this.tip);
     this.element = h('div', { class: 'heat' }, this.grid, this.legendBox());
@@ -78,21 +100,28 @@ export class Heatmap {
 
   private saveButton(ending: 'csv' | 'png'): HTMLElement {
     const word = ending.toUpperCase();
-    return h('button', { class: 'link', 'aria-label': `Every head as ${word}`, onclick: () => this.save(ending) }, word);
+    return h('button', { class: 'link', 'aria-label': `The map as ${word}`, onclick: () => this.save(ending) }, word);
   }
 
-  show(data: HeatmapData, selected: Cell | null): void {
+  /** `anchor`: where a logarithmic scale turns from cold to warm; 0 = nowhere. */
+  show(data: HeatmapData, selected: Cell | null, anchor = 0): void {
+    // One scale for all steps of a map, so that colours are told apart while the slider moves.
+    const before = data.map && this.data?.signal === data.signal && this.scale ? [this.scale.low, this.scale.high] : [];
     this.data = data;
     // The keyboard stays where it is while values come, but goes along with another head.
     if (selected && !this.isSelected(selected)) this.cursor = { ...selected };
     this.selected = selected;
     this.cursor = this.inside(this.cursor, data);
-    this.scale = makeScale(data.values, data.signal.scale, data.signal.lowIsBad === true);
+    this.scale = makeScale([...data.values, ...before], data.signal.scale, data.signal.lowIsBad === true, anchor);
     this.grid.setAttribute('aria-rowcount', String(data.layers));
     this.grid.setAttribute('aria-colcount', String(data.heads));
-    this.grid.setAttribute('aria-label', `${data.signal.label}, ${data.layers} layers by ${data.heads} heads, step ${data.step}`);
+    const size = data.map ? `${data.map.names.length} ${data.kind}s` : `${data.layers} layers by ${data.heads} ${data.kind}s`;
+    this.grid.setAttribute('aria-label', `${data.signal.label}, ${size}, step ${data.step}`);
     this.draw();
     this.speak();
+    // What lies under the mouse is of another sample now, or gone.
+    const at = this.hovered;
+    this.hover(at && at.layer < data.layers && at.head < data.heads && cellName(data, at) ? at : null);
   }
 
   private save(ending: 'csv' | 'png'): void {
@@ -100,8 +129,12 @@ export class Heatmap {
     if (!data) return;
     const name = [data.signal.name, `step${data.step}`];
     if (ending === 'png') return offerPng(name, this.canvas);
+    if (data.map) {
+      const named = data.values.flatMap((value, i) => (stands(data, i) ? [[data.map?.names[data.map.rowAt[i]] ?? '', value]] : []));
+      return offerCsv(name, [[data.kind, data.signal.name], ...named]);
+    }
     const rows = data.values.map((value, i) => [Math.floor(i / data.heads), i % data.heads, value]);
-    offerCsv(name, [['layer', 'head', data.signal.name], ...rows]);
+    offerCsv(name, [['layer', data.kind, data.signal.name], ...rows]);
   }
 
   private value(cell: Cell): number {
@@ -109,9 +142,12 @@ export class Heatmap {
   }
 
   private words(cell: Cell): string {
-    const marked = this.data?.marked.some((m) => m.layer === cell.layer && m.head === cell.head);
+    if (!this.data) return '';
+    const name = cellName(this.data, cell);
+    if (name === '') return 'nothing';
+    const marked = this.data.marked.some((m) => m.layer === cell.layer && m.head === cell.head);
     const value = this.value(cell);
-    return `layer ${cell.layer}, head ${cell.head}: ${Number.isNaN(value) ? 'no value' : number(value)}${marked ? ', alert' : ''}`;
+    return `${name}: ${Number.isNaN(value) ? 'no value' : number(value)}${marked ? ', alert' : ''}`;
   }
 
   private speak(): void {
@@ -134,10 +170,12 @@ export class Heatmap {
     const scale = this.scale;
     const width = this.grid.clientWidth;
     if (!data || !scale || width === 0) return;
-    const w = Math.max(3, Math.min(60, (width - axis - 4) / data.heads));
+    const w = Math.max(data.map ? 1 : 3, Math.min(60, (width - axis - 4) / data.heads));
     const cellHeight = Math.max(4, Math.min(30, Math.max(w * 0.75, 4), 520 / data.layers));
     this.size = { w, h: cellHeight };
-    const height = axisTop + cellHeight * data.layers + 4;
+    const titles = w >= 11 ? data.map?.titles ?? [] : [];
+    this.top = titles.length > 0 ? axisTop + 6.2 * Math.min(titleLength, Math.max(...titles.map((title) => title.length))) : axisTop;
+    const height = this.top + cellHeight * data.layers + 4;
     const dpr = window.devicePixelRatio || 1;
     // A canvas that gets a size is allocated anew, also if it is the same one.
     const fit = (canvas: HTMLCanvasElement) => {
@@ -153,32 +191,32 @@ export class Heatmap {
     g.setTransform(dpr, 0, 0, dpr, 0, 0);
     g.clearRect(0, 0, width, height);
     this.drawCells(g, data, scale);
-    this.drawAxes(g, data);
+    this.drawAxes(g, data, titles);
     this.drawRings();
     this.drawLegend(scale);
   }
 
   private drawCells(g: CanvasRenderingContext2D, data: HeatmapData, scale: Scale): void {
     const { w, h: high } = this.size;
-    const [right, bottom] = [axis + data.heads * w, axisTop + data.layers * high];
+    const [right, bottom] = [axis + data.heads * w, this.top + data.layers * high];
     const none: number[] = [];
     paintPixels(this.pixels, data.heads, data.layers, (i) => {
       if (!Number.isNaN(data.values[i])) return scale.color(data.values[i]);
-      none.push(i);
+      if (stands(data, i)) none.push(i);
       return 0;
     });
     g.imageSmoothingEnabled = false;
-    g.drawImage(this.pixels, axis, axisTop, right - axis, bottom - axisTop);
+    g.drawImage(this.pixels, axis, this.top, right - axis, bottom - this.top);
     if (w >= 8) {
-      for (let head = 1; head <= data.heads; head++) g.clearRect(axis + head * w - 1, axisTop, 1, bottom - axisTop);
-      for (let layer = 1; layer <= data.layers; layer++) g.clearRect(axis, axisTop + layer * high - 1, right - axis, 1);
+      for (let head = 1; head <= data.heads; head++) g.clearRect(axis + head * w - 1, this.top, 1, bottom - this.top);
+      for (let layer = 1; layer <= data.layers; layer++) g.clearRect(axis, this.top + layer * high - 1, right - axis, 1);
     }
     g.strokeStyle = themeColor('--hatch');
     g.lineWidth = 1;
     g.beginPath();
     for (const i of none) {
       const x = axis + (i % data.heads) * w;
-      const y = axisTop + Math.floor(i / data.heads) * high;
+      const y = this.top + Math.floor(i / data.heads) * high;
       g.moveTo(x + 1, y + high - 1);
       g.lineTo(x + w - 1, y + 1);
     }
@@ -199,23 +237,38 @@ export class Heatmap {
     if (document.activeElement === this.grid) this.ring(g, this.cursor, themeColor('--accent'), 3, false);
   }
 
-  private drawAxes(g: CanvasRenderingContext2D, data: HeatmapData): void {
+  private drawAxes(g: CanvasRenderingContext2D, data: HeatmapData, titles: string[]): void {
     g.fillStyle = themeColor('--muted');
     g.font = '11px system-ui, sans-serif';
     g.textBaseline = 'middle';
     g.textAlign = 'right';
-    const everyRow = Math.ceil(13 / this.size.h);
-    for (let layer = 0; layer < data.layers; layer += everyRow) {
-      g.fillText(String(layer), axis - 6, axisTop + (layer + 0.5) * this.size.h);
+    for (let layer = 0, free = -Infinity; layer < data.layers; layer++) {
+      const [y, label] = [this.top + (layer + 0.5) * this.size.h, data.map ? data.map.blocks[layer] : String(layer)];
+      if (label === '' || y < free) continue;
+      g.fillText(label, axis - 6, y);
+      free = y + 13;
     }
+    if (data.map) return this.drawTitles(g, titles);
     g.textAlign = 'center';
     const everyColumn = Math.ceil(22 / this.size.w);
     for (let head = 0; head < data.heads; head += everyColumn) g.fillText(String(head), axis + (head + 0.5) * this.size.w, 9);
   }
 
+  /** What stands in the columns, from below upwards. */
+  private drawTitles(g: CanvasRenderingContext2D, titles: string[]): void {
+    g.textAlign = 'left';
+    titles.forEach((title, column) => {
+      g.save();
+      g.translate(axis + (column + 0.5) * this.size.w, this.top - 5);
+      g.rotate(-Math.PI / 2);
+      g.fillText(title.length > titleLength ? `…${title.slice(1 - titleLength)}` : title, 0, 0);
+      g.restore();
+    });
+  }
+
   private ring(g: CanvasRenderingContext2D, cell: Cell, color: string, width: number, mark: boolean): void {
     const x = axis + cell.head * this.size.w;
-    const y = axisTop + cell.layer * this.size.h;
+    const y = this.top + cell.layer * this.size.h;
     g.lineWidth = width + 2;
     g.strokeStyle = themeColor('--panel');
     g.strokeRect(x - 1, y - 1, this.size.w + 1, this.size.h + 1);
@@ -245,18 +298,24 @@ export class Heatmap {
     if (!this.data) return null;
     const box = this.canvas.getBoundingClientRect();
     const head = Math.floor((event.clientX - box.left - axis) / this.size.w);
-    const layer = Math.floor((event.clientY - box.top - axisTop) / this.size.h);
-    return head >= 0 && head < this.data.heads && layer >= 0 && layer < this.data.layers ? { layer, head } : null;
+    const layer = Math.floor((event.clientY - box.top - this.top) / this.size.h);
+    const inside = head >= 0 && head < this.data.heads && layer >= 0 && layer < this.data.layers;
+    return inside && stands(this.data, layer * this.data.heads + head) ? { layer, head } : null;
   }
 
   private onMove(event: MouseEvent): void {
     const cell = this.cellAt(event);
-    this.tip.hidden = cell === null;
+    this.hover(cell);
     if (!cell) return;
-    this.tip.textContent = this.words(cell);
     const box = this.grid.getBoundingClientRect();
-    this.tip.style.left = `${Math.min(event.clientX - box.left + 14, box.width - 190)}px`;
+    this.tip.style.left = `${Math.max(0, Math.min(event.clientX - box.left + 14, box.width - this.tip.offsetWidth - 4))}px`;
     this.tip.style.top = `${event.clientY - box.top + 16}px`;
+  }
+
+  private hover(cell: Cell | null): void {
+    this.hovered = cell;
+    this.tip.hidden = cell === null;
+    if (cell) this.tip.textContent = this.words(cell);
   }
 
   private onClick(event: MouseEvent): void {
@@ -280,7 +339,7 @@ export class Heatmap {
       case 'PageDown': to.layer += 8; break;
       case 'Home': to.head = 0; break;
       case 'End': to.head = heads - 1; break;
-      case 'Enter': case ' ': this.choose(this.cursor); event.preventDefault(); return;
+      case 'Enter': case ' ': if (cellName(this.data, this.cursor)) this.choose(this.cursor); event.preventDefault(); return;
       default: return;
     }
     event.preventDefault();
@@ -296,7 +355,7 @@ export class Heatmap {
 }
 
 /** The `count` worst cells of the matrix, worst first. */
-function worstCells(data: HeatmapData, count: number): (Cell & { value: number })[] {
+export function worstCells(data: HeatmapData, count: number): (Cell & { value: number })[] {
   const badness = (v: number) => (data.signal.scale === 'signed' ? Math.abs(v) : data.signal.lowIsBad ? -v : v);
   const order: (Cell & { value: number })[] = [];
   data.values.forEach((value, i) => {
@@ -308,17 +367,19 @@ function worstCells(data: HeatmapData, count: number): (Cell & { value: number }
   return order;
 }
 
-/** The worst heads as a table, with their numbers. */
+/** The worst cells as a table, with their numbers. */
 export function worstTable(data: HeatmapData, choose: (cell: Cell) => void): HTMLElement {
   const sorted = Float64Array.from(data.values).filter((v) => !Number.isNaN(v)).sort();
   const median = sorted.length ? sorted[Math.floor(sorted.length / 2)] : NaN;
   const row = (c: Cell & { value: number }) => {
-    const label = `Show layer ${c.layer} head ${c.head}`;
-    const value = h('button', { class: 'link', onclick: () => choose(c), 'aria-label': label }, number(c.value));
-    return h('tr', {}, h('td', {}, String(c.layer)), h('td', {}, String(c.head)), h('td', {}, value));
+    const name = cellName(data, c);
+    const value = h('button', { class: 'link', onclick: () => choose(c), 'aria-label': `Show ${name.replace(',', '')}` }, number(c.value));
+    const place = data.map ? [h('td', { class: 'wrap' }, name)] : [h('td', {}, String(c.layer)), h('td', {}, String(c.head))];
+    return h('tr', {}, ...place, h('td', {}, value));
   };
+  const kind = data.kind[0].toUpperCase() + data.kind.slice(1);
   return h('table', { class: 'worst' },
-    h('caption', {}, `Worst heads, step ${integer(data.step)} (median ${number(median)})`),
-    tableHead(['Layer', 'Head', data.signal.label]),
+    h('caption', {}, `Worst ${data.kind}s, step ${integer(data.step)} (median ${number(median)})`),
+    tableHead([...(data.map ? [kind] : ['Layer', kind]), data.signal.label]),
     h('tbody', {}, ...worstCells(data, shownWorst).map(row)));
 }

@@ -8,6 +8,8 @@ export interface Route {
   signal: string | null;
   layer: number | null;
   head: number | null;
+  /** Name of the tensor or module that is shown instead of a head. */
+  row: string | null;
   step: number | null;
   /** Name of the run that is drawn beside it. */
   beside: string | null;
@@ -15,7 +17,7 @@ export interface Route {
   alert: string | null;
 }
 
-const nowhere = { run: null, signal: null, layer: null, head: null, step: null, beside: null, alert: null };
+const nowhere = { run: null, signal: null, layer: null, head: null, row: null, step: null, beside: null, alert: null };
 
 /** The address of a run, of nothing special in it. */
 export function routeOf(run: string): Route {
@@ -26,7 +28,7 @@ function whole(text: string | null): number | null {
   return text !== null && /^\d{1,15}$/.test(text) ? Number(text) : null;
 }
 
-/** #/run/NAME?signal=...&layer=...&head=...&step=...&beside=...&alert=... or #/status; else the list of runs. */
+/** #/run/NAME?signal=...&layer=...&head=...&row=...&step=...&beside=...&alert=... or #/status; else the list of runs. */
 export function parseRoute(hash: string): Route {
   const match = /^#\/run\/([^?]+)(?:\?(.*))?$/.exec(hash);
   if (!match) return { ...nowhere, page: hash === '#/status' ? 'status' : 'runs' };
@@ -40,7 +42,7 @@ export function parseRoute(hash: string): Route {
   return {
     page: 'run', run, signal: query.get('signal'),
     layer: whole(query.get('layer')), head: whole(query.get('head')), step: whole(query.get('step')),
-    beside: query.get('beside'), alert: query.get('alert'),
+    row: query.get('row'), beside: query.get('beside'), alert: query.get('alert'),
   };
 }
 
@@ -52,8 +54,10 @@ export function formatRoute(route: Route): string {
     const value = route[key];
     if (value !== null) query.set(key, String(value));
   }
-  if (route.beside !== null) query.set('beside', route.beside);
-  if (route.alert !== null) query.set('alert', route.alert);
+  for (const key of ['row', 'beside', 'alert'] as const) {
+    const value = route[key];
+    if (value !== null) query.set(key, value);
+  }
   const text = query.toString();
   return `#/run/${encodeURIComponent(route.run)}${text ? `?${text}` : ''}`;
 }

@@ -1,4 +1,4 @@
-// One run: the verdict, every head at a step, one head over all steps, alerts.
+// One run: the verdict, every head or tensor at a step, one of them over all steps, alerts.
 import { ActionsView } from './actions_view';
 import { isFiring, leading, worstSeverity } from './alerts';
 import { AlertsView } from './alerts_view';
@@ -7,11 +7,13 @@ import { importedBadge, runBadge, runWords } from './badges';
 import { ChartMarks, Charts } from './charts';
 import { fill, h } from './dom';
 import { ago, integer } from './format';
-import { Cell, Heatmap, HeatmapData, worstTable } from './heatmap';
+import { Cell, CellKind, Heatmap, HeatmapData, cellName, worstCells, worstTable } from './heatmap';
+import { ModelMap, modelMap } from './model_map';
 import { Route, formatRoute } from './route';
-import { causalNames, findSignal, headSignals, ownOfRun, runSignals } from './signals';
+import { Samples } from './samples';
+import { causalNames, findRowSignal, findSignal, headSignals, ownMatrices, ownOfRun, rowSignalsOf, runSignals } from './signals';
 import { verdict } from './verdict';
-import type { Action, Alert, GetMatrixResponse, Run, Series, SeriesId } from './wire';
+import type { Action, Alert, GetMatrixResponse, OwnSignal, Run, Series, SeriesId } from './wire';
 
 const seriesPoints = 600;
 
@@ -26,29 +28,48 @@ function factWords(run: Run): string {
   return words.filter(Boolean).join(' · ');
 }
 
+/** What the charts are of: a head, a cell of an own signal, or a tensor or module by its name. */
+interface Subject extends Cell { kind: CellKind; name: string }
+
+function subjectName({ kind, layer, head, name }: Subject): string {
+  if (name) return name;
+  return kind === 'layer' || kind === 'rank' ? `${kind} ${layer}` : `layer ${layer} ${kind} ${head}`;
+}
+
+function kindOfOwn(own: OwnSignal): CellKind {
+  const kind = own.granularity.replace('GRANULARITY_', '').toLowerCase();
+  return kind === 'expert' || kind === 'layer' || kind === 'rank' ? kind : 'head';
+}
+
 export class RunPage {
   readonly element: HTMLElement;
   private readonly title = h('h1');
   private readonly facts = h('p', { class: 'muted' });
   private readonly verdictBox = h('div', { 'aria-live': 'polite' }, h('p', { class: 'state' }, 'Loading the run…'));
-  private readonly heatmap = new Heatmap((cell) => this.select(cell.layer, cell.head));
+  private readonly heatmap = new Heatmap((cell) => this.select(cell));
   private readonly heatState = h('p', { class: 'state', hidden: true });
   private readonly worst = h('div');
   private readonly columns: HTMLElement;
-  private readonly picker: HTMLSelectElement;
+  private readonly mapTitle = h('h2');
+  private readonly picker = h('select', { id: 'signal', onchange: () => this.pick(this.picker.value) });
+  private picks = '';
   private readonly help = h('p', { class: 'muted small help' });
   private readonly slider: HTMLInputElement;
   private readonly stepText = h('output', { class: 'step' });
   private readonly liveButton: HTMLButtonElement;
   private readonly charts = new Charts();
   private readonly headTitle = h('h2');
-  private readonly alertsView = new AlertsView((layer, head) => this.select(layer, head), () => this.reload());
+  private readonly alertsView = new AlertsView((layer, head) => this.go({ layer, head, row: null }), () => this.reload());
   private readonly actionsView = new ActionsView(() => this.reload());
   private readonly besidePicker = h('select', { id: 'beside', onchange: () => this.go({ beside: this.besidePicker.value || null }) });
   private run: Run | null = null;
   private actions: Action[] = [];
   private alerts: Alert[] = [];
   private matrix: HeatmapData | null = null;
+  private readonly samples: Samples;
+  private map: ModelMap = modelMap([]);
+  private mapOf = '';
+  private readonly seen = new Set<number>();
   private secondsPerStep = 0;
   private wantedStep: number | null = null;
   private busy = false;
@@ -57,8 +78,7 @@ export class RunPage {
 
   /** `reload` refreshes this page and deals with errors. */
   constructor(private route: Route, private readonly name: string, private readonly reload: () => void) {
-    this.picker = h('select', { id: 'signal', onchange: () => this.go({ signal: this.picker.value }) },
-      ...headSignals.map((s) => h('option', { value: s.name }, s.label)));
+    this.samples = new Samples(name);
     this.slider = h('input', {
       type: 'range', min: 0, max: 0, value: 0, 'aria-label': 'Step of the heatmap',
       oninput: () => this.scrub(Number(this.slider.value)), onchange: () => this.go({ step: Number(this.slider.value) }),
@@ -72,15 +92,15 @@ export class RunPage {
 
   private headsPanel(): HTMLElement {
     const label = h('label', { for: 'signal', class: 'visually-hidden' }, 'Signal');
-    return h('section', { class: 'panel', 'aria-label': 'All heads' },
-      h('div', { class: 'panel-head' }, h('h2', {}, 'Every head'), label, this.picker),
+    return h('section', { class: 'panel', 'aria-label': 'Map' },
+      h('div', { class: 'panel-head' }, this.mapTitle, label, this.picker),
       this.help, this.heatState, this.heatmap.element,
       h('div', { class: 'scrubber' }, this.slider, this.stepText, this.liveButton), this.worst);
   }
 
   private headPanel(): HTMLElement {
     const beside = h('span', {}, h('label', { for: 'beside', class: 'muted small' }, 'Beside '), this.besidePicker);
-    return h('section', { class: 'panel', 'aria-label': 'One head' },
+    return h('section', { class: 'panel', 'aria-label': 'What is chosen' },
       h('div', { class: 'panel-head' }, this.headTitle, beside), this.charts.element);
   }
 
@@ -94,26 +114,46 @@ export class RunPage {
     location.hash = formatRoute({ ...this.route, ...change });
   }
 
-  private select(layer: number, head: number): void {
-    this.go({ layer, head });
+  /** A signal was chosen; a row stays chosen while it is of the same kind. */
+  private pick(signal: string): void {
+    this.go({ signal, row: findRowSignal(signal)?.of === findRowSignal(this.signal)?.of ? this.route.row : null });
+  }
+
+  /** A cell of the map was chosen. */
+  private select(cell: Cell): void {
+    if (this.matrix?.map) this.go({ row: cellName(this.matrix, cell), layer: null, head: null });
+    else this.go({ layer: cell.layer, head: this.matrix?.kind === 'head' ? this.toQuery(cell.head) : cell.head, row: null });
   }
 
   private get signal(): string {
-    return this.route.signal ?? 'drift_ratio';
+    if (this.route.signal !== null) return this.route.signal;
+    const layout = this.run?.description.layout;
+    const rows = this.run && layout?.heads === 0 ? rowSignalsOf(this.run) : [];
+    return rows.length > 0 ? rows[0].name : 'drift_ratio';
   }
 
-  /** The chosen head, else that of the verdict, else the worst of the heatmap. */
-  private head(): Cell {
-    const layout = this.run?.description.layout;
-    const { layer, head } = this.route;
-    if (layer !== null && head !== null && layout && layer < layout.layers && head < layout.heads) return { layer, head };
+  /** The own signal that the map shows. */
+  private own(): OwnSignal | undefined {
+    return this.run ? ownMatrices(this.run).find((own) => own.name === this.signal) : undefined;
+  }
+
+  /** What is chosen, else what the verdict names, else the worst of the map. */
+  private subject(): Subject {
+    const run = this.run;
+    const own = this.own();
+    const { layer, head, row } = this.route;
+    const rows = findRowSignal(this.signal);
+    if (row !== null && rows) return { kind: rows.of, layer: 0, head: 0, name: row };
+    const kind = own ? kindOfOwn(own) : 'head';
+    const size = own ?? run?.description.layout;
+    if (layer !== null && head !== null && size && layer < size.layers && head < size.heads) return { kind, layer, head, name: '' };
     const alert = leading(this.alerts);
-    if (alert && alert.last.head >= 0) return { layer: alert.last.layer, head: alert.last.head };
-    let best = 0;
-    this.matrix?.values.forEach((v, i, all) => {
-      if (v > all[best] || Number.isNaN(all[best])) best = i;
-    });
-    return this.matrix ? { layer: Math.floor(best / this.matrix.heads), head: best % this.matrix.heads } : { layer: 0, head: 0 };
+    if (alert && alert.last.head >= 0 && kind === 'head') return { kind, layer: alert.last.layer, head: alert.last.head, name: '' };
+    const matrix = this.matrix;
+    if (!matrix) return { kind, layer: 0, head: 0, name: '' };
+    const worst: Cell = worstCells(matrix, 1)[0] ?? { layer: 0, head: 0 };
+    if (!matrix.map) return { kind, layer: worst.layer, head: worst.head, name: '' };
+    return { kind: matrix.kind, layer: 0, head: 0, name: cellName(matrix, worst) };
   }
 
   /** One load at a time; a refresh during one starts one more after it. */
@@ -138,11 +178,30 @@ export class RunPage {
     this.run = run;
     this.alerts = alerts.alerts;
     this.columns.hidden = false;
+    this.drawPicker(run);
     this.drawHead();
-    await this.loadMatrix(this.route.step ?? -1);
+    const mayAsk = () => !this.again && this.wantedStep === null;
+    const isNew = this.matrix?.signal.name !== this.signal;
+    const first = await this.loadMatrix(this.route.step ?? -1, isNew ? () => false : mayAsk);
+    if (first && isNew) await this.show(first, mayAsk);
     await this.loadActions();
     await this.loadSeries();
     this.drawHead();
+  }
+
+  /** The signals that the map can show; a list that is open stays as it is while they are the same. */
+  private drawPicker(run: Run): void {
+    const rows = rowSignalsOf(run);
+    const groups: [string, { name: string; label: string }[]][] = [
+      ['Heads', headSignals], ['Tensors', rows.filter((s) => s.of === 'tensor')], ['Modules', rows.filter((s) => s.of === 'module')],
+      ["The job's own", ownMatrices(run).map(({ name }) => ({ name, label: name }))],
+    ];
+    const shown = groups.filter(([, signals]) => signals.length > 0);
+    const picks = shown.flatMap(([, signals]) => signals.map((s) => s.name)).join();
+    if (picks === this.picks) return;
+    this.picks = picks;
+    fill(this.picker, ...shown.map(([label, signals]) =>
+      h('optgroup', { label }, ...signals.map((s) => h('option', { value: s.name }, s.label)))));
   }
 
   private async loadActions(): Promise<void> {
@@ -173,8 +232,8 @@ export class RunPage {
       return (await api.series(this.route.beside, wanted, seriesPoints)).series;
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
-      // The other run's job may name no such signals of its own.
-      const known = wanted.filter((id) => !this.run?.own_signals.some((own) => own.name === id.signal));
+      // The other run's job may name no such signals of its own, and no such tensors.
+      const known = wanted.filter((id) => id.name === '' && !this.run?.own_signals.some((own) => own.name === id.signal));
       return known.length < wanted.length ? this.seriesBeside(known) : [];
     }
   }
@@ -188,35 +247,87 @@ export class RunPage {
     return { low: from + num(eta.lower_steps), middle: from + num(eta.steps), high: from + num(eta.upper_steps) };
   }
 
-  private async loadMatrix(step: number): Promise<void> {
+  /** The sample at a step, shown; null: there is none. `ask`: as show() has it. */
+  private async loadMatrix(step: number, ask = () => false): Promise<GetMatrixResponse | null> {
     const run = this.run;
-    if (!run) return;
-    this.picker.value = this.signal;
-    const signal = findSignal(this.signal);
-    this.help.textContent = signal.help;
-    let matrix: GetMatrixResponse;
+    if (!run) return null;
+    const name = this.signal;
+    const { help, label } = findSignal(name);
+    this.picker.value = name;
+    this.mapTitle.textContent = `Every ${this.kind()}`;
+    this.help.textContent = this.own()?.help || help;
     try {
-      matrix = await api.matrix(this.name, this.signal, step);
-    } catch (error) {
-      this.heatState.hidden = false;
-      fill(this.heatState, `No ${signal.label} to show: ${(error as Error).message}`);
-      return;
-    }
-    const values = matrix.values.map(num);
-    this.heatState.hidden = values.length > 0;
-    this.heatmap.element.hidden = values.length === 0;
-    if (values.length === 0) {
-      fill(this.heatState, run.signals.length === 0 ? 'No sample has arrived yet.' : `This run does not report ${signal.label}.`);
+      const matrix = await api.matrix(this.name, name, step);
+      if (matrix.values.length > 0) {
+        this.samples.of(name, run.description.attempt);
+        await this.show(matrix, ask);
+        return matrix;
+      }
+      fill(this.heatState, run.signals.length === 0 ? 'No sample has arrived yet.' : `This run does not report ${label}.`);
+      this.heatmap.element.hidden = true;
+      this.matrix = null;
       fill(this.worst);
-      return;
+    } catch (error) {
+      fill(this.heatState, `No ${label} to show: ${(error as Error).message}`);
     }
-    const marked = this.alerts.filter(isFiring).flatMap((a) => a.last.heads);
-    const { layers, heads } = matrix;
-    this.matrix = { signal, layers, heads, values, step: num(matrix.step), marked: this.toMatrix(marked, heads) };
-    const chosen = this.head();
-    this.heatmap.show(this.matrix, this.toMatrix([chosen], heads)[0]);
-    fill(this.worst, worstTable(this.matrix, (c) => this.select(c.layer, this.toQuery(c.head))));
+    this.heatState.hidden = false;
+    return null;
+  }
+
+  /** What the cells of the map are. */
+  private kind(): CellKind {
+    const own = this.own();
+    return findRowSignal(this.signal)?.of ?? (own ? kindOfOwn(own) : 'head');
+  }
+
+  /** `ask`: whether samples before it may be asked for the rows whose turn it was not. */
+  private async show(matrix: GetMatrixResponse, ask: () => boolean): Promise<void> {
+    const turns = findRowSignal(matrix.signal)?.turns ?? 1;
+    const values = turns > 1 ? await this.samples.together(matrix, turns, ask) : matrix.values.map(num);
+    if (matrix.signal !== this.signal) return;  // Another one was chosen meanwhile.
+    this.heatState.hidden = true;
+    this.heatmap.element.hidden = false;
+    this.matrix = this.laidOut(matrix, values);
+    this.heatmap.show(this.matrix, this.chosenCell(), this.threshold() ?? this.matrix.signal.anchor);
+    fill(this.worst, worstTable(this.matrix, (c) => this.select(c)));
     this.drawStep(this.matrix.step);
+  }
+
+  /** The matrix as the map shows it: rows that have names stand where these say. */
+  private laidOut({ layers, heads, names, step }: GetMatrixResponse, values: number[]): HeatmapData {
+    const [signal, kind] = [findSignal(this.signal), this.kind()];
+    if (kind !== 'tensor' && kind !== 'module') {
+      const marked = kind === 'head' ? this.alerts.filter(isFiring).flatMap((a) => a.last.heads) : [];
+      return { signal, kind, map: null, layers, heads, values, step: num(step), marked: this.toMatrix(marked, heads) };
+    }
+    // Rows of modules are of many kinds: those stand on the map that have had a value. A name keeps its row for good.
+    const of = kind === 'module' ? signal.name : kind;
+    if (!this.mapOf.startsWith(`${of} `)) this.seen.clear();
+    if (kind === 'module') values.forEach((value, row) => Number.isNaN(value) || this.seen.add(row));
+    const mapOf = `${of} ${names.length} ${this.seen.size}`;
+    if (mapOf !== this.mapOf) this.map = modelMap(names, (row) => kind !== 'module' || this.seen.has(row));
+    this.mapOf = mapOf;
+    const { map } = this;
+    const cells = Array.from(map.rowAt, (row) => (row < 0 ? NaN : values[row]));
+    return { signal, kind, map, layers: map.lines, heads: map.columns, values: cells, step: num(step), marked: [] };
+  }
+
+  /** The cell of what the charts are of; null: it is not on the map. */
+  private chosenCell(): Cell | null {
+    const { matrix } = this;
+    const chosen = this.subject();
+    if (!matrix) return null;
+    if (!matrix.map) return chosen.name ? null : matrix.kind === 'head' ? this.toMatrix([chosen], matrix.heads)[0] : chosen;
+    const row = matrix.map.names.indexOf(chosen.name);
+    const at = row < 0 ? -1 : matrix.map.rowAt.indexOf(row);
+    return at < 0 ? null : { layer: Math.floor(at / matrix.heads), head: at % matrix.heads };
+  }
+
+  /** What an alert holds the rows against. */
+  private threshold(): number | undefined {
+    if (!findRowSignal(this.signal)) return undefined;
+    const evidence = this.alerts.flatMap((a) => a.last.evidence).find((e) => e.signal === this.signal && num(e.threshold) > 0);
+    return evidence && num(evidence.threshold);
   }
 
   // Key heads are shared by a group of query heads.
@@ -229,29 +340,46 @@ export class RunPage {
     return this.matrix ? Math.floor((head * all) / this.matrix.heads) : head;
   }
 
-  /** The series that are drawn for a head: its own, cause first, and the run's. */
-  private seriesOf(run: Run, { layer, head }: Cell): SeriesId[] {
-    const { heads, kv_heads } = run.description.layout;
+  /** The series that are drawn: those of what is chosen, cause first, and the run's. */
+  private seriesOf(run: Run, { kind, layer, head, name }: Subject): SeriesId[] {
+    const { heads, kv_heads, layers } = run.description.layout;
     const keyHead = Math.floor((head * kv_heads) / heads);
+    const own = this.own();
+    const measured = own && !Number.isNaN(this.matrix?.values[layer * own.heads + head] ?? NaN);
+    const isHead = name === '' && kind === 'head' && layer < layers && head < heads;
     return [
-      ...causalNames.map((signal) => ({ signal, layer, head: findSignal(signal).kvHeads ? keyHead : head, name: '' })),
+      ...(name ? rowSignalsOf(run).filter((s) => s.of === kind).map((s) => ({ signal: s.name, layer: 0, head: 0, name })) : []),
+      ...(measured ? [{ signal: own.name, layer, head, name: '' }] : []),
+      ...(isHead ? causalNames : []).map((signal) =>
+        ({ signal, layer, head: findSignal(signal).kvHeads ? keyHead : head, name: '' })),
       ...runSignals.map((s) => ({ signal: s.name, layer: 0, head: 0, name: '' })),
       ...ownOfRun(run).map((signal) => ({ signal, layer: 0, head: 0, name: '' })),
     ];
   }
 
+  /** Nothing of a tensor that the run does not have. */
+  private async seriesHere(wanted: SeriesId[], name: string): Promise<Series[]> {
+    try {
+      return (await api.series(this.name, wanted, seriesPoints)).series;
+    } catch (error) {
+      if (name === '' || !(error instanceof ApiError) || error.status !== 404) throw error;
+      return [];
+    }
+  }
+
   private async loadSeries(): Promise<void> {
     const run = this.run;
     if (!run) return;
-    const chosen = this.head();
+    const chosen = this.subject();
     const wanted = this.seriesOf(run, chosen);
-    const [{ series }, beside] = await Promise.all([api.series(this.name, wanted, seriesPoints), this.seriesBeside(wanted)]);
+    const [series, beside] = await Promise.all([this.seriesHere(wanted, chosen.name), this.seriesBeside(wanted)]);
     const other = this.route.beside;
     if (this.besidePicker.options.length === 0 || this.besidePicker.value !== (other ?? '')) await this.loadNames();
     let note = other ? ` nothing of ${other} to show` : ' cause first, loss last';
     if (beside.length > 0) note = ` dashed: ${other}`;
-    fill(this.headTitle, `Layer ${chosen.layer} head ${chosen.head}`, h('span', { class: 'muted small' }, note));
-    const subject = `${chosen.layer}/${chosen.head}/${other ?? ''}`;
+    const title = subjectName(chosen);
+    fill(this.headTitle, chosen.name ? title : title[0].toUpperCase() + title.slice(1), h('span', { class: 'muted small' }, note));
+    const subject = `${title}/${other ?? ''}`;
     if (subject !== this.chartsFor) this.charts.clear();
     this.chartsFor = subject;
     this.charts.show(series, this.marks(chosen), beside);
@@ -260,10 +388,10 @@ export class RunPage {
   }
 
   /** What the charts of a head show beside its series. */
-  private marks({ layer, head }: Cell): ChartMarks {
-    const isHere = (at: Cell) => at.layer === layer && at.head === head;
+  private marks({ kind, layer, head, name }: Subject): ChartMarks {
+    const isHere = (at: Cell) => name === '' && kind === 'head' && at.layer === layer && at.head === head;
     const alerts = this.alerts.filter((a) => isFiring(a) && a.last.heads.some(isHere)).map((a) => a.last);
-    const evidence = alerts.flatMap((a) => a.evidence.filter(isHere));
+    const evidence = name ? this.alerts.flatMap((a) => a.last.evidence) : alerts.flatMap((a) => a.evidence.filter(isHere));
     const changes = this.actions.flatMap((a) => a.history);
     return {
       thresholds: new Map(evidence.map((e) => [e.signal, num(e.threshold)])),

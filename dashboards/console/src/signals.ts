@@ -1,7 +1,7 @@
 // What the page shows of a signal: its place in the causal chain, its words and
 // its colours. Names and meanings are those of the server's catalogue.
 
-import type { Run } from './wire';
+import type { OwnSignal, Run } from './wire';
 
 export interface Signal {
   name: string;
@@ -11,6 +11,17 @@ export interface Signal {
   /** Low values are the alarming ones. */
   lowIsBad?: boolean;
   kvHeads?: boolean;
+  /** Where the colours turn from cold to warm, unless an alert has a threshold. */
+  anchor?: number;
+}
+
+/** A signal of named rows. */
+export interface RowSignal extends Signal {
+  of: 'tensor' | 'module';
+  /** What a run that has it reports: itself, or what it is derived from. */
+  part: string;
+  /** In how many samples each row has had its turn. */
+  turns: number;
 }
 
 /** Cause first, loss last: what is above comes before what is below. */
@@ -69,6 +80,66 @@ export const runSignals: Signal[] = [
   { name: 'grad_norm', label: 'Gradient norm', scale: 'log', help: 'Global gradient norm before clipping.' },
 ];
 
+const tensorTurns = 25;
+const moduleTurns = 64;
+
+/** On the model map, and drawn for a chosen row. */
+export const rowSignals: RowSignal[] = [
+  { name: 'tensor_grad_norm', of: 'tensor', part: 'tensor_grad_sumsq', turns: 1, label: 'Gradient norm', scale: 'log',
+    help: "Norm of the parameter's gradient, before clipping." },
+  { name: 'tensor_grad_max', of: 'tensor', part: 'tensor_grad_max', turns: 1, label: 'Largest gradient', scale: 'log',
+    help: "Largest element of the parameter's gradient." },
+  { name: 'tensor_grad_nonfinite', of: 'tensor', part: 'tensor_grad_nonfinite', turns: 1, label: 'Gradient, not finite',
+    scale: 'linear', help: 'Elements of the gradient that are NaN or infinite.' },
+  { name: 'tensor_grad_zero_share', of: 'tensor', part: 'tensor_grad_zeros', turns: 1, label: 'Gradient, zeros', scale: 'linear',
+    help: 'Share of the gradient that is exactly zero.' },
+  { name: 'tensor_moved', of: 'tensor', part: 'tensor_moved', turns: 1, label: 'Moved', scale: 'linear', lowIsBad: true,
+    help: 'One where the step has changed a bit of the parameter, else zero.' },
+  { name: 'tensor_weight_rms', of: 'tensor', part: 'tensor_weight_sumsq', turns: 1, label: 'Weight RMS', scale: 'log',
+    help: 'Root of the mean square of the parameter.' },
+  { name: 'tensor_update_ratio', of: 'tensor', part: 'tensor_change_sumsq', turns: tensorTurns, label: 'Update ratio', scale: 'log',
+    help: "Norm of the step's change over the norm of the parameter. Parameters take turns: each has its newest value." },
+  { name: 'tensor_moment_lag', of: 'tensor', part: 'tensor_lag_sum', turns: tensorTurns, label: 'Second-moment lag', scale: 'log',
+    anchor: 1, help: 'How far gradients are beyond what the second moment expects: about one or less while it follows them.' },
+  { name: 'tensor_momentum_alignment', of: 'tensor', part: 'tensor_momentum_dot', turns: tensorTurns, label: 'Momentum alignment',
+    scale: 'signed', help: 'Cosine of gradient and momentum. Parameters take turns.' },
+  { name: 'module_rms', of: 'module', part: 'module_sumsq', turns: 1, label: 'Activation RMS', scale: 'log',
+    help: 'Root of the mean square of what the module returns.' },
+  { name: 'module_largest', of: 'module', part: 'module_largest', turns: 1, label: 'Largest activation', scale: 'log',
+    help: 'Largest element of what the module returns.' },
+  { name: 'module_largest_ratio', of: 'module', part: 'module_largest_ratio', turns: 1, label: 'Largest activation over RMS', scale: 'log',
+    help: 'Largest element over the root of the mean square.' },
+  { name: 'module_kurtosis', of: 'module', part: 'module_fourths', turns: 1, label: 'Kurtosis', scale: 'log',
+    help: 'Three where elements are normal, large where a few are much larger than the others.' },
+  { name: 'module_top_share', of: 'module', part: 'module_top_sumsq', turns: 1, label: 'Share of the top channel', scale: 'linear',
+    help: 'Share of the sum of squares that the channel with the largest one has.' },
+  { name: 'module_top_channel', of: 'module', part: 'module_top_channel', turns: 1, label: 'Top channel', scale: 'linear',
+    help: 'The channel with the largest sum of squares.' },
+  { name: 'module_nonfinite', of: 'module', part: 'module_nonfinite', turns: 1, label: 'Activation, not finite', scale: 'linear',
+    help: 'Elements of what the module returns that are NaN or infinite.' },
+  { name: 'module_grad_rms', of: 'module', part: 'module_grad_sumsq', turns: 1, label: 'Gradient RMS at the input', scale: 'log',
+    help: "Root of the mean square of the gradient at the block's input." },
+  { name: 'module_grad_nonfinite', of: 'module', part: 'module_grad_nonfinite', turns: 1, label: 'Gradient at the input, not finite',
+    scale: 'linear', help: "Elements of the gradient at the block's input that are NaN or infinite." },
+  { name: 'law_z', of: 'module', part: 'law_difference', turns: moduleTurns, label: 'Laws of layers, z', scale: 'signed',
+    help: 'Difference of the law that the row names, in units of what rounding gives. Modules take turns.' },
+];
+
+export function findRowSignal(name: string): RowSignal | undefined {
+  return rowSignals.find((s) => s.name === name);
+}
+
+/** Those that the run has. */
+export function rowSignalsOf(run: Run): RowSignal[] {
+  const reported = new Set(run.signals);
+  return rowSignals.filter((s) => reported.has(s.part));
+}
+
+/** Own signals with a value for each layer, head, expert or rank. */
+export function ownMatrices(run: Run): OwnSignal[] {
+  return run.own_signals.filter((own) => own.granularity !== 'GRANULARITY_RUN' && own.layers * own.heads > 0);
+}
+
 /** Of a call's 64 series, beside those of a head. */
 const ownMax = 48;
 
@@ -85,6 +156,6 @@ const otherLabels: Record<string, string> = { hook_overhead: 'Hook overhead', si
   law_a1_z: 'Law A1, z', law_a2_z: 'Law A2, z' };
 
 export function findSignal(name: string): Signal {
-  return [...headSignals, ...runSignals].find((s) => s.name === name) ?? { name, label: otherLabels[name] ?? name,
+  return [...headSignals, ...runSignals, ...rowSignals].find((s) => s.name === name) ?? { name, label: otherLabels[name] ?? name,
     help: '', scale: 'linear' };
 }
