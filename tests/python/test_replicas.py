@@ -114,8 +114,10 @@ for step in range(4):
     loss = wrapped(batch(shape, step + 10 * rank)).square().mean()
     optimizer.zero_grad()
     loss.backward()
+    if sys.argv[2] == "gradient" and step >= 2 and rank == 1:
+        model.blocks[1].attention.out.weight.grad *= 1.01  # As if it had missed the all-reduce.
     optimizer.step()
-    if step == 1 and rank == 1:
+    if sys.argv[2] == "bit" and step == 1 and rank == 1:
         with torch.no_grad():
             model.blocks[1].attention.out.weight.view(torch.int32)[0, 0] ^= 1 << 20
     mon.step()
@@ -123,7 +125,8 @@ mon.detach()
 """
 
 
-def test_ranks_with_another_copy_report_another_sum(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fault", ["bit", "gradient"])
+def test_ranks_with_another_copy_report_another_sum(fault: str, tmp_path: Path) -> None:
     script = tmp_path / "job.py"
     script.write_text(JOB.format(tests=str(ROOT / "tests" / "python")))
     environment = {
@@ -133,7 +136,7 @@ def test_ranks_with_another_copy_report_another_sum(tmp_path: Path) -> None:
     }  # fmt: skip
     jobs = [
         subprocess.Popen(
-            [sys.executable, str(script), str(tmp_path / "copies.bwrun")],
+            [sys.executable, str(script), str(tmp_path / "copies.bwrun"), fault],
             env={**environment, "RANK": str(rank)}, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, text=True,
         )

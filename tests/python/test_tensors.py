@@ -15,6 +15,7 @@ from typing import Any, Optional
 
 import pytest
 import torch
+from told_tensors import Kept, Told, told_in
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 from torch.utils.checkpoint import checkpoint
@@ -22,81 +23,15 @@ from torch.utils.checkpoint import checkpoint
 import bellwether
 from bellwether._hook.model.parallel import Parallel
 from bellwether._kernels.memory import Memories
-from bellwether._native import c_api
 from bellwether._step.tensor_rows import TensorRows
 from bellwether._step.tensor_sample import SIGNALS, TURN_SIGNALS
 from bellwether._step.tensors import COPIED_LEAST, Tensors
 from bellwether.settings import STATS
 
 from models import Model, Shape, batch
-from recording import Recording
 
 SHAPE = Shape(fused=False)
 ALL: dict[str, Any] = {"stats": frozenset(STATS)}
-Told = dict[int, dict[str, dict[str, float]]]  # Step -> parameter -> signal -> value.
-
-
-def told_in(path: Path) -> Told:
-    recording = Recording(path, ended=True)
-    names: list[str] = []
-    for message in recording.messages:
-        if message.WhichOneof("body") == "names" and message.names.granularity == c_api.TENSOR:
-            names[message.names.first :] = list(message.names.names)
-    told: Told = {}
-    for frame in recording.frames:
-        of_step = told.setdefault(frame.step, {name: {} for name in names})
-        for block in frame.blocks:
-            signal = recording.names[block.signal]
-            if signal not in (*SIGNALS, *TURN_SIGNALS):
-                continue
-            for i, value in enumerate(block.values):
-                if not is_missing(value):
-                    of_step[names[block.layer_begin + i]][signal] = value
-    return told
-
-
-def is_missing(value: float) -> bool:
-    bits = torch.tensor([value], dtype=torch.float32).view(torch.int32)
-    return int(bits) == 0x7FC0BE11
-
-
-@dataclasses.dataclass
-class Kept:
-    """Of one parameter and step, in float64."""
-
-    g: Optional[Tensor]
-    before: Tensor
-    after: Tensor
-    m: Optional[Tensor]
-    v: Optional[Tensor]
-    t: float
-    beta2: float
-    eps: float
-
-    def wanted(self) -> dict[str, float]:
-        found = {
-            "tensor_elements": float(self.after.numel()),
-            "tensor_weight_sumsq": float(self.after.square().sum()),
-            "tensor_moved": float(not torch.equal(self.before, self.after)),
-            "tensor_change_sumsq": float((self.after - self.before).square().sum()),
-            "tensor_change_weight_sumsq": float(self.after.square().sum()),
-        }
-        if self.g is None:
-            return found
-        found["tensor_grad_sumsq"] = float(self.g.square().sum())
-        found["tensor_grad_max"] = float(self.g.abs().max())
-        found["tensor_grad_nonfinite"] = float((~self.g.isfinite()).sum())
-        found["tensor_grad_zeros"] = float((self.g == 0).sum())
-        if self.m is not None:
-            found["tensor_momentum_dot"] = float((self.g * self.m).sum())
-            found["tensor_momentum_norms"] = float(self.g.norm() * self.m.norm())
-        if self.v is not None:
-            vhat = (self.beta2 * self.v + (1 - self.beta2) * self.g.square()) / (
-                1 - self.beta2**self.t
-            )
-            ratios = self.g.square() / vhat.clamp(min=self.eps**2)
-            found["tensor_lag_sum"] = float(ratios[self.g != 0].sum())
-        return found
 
 
 def keep(model: nn.Module, optimizer: Optimizer) -> Callable[[], dict[str, Kept]]:
@@ -110,11 +45,13 @@ def keep(model: nn.Module, optimizer: Optimizer) -> Callable[[], dict[str, Kept]
     kept = {}
     for p, name in names.items():
         state, group = optimizer.state.get(p, {}), groups.get(p, {})
+        first = state.get("exp_avg", state.get("momentum_buffer", state.get("state1")))
+        second = state.get("exp_avg_sq", state.get("state2"))
+        eps = group.get("eps", 0) if "betas" in group else 0
         kept[name] = Kept(
             double(p.grad), double(p), double(p),
-            double(state.get("exp_avg", state.get("momentum_buffer"))),
-            double(state.get("exp_avg_sq")), float(state.get("step", 0)) + 1,
-            group.get("betas", (0, 0))[1], group.get("eps", 0),
+            double(first), double(second), float(state.get("step", group.get("k", 0))) + 1,
+            group.get("betas", (0, 0))[1], eps,
         )  # fmt: skip
 
     def stepped() -> dict[str, Kept]:
@@ -172,7 +109,11 @@ def trained(
     return kept, status["tensors"]
 
 
-def assert_told(path: Path, kept: list[dict[str, Kept]], skip: tuple[str, ...] = ()) -> Told:
+def assert_told(
+    path: Path, kept: list[dict[str, Kept]], skip: tuple[str, ...] = (),
+    not_of: Optional[set[str]] = None,
+) -> Told:  # fmt: skip
+    """skip  signals of no parameter; not_of  parameters without moments"""
     told = told_in(path)
     turns: dict[str, set[str]] = {signal: set() for signal in TURN_SIGNALS}
     for step, of_step in enumerate(kept):
@@ -189,7 +130,8 @@ def assert_told(path: Path, kept: list[dict[str, Kept]], skip: tuple[str, ...] =
                 if signal in TURN_SIGNALS:
                     turns[signal].add(name)
     for signal, names in turns.items():
-        assert names == (set() if signal in skip else set(kept[0])), signal
+        none = not_of if not_of is not None and "change" not in signal else set()
+        assert names == (set() if signal in skip else set(kept[0]) - none), signal
     return told
 
 
@@ -250,6 +192,14 @@ def test_clipping_is_not_seen_in_gradients(tmp_path: Path) -> None:
     assert_told(tmp_path / "a.bwrun", kept)
 
 
+@pytest.mark.parametrize("clip", [None, 1e-4])
+def test_steps_are_told_apart_without_attention(clip: Optional[float], tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(48, 48), nn.GELU(), nn.Linear(48, 48))
+    kept, _ = trained(tmp_path / "a.bwrun", adamw(), model=model, clip=clip)
+    assert_told(tmp_path / "a.bwrun", kept)
+
+
 def test_optimizers_without_a_second_moment_say_so(tmp_path: Path) -> None:
     kept, status = trained(
         tmp_path / "a.bwrun", lambda m: torch.optim.SGD(m.parameters(), 0.1, momentum=0.9)
@@ -257,6 +207,83 @@ def test_optimizers_without_a_second_moment_say_so(tmp_path: Path) -> None:
     assert_told(tmp_path / "a.bwrun", kept, skip=("tensor_lag_sum",))
     assert set(status["left_out"]) == set(kept[0])
     assert "second moment" in next(iter(status["left_out"].values()))
+
+
+def test_muon_has_momentum_and_no_second_moment(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(48, 48, bias=False) for _ in range(3)))
+    kept, status = trained(
+        tmp_path / "a.bwrun", lambda m: torch.optim.Muon(m.parameters(), 1e-3), model=model
+    )
+    assert_told(tmp_path / "a.bwrun", kept, skip=("tensor_lag_sum",))
+    assert set(status["left_out"]) == set(kept[0])
+
+
+def test_factored_moments_are_left_out_by_name(tmp_path: Path) -> None:
+    kept, status = trained(
+        tmp_path / "a.bwrun", lambda m: torch.optim.Adafactor(m.parameters(), 1e-3)
+    )
+    moments = ("tensor_lag_sum", "tensor_momentum_dot", "tensor_momentum_norms")
+    assert_told(tmp_path / "a.bwrun", kept, skip=moments)
+    assert set(status["left_out"]) == set(kept[0])
+
+
+def test_schedule_free_moments_have_the_steps_of_their_group(tmp_path: Path) -> None:
+    schedulefree = pytest.importorskip("schedulefree")
+
+    def free(model: nn.Module) -> Any:
+        optimizer = schedulefree.AdamWScheduleFree(model.parameters(), lr=1e-3, warmup_steps=5)
+        optimizer.train()
+        return optimizer
+
+    kept, status = trained(tmp_path / "a.bwrun", free)
+    assert_told(tmp_path / "a.bwrun", kept, ("tensor_momentum_dot", "tensor_momentum_norms"))
+    assert status["left_out"] == {}
+
+
+def test_moments_of_eight_bits_are_left_out_by_name(tmp_path: Path) -> None:
+    bitsandbytes = pytest.importorskip("bitsandbytes")
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(48, 48), nn.Linear(48, 128))
+    kept, status = trained(
+        tmp_path / "a.bwrun", lambda m: bitsandbytes.optim.AdamW8bit(m.parameters(), 1e-3),
+        model=model,
+    )  # fmt: skip
+    # What is small has moments of 32 bits.
+    assert set(status["left_out"]) == {"1.weight"}
+    for of_step in kept:
+        of_step["1.weight"].m = of_step["1.weight"].v = None
+    assert_told(tmp_path / "a.bwrun", kept, not_of={"1.weight"})
+
+
+def test_a_second_optimizer_is_told_from_its_first_step_on(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Model(SHAPE)
+    monitor = bellwether.attach(
+        model, run="tensors", record=str(tmp_path / "a.bwrun"), every=1, overhead_budget=1e9, **ALL
+    )
+    halves = [
+        [p for n, p in model.named_parameters() if n.startswith("blocks.0") == first]
+        for first in (True, False)
+    ]
+    optimizers = [torch.optim.AdamW(half, 1e-3) for half in halves]
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    norms = []
+    for step in range(3):
+        scaler.scale(model(batch(SHAPE, step)).square().mean()).backward()
+        norms.append({n: p.grad.norm() / 1024 for n, p in model.named_parameters()})  # type: ignore[union-attr]
+        for optimizer in optimizers:
+            scaler.step(optimizer)  # Unscales its own gradients, and no others.
+        scaler.update()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+    monitor.detach()
+    told = told_in(tmp_path / "a.bwrun")
+    for step, of_step in enumerate(norms):
+        assert set(moved_in(told, step).values()) == {1.0}
+        for name, norm in of_step.items():
+            got = told[step][name]["tensor_grad_sumsq"]
+            assert math.sqrt(got) == pytest.approx(float(norm), rel=1e-5), (step, name)
 
 
 class Checkpointed(nn.Module):
@@ -385,10 +412,10 @@ def test_training_is_the_same_bit_for_bit(tmp_path: Path) -> None:
 
 
 def watched(
-    model: nn.Module, placed: Optional[Parallel] = None, all_report: bool = False
+    model: nn.Module, placed: Optional[Parallel] = None, all_report: bool = False, every: int = 1
 ) -> Tensors:
     rows = TensorRows(lambda: model, placed or Parallel(), all_report, list)
-    return Tensors(rows, Memories())
+    return Tensors(rows, Memories(), every)
 
 
 def stepped(tensors: Tensors, model: nn.Module, optimizer: Optimizer, step: int) -> Iterator[Any]:

@@ -464,7 +464,8 @@ torch.distributed.init_process_group("gloo", init_method="file://" + STORE, rank
 deepspeed.init_distributed(dist_backend="gloo", verbose=False)
 torch.manual_seed(0)
 model = Model(Shape(layers=2, fused=False))
-monitor = bellwether.attach(model, record=RECORD, run="d", every=1, overhead_budget=1e9)
+monitor = bellwether.attach(model, record=RECORD, run="d", every=1, overhead_budget=1e9,
+                            stats=frozenset(bellwether.settings.STATS))
 engine, *_ = deepspeed.initialize(
     model=model, optimizer=torch.optim.AdamW(model.parameters(), 1e-3),
     config={"train_micro_batch_size_per_gpu": 1, "zero_optimization":
@@ -474,6 +475,9 @@ for step in range(5):
     engine.backward(engine(batch(Shape(), step, 1, 8).bfloat16()).float().square().mean())
     engine.step()
 assert monitor.flush(20) and monitor.status()["errors"] == 0, monitor.status()
+said = monitor.status()["tensors"]["left_out"]
+assert set(said) == {n for n, _ in model.named_parameters()}, said
+assert all("holds copies" in why for why in said.values()), said
 monitor.detach()
 """
 

@@ -43,7 +43,7 @@ from .reporter import Number, Reporter
 from .step_actions import StepActions
 from .step_ends import StepEnds, in_backward
 from .step_weights import StepWeights
-from .tensor_rows import TensorRows
+from .tensor_rows import HELD_AS_COPIES, TensorRows
 from .tensors import Tensors
 
 _SEED_MASK = 0xFFFFFFFFFFFFFFFF
@@ -78,7 +78,7 @@ class Steps:
                     self.model, self.parallel, settings.ranks == "all",
                     self.weights.copies.settle,
                 ),
-                self.memories,
+                self.memories, settings.every,
             ),
             Activations(self, self.model, self.layers, self.parallel),
         )  # fmt: skip
@@ -265,10 +265,20 @@ class Steps:
         trainers = self.ends.trainers
         if not self._samples_tensors() or not trainers.trains(optimizer):
             return
-        if not trainers.of_copies(optimizer):
-            start = time.perf_counter()
-            self.reporter.tensors.optimizer_steps(optimizer, trainers.known(), closure)
-            self.hook_seconds += time.perf_counter() - start
+        if trainers.of_copies(optimizer):
+            self.reporter.tensors.rows.leave_out_all(HELD_AS_COPIES)
+            return
+        self._close_stepped([p for group in optimizer.param_groups for p in group["params"]])
+        if not self.samples_step():
+            return
+        start = time.perf_counter()
+        self.reporter.tensors.optimizer_steps(optimizer, trainers.known(), closure)
+        self.hook_seconds += time.perf_counter() - start
+
+    def _close_stepped(self, parameters: list[torch.Tensor]) -> None:
+        """Of a model without attention no forward is seen: that these step again ends the step."""
+        if self.ends.pending and self.reporter.tensors.stepped(parameters):
+            self._close({})
 
     def _samples_tensors(self) -> bool:
         return self.samples_step() and self.measures("tensors")
@@ -276,7 +286,10 @@ class Steps:
     @harmless("clip_grad_norm_()")
     def gradients_clip(self, parameters: list[torch.Tensor]) -> None:
         """Before torch clips them."""
-        if self.health.live and not capturing() and self._samples_tensors():
+        if not self.health.live or capturing() or not self._samples_tensors():
+            return
+        self._close_stepped(parameters)
+        if self.samples_step():
             start = time.perf_counter()
             self.reporter.tensors.clips(parameters)
             self.hook_seconds += time.perf_counter() - start
@@ -295,8 +308,9 @@ class Steps:
             self.ends.graphed = self.ends.graphed or self.health.live
             return
         start = time.perf_counter()
-        self.reporter.tensors.optimizer_stepped(optimizer)
         ends_step, ahead = self.ends.optimizer_stepped(optimizer)
+        if not self.ends.under_way.any(self.ends.trainers.trains):  # The outermost one.
+            self.reporter.tensors.optimizer_stepped(optimizer)
         if ends_step:
             group = optimizer.param_groups[0]
             self.reporter.rate = number_at_hand(

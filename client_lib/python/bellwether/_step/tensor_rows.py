@@ -24,6 +24,8 @@ _WRAPPERS = re.compile(r"(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_mod
 _BLOCK = re.compile(r"(^|\.)(layers|blocks|h)\.(\d+)(?=\.|$)")
 
 ELSEWHERE = 'its parts lie at ranks that do not report: attach(ranks="all")'
+MOMENTS_ELSEWHERE = 'its moments lie at a rank that does not report: attach(ranks="all")'
+HELD_AS_COPIES = "the optimizer holds copies of the parameters, and its gradients are in them"
 FLAT = "the weights are whole in the passes only (FSDP1, ZeRO-3)"
 _COPY = ""  # Another rank tells it.
 
@@ -41,9 +43,11 @@ def global_name(name: str, placed: Parallel) -> str:
 class Row:
     """A parameter here: its part of the tensor, dense, without autograd."""
 
-    number: int
+    number: int  # -1: a copy that another rank tells, and nothing of it was told here.
     of: Tensor  # The parameter itself, by which optimizers know it.
     weight: Tensor
+    name: str
+    position: int  # Among the trained parameters, the same at all ranks that have parts of it.
 
     def grad(self) -> Optional[Tensor]:
         grad = self.of.grad
@@ -78,17 +82,32 @@ class TensorRows:
         first_names: Callable[[], list[str]],
     ) -> None:  # fmt: skip
         self._model, self._placed = model, placed
-        self._all_report, self._first_names = all_report, first_names
+        self.all_report, self._first_names = all_report, first_names
         self.names: list[str] = []
         self.left_out: dict[str, str] = {}  # By parameter: why something of it is not measured.
         self.refused = 0  # Parameters without a place among NAMED_ROWS_MAX.
         self.elements = 0  # That are measured.
+        self.trained = 0  # Parameters here, with those that other ranks tell.
         self.sharded = False  # Other ranks have parts of the same tensors.
+        self.copies: dict[int, Row] = {}  # That another rank tells, by the id of the parameter.
         self._numbers: dict[str, int] = {}
 
     def leave_out(self, name: str, why: str) -> None:
         if name in self.left_out or len(self.left_out) < LEFT_OUT_MAX:
             self.left_out.setdefault(name, why)
+
+    def leave_out_all(self, why: str) -> None:
+        model = self._model() if not self.left_out else None
+        for name, p in model.named_parameters() if model is not None else ():
+            if p.requires_grad:
+                self.leave_out(global_name(name, self._placed), why)
+
+    def number_copy(self, row: Row) -> bool:
+        """This rank has something to tell of it.  False: there is no row for it."""
+        if row.number < 0:
+            number = self._number(row.name)
+            row.number = -1 if number is None else number
+        return row.number >= 0
 
     def _number(self, name: str) -> Optional[int]:
         if not self._numbers:
@@ -117,13 +136,13 @@ class TensorRows:
                         return _COPY
                 elif not placement.is_shard():
                     return f"it is placed as {placement}"
-                elif not self._all_report and mesh.size(dimension) != placed.tensor[1]:
+                elif not self.all_report and mesh.size(dimension) != placed.tensor[1]:
                     return ELSEWHERE
                 self.sharded = True
             return None
         if flat:
             return FLAT
-        if self._all_report and placed.shards == 1 and placed.data[1] == 1:
+        if self.all_report and placed.shards == 1 and placed.data[1] == 1:
             first = rank_and_world()[0] == 0
         else:
             first = placed.data[0] == 0
@@ -136,17 +155,18 @@ class TensorRows:
     def find(self) -> dict[int, Row]:
         """By the id of the parameter."""
         found: dict[int, Row] = {}
+        self.copies = {}
         model = self._model()
         flat = model is not None and is_fully_sharded(model)
-        self.elements = 0
+        self.elements, position = 0, -1
         for own_name, p in model.named_parameters() if model is not None else ():
             if not p.requires_grad:
                 continue
+            position += 1
             name = global_name(own_name, self._placed)
             why = self._why_not(p, flat)
-            if why is not None:
-                if why != _COPY:
-                    self.leave_out(name, why)
+            if why not in (None, _COPY):
+                self.leave_out(name, str(why))
                 continue
             weight: Any = p
             if is_dtensor(p):
@@ -155,7 +175,10 @@ class TensorRows:
                 self.leave_out(name, f"it is a {type(weight).__name__} of {weight.dtype}")
             elif weight.device.type not in ("cpu", "cuda") or not dense(weight):
                 self.leave_out(name, f"it lies in pieces, or on {weight.device}")
+            elif why == _COPY:
+                self.copies[id(p)] = Row(-1, p, weight.detach(), name, position)
             elif (number := self._number(name)) is not None:
-                found[id(p)] = Row(number, p, weight.detach())
+                found[id(p)] = Row(number, p, weight.detach(), name, position)
                 self.elements += weight.numel()
+        self.trained = position + 1
         return found

@@ -55,24 +55,23 @@ class Part:
 @dataclasses.dataclass
 class Parts:
     grads: list[Part] = dataclasses.field(default_factory=list)
-    before: list[Part] = dataclasses.field(default_factory=list)  # The step, with its moments.
+    before: list[Part] = dataclasses.field(default_factory=list)
+    moments: list[Part] = dataclasses.field(default_factory=list)
     after: list[Part] = dataclasses.field(default_factory=list)
     pieces: list[Part] = dataclasses.field(default_factory=list)
 
     def all(self) -> Iterator[Part]:
-        yield from (*self.grads, *self.before, *self.after, *self.pieces)
+        yield from (*self.grads, *self.before, *self.moments, *self.after, *self.pieces)
 
 
 class TensorSample:
     """Of one step.
 
-    turn  rows whose moments and changes were measured
+    moments, lags  rows of which there is a first, a second moment
     """
 
-    def __init__(
-        self, parts: Parts, rows: int, turn: range, moments: set[int], lags: set[int]
-    ) -> None:
-        self._parts, self._rows, self._turn = parts, rows, turn
+    def __init__(self, parts: Parts, rows: int, moments: set[int], lags: set[int]) -> None:
+        self._parts, self._rows = parts, rows
         self._moments, self._lags = moments, lags
 
     def ready(self) -> bool:
@@ -81,7 +80,9 @@ class TensorSample:
     def blocks(self, named: int, room: int) -> list[Block]:
         """For at most so many blocks, of the first `named` rows.  Must be ready."""
         table = self._table()
-        turn = range(self._turn.start, min(self._turn.stop, named))
+        numbers = [n for part in (*self._parts.moments, *self._parts.pieces) for n in part.rows]
+        begin, end = min(numbers, default=0), max(numbers, default=-1) + 1
+        turn = range(begin, min(end, named))
         everywhere = range(min(self._rows, named))
         found = []
         for signal in (*SIGNALS, *TURN_SIGNALS):
@@ -111,6 +112,7 @@ class TensorSample:
         bits = torch.full((self._rows,), -1.0, dtype=torch.float64, device="cpu")
         for part in parts.before:
             bits[part.rows] = part.column("weight_bits")
+        for part in parts.moments:
             self._put_moments(part, put)
         for part in parts.after:
             put("tensor_elements", part.rows, part.column("elements"))

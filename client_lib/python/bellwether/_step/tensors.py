@@ -10,6 +10,7 @@ or COPIED_LEAST where that is more.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from typing import Any, Optional
 
@@ -20,7 +21,7 @@ from torch.optim.optimizer import Optimizer
 from .._kernels.memory import Memories
 from .._kernels.tensors import Entry, statistics
 from .frames import number_at_hand
-from .tensor_rows import Row, TensorRows
+from .tensor_rows import MOMENTS_ELSEWHERE, Row, TensorRows
 from .tensor_sample import Part, Parts, TensorSample
 
 TURNS = 25  # Samples until each parameter had its turn, or fewer.
@@ -32,19 +33,22 @@ _SECONDS = ("exp_avg_sq", "state2")
 
 
 class Tensors:
-    def __init__(self, rows: TensorRows, memories: Memories) -> None:
-        self.rows, self._memories = rows, memories
+    """every  steps between two samples, as the job has set it"""
+
+    def __init__(self, rows: TensorRows, memories: Memories, every: int) -> None:
+        self.rows, self._memories, self._every = rows, memories, every
         self.copied_max = 0  # Elements of the largest turn.
         self._sampled = False
         self._turns_taken = 0
         self._step = 0
         self._parts = Parts()
         self._here: Optional[dict[int, Row]] = None  # In the running step, by id of the parameter.
-        self._turn = range(0)
+        self._turn = range(0)  # Of positions.
         self._pieces: dict[int, tuple[int, int, Tensor]] = {}  # By row: begin, end, copy.
         self._moments: set[int] = set()
         self._lags: set[int] = set()
         self._done: set[int] = set()  # Rows whose step has begun.
+        self._unheld: set[int] = set()  # Of those: rows that no optimizer is known to hold.
         self._late: set[int] = set()  # Of those: rows whose gradients a closure is yet to make.
         self._clipped: set[int] = set()
 
@@ -55,7 +59,7 @@ class Tensors:
     def _forget(self) -> None:
         self._parts, self._here = Parts(), None
         self._pieces, self._moments, self._lags = {}, set(), set()
-        self._done, self._late, self._clipped = set(), set(), set()
+        self._done, self._unheld, self._late, self._clipped = set(), set(), set(), set()
 
     def _found(self) -> dict[int, Row]:
         if self._here is None:
@@ -64,20 +68,29 @@ class Tensors:
         return self._here
 
     def _take_turn(self) -> None:
-        count = len(self.rows.names)
+        """Of a tensor in parts all ranks that have some take the same turn."""
+        count = self.rows.trained
         size = -(-count // TURNS)
         turns = -(-count // size) if size else 0
         if not turns:
             self._turn = range(0)
             return
-        if self.rows.sharded:  # The same at all ranks that have parts: it follows from the step.
-            taken = ((self._step * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF) >> 33) % (turns << 16)
-        else:
-            taken = self._turns_taken
-        self._turns_taken += 1
-        begin = taken % turns * size
-        self._turn = range(begin, min(begin + size, count))
-        self._visit, self._room = taken // turns, max(COPIED_LEAST, self.rows.elements // 100)
+        taken, self._turns_taken = self._turns_taken, self._turns_taken + 1
+        if self.rows.sharded:  # It follows from the step.
+            taken = self._step // self._every
+        self._visit, turn = divmod(taken, turns)
+        if self.rows.sharded:
+            # Where samples are further apart than they were to be, no turn is left out for good.
+            self._visit = (self._visit * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF) >> 40
+            turn = (turn + self._visit) % turns
+        self._turn = range(turn * size, min((turn + 1) * size, count))
+        self._room = max(COPIED_LEAST, self.rows.elements // 100)
+
+    def stepped(self, parameters: Iterable[Tensor]) -> bool:
+        """Whether the running step, as far as it is told, has moved one of them."""
+        after = {number for part in self._parts.after for number in part.rows}
+        here = self._here or {}
+        return any(here[id(p)].number in after for p in parameters if id(p) in here)
 
     def clips(self, parameters: Iterable[Tensor]) -> None:
         """Their gradients are about to be clipped."""
@@ -103,17 +116,23 @@ class Tensors:
             else:
                 read = [row for row in rows if row.number not in self._clipped]
                 self._measure_grads(read, scale)
-            self._measure_before(optimizer, rows, scale, closure)
+            self._measure(self._parts.before, [(row, Entry(weight=row.weight)) for row in rows])
+            if not closure:
+                self._measure_moments(optimizer, rows, scale)
             self._copy(rows)
             self._done |= {row.number for row in rows}
 
     def _rows_of(self, optimizer: Optimizer, known: list[Optimizer]) -> list[Row]:
-        """What it holds, and what no optimizer that is known holds; once a step."""
+        """What it holds, and what no optimizer that is known holds; once a step.  One that was not
+        known when another one's step began measures again: its gradients may be unscaled since."""
         here = self._found()
         own = {id(p) for group in optimizer.param_groups for p in group["params"]}
         held = {id(p) for o in known for group in o.param_groups for p in group["params"]}
+        mine = {row.number for key, row in here.items() if key in own}
         rows = [row for key, row in here.items() if key in own or key not in held]
-        return [row for row in rows if row.number not in self._done]
+        rows = [r for r in rows if r.number not in self._done or r.number in self._unheld & mine]
+        self._unheld = (self._unheld | {row.number for row in rows}) - mine
+        return rows
 
     def _measure(
         self, into: list[Part], rows: list[tuple[Row, Entry]], scale: Optional[Tensor] = None
@@ -131,18 +150,36 @@ class Tensors:
         grads = [(row, Entry(grad=grad)) for row in rows if (grad := row.grad()) is not None]
         self._measure(self._parts.grads, grads, scale)
 
-    def _measure_before(
-        self, optimizer: Optimizer, rows: list[Row], scale: Optional[Tensor], closure: bool
+    def _measure_moments(
+        self, optimizer: Optimizer, rows: list[Row], scale: Optional[Tensor]
     ) -> None:
         groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+        holder, states = optimizer, optimizer.state
+        if _shares_states(optimizer):
+            holder, states = optimizer.optim, optimizer.optim.state  # type: ignore[attr-defined]
+            rows = rows + self._copies_of(holder)
+        here = {id(p) for group in holder.param_groups for p in group["params"]}
         found = []
         for row in rows:
-            entry = Entry(weight=row.weight)
             group = groups.get(id(row.of))
-            if row.number in self._turn and group is not None and not closure:
-                self._add_moments(entry, row, group, optimizer.state.get(row.of) or {})
-            found.append((row, entry))
-        self._measure(self._parts.before, found, scale)
+            if row.position not in self._turn or group is None:
+                continue
+            if id(row.of) not in here and not self.rows.all_report:
+                self.rows.leave_out(row.name, MOMENTS_ELSEWHERE)
+            entry = Entry()
+            self._add_moments(entry, row, group, states.get(row.of) or {})
+            if entry.grad is not None and self.rows.number_copy(row):
+                found.append((row, entry))
+        self._moments |= {row.number for row, entry in found if entry.moment is not None}
+        self._lags |= {row.number for row, entry in found if entry.second is not None}
+        self._measure(self._parts.moments, found, scale)
+
+    def _copies_of(self, holder: Optimizer) -> list[Row]:
+        """Of which this rank has the moments, and another tells the rest."""
+        if not self.rows.all_report:
+            return []
+        held = (p for group in holder.param_groups for p in group["params"])
+        return [self.rows.copies[id(p)] for p in held if id(p) in self.rows.copies]
 
     def _add_moments(
         self, entry: Entry, row: Row, group: dict[str, Any], state: dict[str, Any]
@@ -154,15 +191,12 @@ class Tensors:
         second = next((v for n in _SECONDS if (v := row.beside(state.get(n))) is not None), None)
         if moment is not None:
             entry.grad, entry.moment = grad, moment
-            self._moments.add(row.number)
         betas, eps = group.get("betas"), number_at_hand(group.get("eps"))
         beta2 = number_at_hand(betas[1]) if isinstance(betas, (tuple, list)) and betas else None
         if second is None or beta2 is None or eps is None or not 0 <= beta2 < 1:
-            self.rows.leave_out(
-                self.rows.names[row.number], "no second moment of its own that is known"
-            )
+            self.rows.leave_out(row.name, "no second moment of its own that is known")
             return
-        steps = state.get("step")
+        steps = state.get("step", group.get("k"))  # Of schedule-free ones, for all at once.
         if isinstance(steps, Tensor) and steps.device == row.weight.device != torch.device("cpu"):
             if steps.dtype != torch.float32:
                 return
@@ -173,11 +207,10 @@ class Tensors:
                 return
             entry.steps = taken + 1
         entry.grad, entry.second, entry.beta2, entry.eps = grad, second, beta2, eps
-        self._lags.add(row.number)
 
     def _copy(self, rows: list[Row]) -> None:
         """The smallest ones whole, as far as there is room."""
-        in_turn = [row for row in rows if row.number in self._turn and row.weight.numel() > 0]
+        in_turn = [row for row in rows if row.position in self._turn and row.weight.numel() > 0]
         in_turn.sort(key=lambda row: row.weight.numel())
         for left, row in zip(range(len(in_turn), 0, -1), in_turn):
             count, size = row.weight.numel(), max(self._room // left, 1)
@@ -189,10 +222,15 @@ class Tensors:
         self.copied_max = max(self.copied_max, copied)
 
     def optimizer_stepped(self, optimizer: Optimizer) -> None:
+        """Its step has ended, and is no part of another one's."""
         if not self._sampled or self._here is None:
             return
-        stepped = {part_row for part in self._parts.after for part_row in part.rows}
-        rows = [row for row in self._here.values() if row.number in self._done - stepped]
+        own = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        self._measure_after([row for row in self._here.values() if id(row.of) in own])
+
+    def _measure_after(self, of: list[Row]) -> None:
+        stepped = {number for part in self._parts.after for number in part.rows}
+        rows = [row for row in of if row.number in self._done - stepped]
         with torch.no_grad():
             late = [row for row in rows if row.number in self._late - self._clipped]
             self._measure_grads(late, None)
@@ -207,11 +245,20 @@ class Tensors:
 
     def sample(self) -> Optional[TensorSample]:
         """What was measured in this step."""
+        if self._here is not None:  # What no optimizer holds, as far as is known.
+            self._measure_after(list(self._here.values()))
         parts = self._parts
         measured = any(True for _ in parts.all())
-        found = TensorSample(parts, len(self.rows.names), self._turn, self._moments, self._lags)
+        found = TensorSample(parts, len(self.rows.names), self._moments, self._lags)
         self._forget()
         return found if measured else None
+
+
+def _shares_states(optimizer: Optimizer) -> bool:
+    """Whether each rank has the moments of some parameters, in an optimizer within this one."""
+    home = sys.modules.get("torch.distributed.optim.zero_redundancy_optimizer")
+    kind = getattr(home, "ZeroRedundancyOptimizer", None)
+    return kind is not None and isinstance(optimizer, kind)
 
 
 def _flat(t: Tensor) -> Tensor:
