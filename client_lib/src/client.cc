@@ -25,7 +25,9 @@ std::atomic<uint64_t> fork_generation{0};
 void CountFork() { fork_generation.fetch_add(1, std::memory_order_relaxed); }
 
 constexpr uint32_t kFrameSignalsPerHead = 100;
-constexpr uint32_t kFrameSignalsPerRun = 16;
+constexpr uint32_t kFrameSignalsPerRun = 32;
+constexpr uint32_t kFrameSignalsPerLayer = 16;
+constexpr uint32_t kFrameSignalsPerExpert = 4;
 constexpr uint32_t kFrameSignalsPerTensor = 8;
 
 int64_t NowUnixNs() {
@@ -105,7 +107,9 @@ bw_status Client::Create(const bw_client_options& options, std::unique_ptr<Clien
     return BW_UNAVAILABLE;
   }
   const uint64_t from_layout = uint64_t{options.layers} * options.heads * kFrameSignalsPerHead + kFrameSignalsPerRun +
-                               uint64_t{BW_NAMED_ROWS_MAX} * kFrameSignalsPerTensor;
+                               uint64_t{BW_NAMED_ROWS_MAX} * kFrameSignalsPerTensor +
+                               uint64_t{options.layers} * options.experts * kFrameSignalsPerExpert +
+                               uint64_t{options.layers} * kFrameSignalsPerLayer;
   const uint64_t frame_values = options.frame_values_max == 0 ? from_layout : options.frame_values_max;
   // A Gram matrix of any legal size fits too; pages that none needs stay untouched.
   constexpr uint64_t kSpectrumValues = uint64_t{BW_SPECTRUM_ROWS_MAX} * (BW_SPECTRUM_ROWS_MAX + 1) / 2;

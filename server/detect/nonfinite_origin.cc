@@ -164,6 +164,7 @@ Side SideOf(SignalId id) {
     case SignalId::kTensorMomentumDot:
     case SignalId::kTensorMomentumNorms:
     case SignalId::kTensorMomentumAlignment:
+    case SignalId::kRouterRowCosineMax:
       return kWeights;
     // Whoever adds a signal says here on which side of a step it is measured.
     case SignalId::kNone:
@@ -209,6 +210,31 @@ Side SideOf(SignalId id) {
     case SignalId::kModuleRms:
     case SignalId::kModuleKurtosis:
     case SignalId::kModuleTopShare:
+    case SignalId::kExpertShare:
+    case SignalId::kExpertDroppedShare:
+    case SignalId::kExpertLargestShare:
+    case SignalId::kRouterEntropy:
+    case SignalId::kRouterEntropyShare:
+    case SignalId::kLossSequenceMean:
+    case SignalId::kLossMaskedShare:
+    case SignalId::kLossRepeatedShare:
+    case SignalId::kExpertLoad:
+    case SignalId::kExpertDropped:
+    case SignalId::kExpertDead:
+    case SignalId::kExpertIdealLoad:
+    case SignalId::kExpertLargestLoad:
+    case SignalId::kRouterTokens:
+    case SignalId::kRouterEntropySum:
+    case SignalId::kRouterEntropyLargestSum:
+    case SignalId::kRouterLogitMax:
+    case SignalId::kLossSequences:
+    case SignalId::kLossSequenceSum:
+    case SignalId::kLossSequenceMax:
+    case SignalId::kLossMicrobatchMax:
+    case SignalId::kLossTokens:
+    case SignalId::kLossMaskedTokens:
+    case SignalId::kLossGivenTokens:
+    case SignalId::kLossRepeatedTokens:
       return kForward;
   }
   return kForward;

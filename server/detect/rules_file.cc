@@ -139,11 +139,13 @@ class RuleReader {
     const Granularity granularity = FindSignal(kind.signal)->granularity;
     const bool of_run = granularity == Granularity::kRun;
     const bool of_rows = OfNamedRows(granularity);
-    if (!of_run && !of_rows && !OfHeads(granularity)) {
+    const bool of_layers = granularity == Granularity::kLayer || granularity == Granularity::kExpert;
+    if (!of_run && !of_rows && !of_layers && !OfHeads(granularity)) {
       return Refuse("signal",
-                    absl::StrCat("= ", SignalNameOf(kind), ": must be a signal of heads, tensors, modules or the run"));
+                    absl::StrCat("= ", SignalNameOf(kind),
+                                 ": must be a signal of heads, layers, experts, tensors, modules or the run"));
     }
-    kind.scope = of_run || of_rows ? RuleScope::kRun : RuleScope::kHead;
+    kind.scope = of_run || of_rows ? RuleScope::kRun : of_layers ? RuleScope::kLayer : RuleScope::kHead;
     if (said_.contains("scope") && !ReadField("scope", &kind)) return false;
     *rule = DefaultRule(thresholds_, kind.signal, kind.scope, kind.detector);
     bool good = true;
@@ -152,7 +154,7 @@ class RuleReader {
         good = ReadField(field.name, rule) && good;
       }
     }
-    return good && Check(*rule, of_run, of_rows);
+    return good && Check(*rule, of_run, of_rows, of_layers);
   }
 
  private:
@@ -227,26 +229,29 @@ class RuleReader {
   }
 
   // What no range of one field says.
-  bool Check(const UserRule& rule, bool of_run, bool of_rows) {
+  bool Check(const UserRule& rule, bool of_run, bool of_rows, bool of_layers) {
     const std::string signal = SignalNameOf(rule);
     const bool own = FindSignal(rule.signal)->granularity == Granularity::kOwn;
     if (!IsRuleName(rule.name)) {
       return Refuse("name",
                     absl::StrCat("= ", rule.name, ": must match [a-z][a-z0-9_]{0,62} and not be a built-in rule's"));
     }
-    const bool legal = of_rows  ? rule.scope == RuleScope::kRun || rule.scope == RuleScope::kRow
-                       : of_run ? rule.scope == RuleScope::kRun
-                                : rule.scope != RuleScope::kRow;
+    const bool legal = of_rows     ? rule.scope == RuleScope::kRun || rule.scope == RuleScope::kRow
+                       : of_run    ? rule.scope == RuleScope::kRun
+                       : of_layers ? rule.scope == RuleScope::kLayer || rule.scope == RuleScope::kRun
+                                   : rule.scope != RuleScope::kRow;
     if (!legal) {
       return Refuse("scope", absl::StrCat("= ", NameOf(rule.scope), ": must be ",
-                                          of_rows  ? "run or row"
-                                          : of_run ? "run"
-                                                   : "head, layer or run",
+                                          of_rows     ? "run or row"
+                                          : of_run    ? "run"
+                                          : of_layers ? "layer or run"
+                                                      : "head, layer or run",
                                           ", since ", signal, " is of ",
-                                          own       ? "the job's own"
-                                          : of_rows ? "tensors or modules"
-                                          : of_run  ? "the run"
-                                                    : "heads"));
+                                          own         ? "the job's own"
+                                          : of_rows   ? "tensors or modules"
+                                          : of_run    ? "the run"
+                                          : of_layers ? "layers or experts"
+                                                      : "heads"));
     }
     const bool one_by_one = rule.scope == RuleScope::kHead || rule.scope == RuleScope::kRow;
     if (said_.contains("aggregate") && (of_run || one_by_one)) {

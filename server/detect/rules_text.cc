@@ -151,7 +151,12 @@ std::string SubjectOf(const UserRule& rule) {
     }
     return absl::StrCat("The ", NameOf(rule.aggregate), " over the ", rows, "s", named, " of the run of ", what);
   }
-  return absl::StrCat("The ", NameOf(rule.aggregate), " over the heads of ",
+  if (signal.granularity == Granularity::kLayer) {
+    if (rule.scope == RuleScope::kLayer) return absl::StrCat("A layer's ", signal.name);
+    return absl::StrCat("The ", NameOf(rule.aggregate), " over the layers of the run of ", signal.name);
+  }
+  const bool experts = signal.granularity == Granularity::kExpert;
+  return absl::StrCat("The ", NameOf(rule.aggregate), " over the ", experts ? "experts" : "heads", " of ",
                       rule.scope == RuleScope::kLayer ? "a layer" : "the run", " of ", signal.name);
 }
 

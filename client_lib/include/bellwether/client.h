@@ -106,8 +106,8 @@ typedef struct bw_client_options {
   uint32_t seq_len;          /* tokens, at most 2^30; 0 = unknown */
   uint32_t ring_frames;      /* 2..4096 slots; 0 = 256 */
   uint32_t frame_values_max; /* Most floats in one frame; 0 = from the layout:
-                                100 head signals and 16 run signals, and 8 of as many
-                                tensors as there may be */
+                                100 head signals, 4 of experts, 16 of layers, 32 of the
+                                run, and 8 of as many tensors as there may be */
   const char* run;           /* Name, [a-zA-Z0-9_.:/-]{1,128}, not NULL; copied, as
                                 all strings here are */
   const char* run_uuid;      /* 32 hexadecimal digits, the same over attempts and

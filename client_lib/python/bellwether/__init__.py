@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ._attention.center_keys import center_keys
     from ._attention.dispatch import attention
     from ._attention.stabilizer import Stabilizer, stabilize
+    from ._hook.layer.routers import wrap_router
     from ._hook.model.parallel import Parallel
     from ._hook.patches.wrap_attention import unwrap_attention, wrap_attention
     from ._server.alerts import Alert
@@ -46,6 +47,7 @@ __all__ = [
     "stabilize",
     "unwrap_attention",
     "wrap_attention",
+    "wrap_router",
 ]
 
 # Where each name lives.  No module beside this one may have the name of what it holds: importing it
@@ -66,6 +68,7 @@ _HOMES = {
     "stabilize": "_attention.stabilizer",
     "unwrap_attention": "_hook.patches.wrap_attention",
     "wrap_attention": "_hook.patches.wrap_attention",
+    "wrap_router": "_hook.layer.routers",
 }
 
 

@@ -62,8 +62,13 @@ class Unwatched:
     def _nothing(self, *_: Any, **__: Any) -> None:
         """Nothing comes of it."""
 
-    step = log = detach = event = count_from = follow_alerts = on_action = offer_action = _nothing
+    step = log = losses = detach = event = count_from = follow_alerts = on_action = offer_action = (
+        _nothing
+    )
     capture_calls = _nothing
+
+    def wrap_router(self, router: Any, **_: Any) -> Any:
+        return router
 
 
 def attach_that_fails(error: Exception) -> Any:

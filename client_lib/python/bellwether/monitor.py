@@ -16,6 +16,7 @@ from . import __version__
 from ._actions.callbacks import Callback, check_kind
 from ._actions.executor import Actions
 from ._hook.layer.layer import Layer
+from ._hook.layer.routers import Read
 from ._hook.model.parallel import Parallel
 from ._native import c_api
 from ._server.alerts import Alert, Follower
@@ -194,6 +195,18 @@ class Monitor(OwnLog):
         if reporter.link.client is None:
             return not self.live()
         return reporter.link.flush(reporter.frames, timeout)
+
+    @harmless(
+        "wrap_router()", lambda self, router, *_, **__: router, passes=(ValueError, TypeError)
+    )
+    def wrap_router(
+        self, router: Any, *, name: str = "", experts: Optional[int] = None,
+        top_k: Optional[int] = None, layer: Optional[int] = None, read: Optional[Read] = None,
+    ) -> Any:  # fmt: skip
+        """As bellwether.wrap_router(), also of a function, of which it returns what is to be
+        called in its place.  In the first step at the latest.  A function needs `experts`;
+        `layer` is its place among the functions, behind all modules, if not said."""
+        return self.steps.reporter.experts.wrap(router, name, experts, top_k, layer, read)
 
     # ---- alerts and actions ----
 

@@ -76,6 +76,7 @@ STATS: dict[str, tuple[str, ...]] = {
     "linear": (),  # The laws of linear layers.
     "tensors": (),  # Of each parameter, its gradient, moments and change.
     "modules": (),  # Of activations at the boundaries of blocks.
+    "experts": (),  # Of routers: loads of their experts, entropy, logits, rows.
     "rest": (),  # Whether weights change between an optimizer's step and the next forward.
 }
 
@@ -100,7 +101,7 @@ class Settings:
     sequences: int = 4  # Sampled sequences of a batch, the first ones; 0 = all.
     microbatches: str = "first"  # or "all": which micro-batches of a sampled step
     layers: Optional[str] = None  # Regular expression on module names; None = all.
-    stats: frozenset[str] = frozenset(STATS) - {"tensors", "modules"}
+    stats: frozenset[str] = frozenset(STATS) - {"tensors", "modules", "experts"}
     # Layers that are asked about the laws of attention in a sample, in turn; None = all of them on
     # CPUs, on GPUs one in eight.
     law_layers: Optional[int] = None

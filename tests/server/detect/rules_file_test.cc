@@ -191,6 +191,10 @@ TEST(RulesFileTest, ContradictoryRulesAreRefused) {
               HasSubstr("must be run or row, since law_z is of tensors or modules"));
   EXPECT_THAT(rule("signal: wq_sigma, detector: level, above: 2, scope: row"),
               HasSubstr("must be head, layer or run, since wq_sigma is of heads"));
+  EXPECT_THAT(rule("signal: expert_share, detector: level, below: 0.1, scope: head"),
+              HasSubstr("must be layer or run, since expert_share is of layers or experts"));
+  EXPECT_EQ(rule("signal: expert_share, detector: level, below: 0.1, aggregate: min"), "");
+  EXPECT_EQ(rule("signal: router_entropy, detector: peers, factor: 0.5"), "");
   EXPECT_THAT(rule("signal: law_z, detector: level, above: 2, scope: row, aggregate: max"),
               HasSubstr("rules[0].aggregate"));
   EXPECT_THAT(rule("signal: wq_sigma, detector: level, above: 2, rows: '*'"),

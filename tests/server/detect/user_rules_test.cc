@@ -209,6 +209,32 @@ TEST(UserRulesTest, ASignalOfModulesNamesTheWorstOne) {
   EXPECT_EQ(longer.out[0].evidence[0].text, "lm_head dx=dW");
 }
 
+TEST(UserRulesTest, AnExpertThatDiesNamesItsLayer) {
+  RunDescription description = Description();
+  description.layout.experts = 3;
+  const std::string rule = "signal: expert_share, aggregate: min, detector: level, below: 0.01, hold_batches: 1";
+  Judged run(Options(absl::StrCat("rules: [{name: dead, severity: warning, stage: 1, ", rule, "}]")), description);
+  for (int64_t step = 0; step <= 2000; step += kPeriod) {
+    StepSample sample;
+    sample.Reset(description.layout);
+    sample.step = step;
+    for (const SignalId id : {SignalId::kExpertLoad, SignalId::kExpertIdealLoad}) sample.Add(id);
+    for (size_t layer = 1; layer < 3; ++layer) {  // The others have no experts.
+      const float dead = layer == 2 && step >= 1000 ? 0 : 8;
+      sample.Add(SignalId::kExpertIdealLoad)[layer] = 10;
+      const auto load = sample.Add(SignalId::kExpertLoad).subspan(layer * 3, 3);
+      load[0] = 11;
+      load[1] = dead;
+      load[2] = 19 - dead;
+    }
+    run.judge.Observe(sample, &run.out);
+  }
+  ASSERT_EQ(run.out.size(), 1u) << testing::PrintToString(Texts(run.out));
+  EXPECT_EQ(run.out[0].strongest, (Head{2, -1}));
+  EXPECT_EQ(run.out[0].first_step, 1000);
+  EXPECT_THAT(run.out[0].summary, HasSubstr("dead in layer 2: expert_share 0 (threshold 0.01)"));
+}
+
 // Modules of which every second one is measured in a sample, and what is to be thought of each from step
 // 1000 on.
 std::vector<AlertTransition> OfModules(const std::string& rule, const std::vector<std::string>& names,

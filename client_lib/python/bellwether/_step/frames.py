@@ -19,8 +19,9 @@ from .._native import c_api
 from .._native.run_client import Block, ClientError, RunClient
 from .._util import log
 from .law_rows import LawRows
-from .own_numbers import OwnNumbers, Told
+from .own_numbers import OwnNumbers, Told, ToldOnce
 from .sample import Sample
+from .sequence_losses import SequenceLosses, ToldLosses
 
 LATE_FRAMES_MAX = 64  # Frames that wait for a device; beyond it their numbers are left out.
 FAULTS_MAX = 64  # Modules whose faults are told.
@@ -82,7 +83,7 @@ class _Frame:
     step: int
     values: dict[str, Union[float, _Late]]  # The run's own numbers.
     sample: Optional[Sample]
-    own: list[Told] = dataclasses.field(default_factory=list)
+    own: list[ToldOnce] = dataclasses.field(default_factory=list)
 
     def ready(self) -> bool:
         late = (v for v in self.values.values() if isinstance(v, _Late))
@@ -104,6 +105,7 @@ class Frames:
         self.law_rows = LawRows()
         self._law_samples = 0
         self.own = OwnNumbers(self.leave_out)
+        self.losses = SequenceLosses()
         # What is logged behind mon.step() is of the step that it ended: the newest frame waits.
         self.keeps_newest = False
         self.faults: dict[str, str] = {}  # Of modules, by their names: the first of each.
@@ -146,7 +148,7 @@ class Frames:
         self._waiting.append(_Frame(step, late, sample, self.own.take()))
         self.drain(client, everything=False)
 
-    def add_to(self, step: int, told: Told) -> bool:
+    def add_to(self, step: int, told: ToldOnce) -> bool:
         """To a step that has ended.  False: its frame is gone."""
         newest = self._waiting[-1] if self._waiting else None
         if newest is None or newest.step != step:
@@ -192,6 +194,8 @@ class Frames:
             run.pop("grad_norm", None)
         self.last.update(run)
         blocks = [Block(name, [value]) for name, value in run.items()]
+        told = [one for one in frame.own if arrived or one.ready()]
+        blocks += self._of_losses(client, frame.step, told)
         if frame.sample is not None and arrived:
             blocks += frame.sample.blocks(scale if scale else 1.0, gradients)
             if gradients:
@@ -215,7 +219,7 @@ class Frames:
         if client is not None:
             if frame.sample is not None and arrived and frame.sample.grams is not None:
                 frame.sample.grams.push(client, frame.step)
-            own = self.own.of_frame([told for told in frame.own if arrived or told.ready()])
+            own = self.own.of_frame([one for one in told if isinstance(one, Told)])
             blocks = blocks[: c_api.BLOCKS_MAX]
             try:
                 client.push(frame.step, blocks, partial_rows=self.partial_rows, own=own)
@@ -224,6 +228,16 @@ class Frames:
                     raise
                 self.leave_out("log()", e)  # The job's own numbers cost no frame.
                 client.push(frame.step, blocks, partial_rows=self.partial_rows)
+
+    def _of_losses(
+        self, client: Optional[RunClient], step: int, told: list[ToldOnce]
+    ) -> list[Block]:
+        losses = [one for one in told if isinstance(one, ToldLosses)]
+        blocks, event = self.losses.of_frame(step, losses)
+        if event is not None and client is not None:
+            client.push_event(step, "annotation", *event)
+        self.last.update({block.signal: block.values[0] for block in blocks})
+        return blocks
 
     def _tell_faults(self, client: Optional[RunClient], step: int, sample: Sample) -> None:
         """Once for each layer, to the log and the server."""

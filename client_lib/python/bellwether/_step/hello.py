@@ -28,6 +28,7 @@ def run_options(
     *,
     actions_mask: int,
     ranks_agree: bool,
+    layers_needed: int = 0,
     **more: Any,
 ) -> RunOptions:
     """`layers` are those that report, in order, and behind them so many as are `unmeasured`: they
@@ -42,7 +43,7 @@ def run_options(
         run_uuid=settings.run_uuid,
         attempt=settings.attempt,
         launch_unix_ms=launch_unix_ms(),
-        layers=max(1, parallel.layers or len(layers) + unmeasured),
+        layers=max(1, parallel.layers or len(layers) + unmeasured, layers_needed),
         heads=heads * parallel.tensor[1],
         kv_heads=kv_heads * parallel.tensor[1],
         head_dim=first.head_dim if first else 0,

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Optional, Union
 
+import torch
+
 from .._util.guard import harmless
 from .._util.integers import step as step_number
+from . import sequence_losses
 from .frames import local
+from .own_numbers import ToldOnce
 from .steps import Steps
 
 
@@ -65,6 +69,37 @@ class OwnLog:
         else:
             _log(self.steps, numbers, value, step, **said)
 
+    @harmless("losses()")
+    def losses(
+        self,
+        losses: Any,
+        *,
+        ids: Any = None,
+        labels: Optional[torch.Tensor] = None,
+        ignore_index: int = -100,
+        allow_ids: bool = False,
+        step: Optional[int] = None,
+    ) -> None:
+        """The losses of the sequences of one micro-batch; several calls in a step add up.
+
+        losses  floats, one for each sequence, on any device; they are never waited for
+        ids     one for each: texts or integers of yours, by which the largest losses are named
+        labels  integers [..., tokens]: how many count, and how many repeat the one before
+        ignore_index  the label that does not count
+        allow_ids  ids are sent as they are, 64 characters at most; default: hashed, 16 hexadecimal
+                digits of hashlib.blake2b(str(id).encode(), digest_size=8)
+        step    as for log()
+
+        What cannot be taken is left out, said once and counted in status()["numbers_left_out"].
+        """
+        if not self.live() or self.steps.silent:
+            return
+        try:
+            told = sequence_losses.read(local(losses), ids, labels, ignore_index, allow_ids is True)
+            _place(self.steps, told, step)
+        except Exception as e:  # Whatever the trainer gave.
+            self.steps.reporter.frames.leave_out("losses", e)
+
 
 def _log(steps: Steps, name: Any, value: Any, step: Optional[int], **said: Any) -> None:
     """One of the numbers: it costs itself where it cannot be read."""
@@ -74,19 +109,25 @@ def _log(steps: Steps, name: Any, value: Any, step: Optional[int], **said: Any) 
     try:
         heads = max((layer.heads for layer in steps.layers), default=0)
         told = frames.own.read(name, local(value), heads=heads, **said)
-        running = steps.current_step()
-        ended = running - 1
-        at = ended if steps.ends.between else running
-        if step is not None:
-            at = step_number(step)
-        if at == ended and steps.ends.explicit:
-            frames.keeps_newest = True
-            if frames.add_to(ended, told):
-                return
-            if step is None:  # The first ones: from now on the newest frame waits for them.
-                told.carried, at = True, running
-        if at != running:
-            raise ValueError(f"step {at} is not under way: that is {running}")
-        frames.own.add(told)
+        _place(steps, told, step)
     except Exception as e:  # Whatever the trainer gave.
         frames.leave_out(f"log {str(name)[:64]}", e)
+
+
+def _place(steps: Steps, told: ToldOnce, step: Optional[int]) -> None:
+    """With the step that it is of.  Raises ValueError where that is not under way."""
+    frames = steps.reporter.frames
+    running = steps.current_step()
+    ended = running - 1
+    at = ended if steps.ends.between else running
+    if step is not None:
+        at = step_number(step)
+    if at == ended and steps.ends.explicit:
+        frames.keeps_newest = True
+        if frames.add_to(ended, told):
+            return
+        if step is None:  # The first ones: from now on the newest frame waits for them.
+            told.carried, at = True, running
+    if at != running:
+        raise ValueError(f"step {at} is not under way: that is {running}")
+    frames.own.add(told)

@@ -13,7 +13,7 @@ import math
 import re
 import threading
 from collections.abc import Callable, Iterable
-from typing import Any, Optional, Union
+from typing import Any, Optional, Protocol, Union
 
 import torch
 
@@ -104,6 +104,10 @@ class Told:
     numbers: Union[list[float], _OnDevice]
     carried: bool = False  # Of the step before, whose frame was gone.
 
+    @property
+    def name(self) -> str:
+        return self.signal.name
+
     def ready(self) -> bool:
         return isinstance(self.numbers, list) or self.numbers.ready()
 
@@ -112,6 +116,17 @@ class Told:
         columns = self.shape[1]
         for i, number in enumerate(numbers):
             yield (self.layer + i // columns, self.head + i % columns), number
+
+
+class ToldOnce(Protocol):
+    """What one call says, of one name."""
+
+    carried: bool  # Of the step before, whose frame was gone.
+
+    @property
+    def name(self) -> str: ...
+
+    def ready(self) -> bool: ...
 
 
 def _numbers(value: Any) -> tuple[tuple[int, ...], Union[list[float], _OnDevice]]:
@@ -151,7 +166,7 @@ class OwnNumbers:
         self._leave_out = leave_out
         self._lock = threading.Lock()  # Any thread may log.
         self._signals: dict[str, OwnSignal] = {}
-        self._running: list[Told] = []
+        self._running: list[ToldOnce] = []
         self._calls: dict[str, int] = {}  # By name, in the running step.
 
     @property
@@ -220,16 +235,16 @@ class OwnNumbers:
             raise ValueError(f"{size} values, {of} has at most {max(_EXTENT[of])}")
         return rows, columns
 
-    def add(self, told: Told) -> None:
+    def add(self, told: ToldOnce) -> None:
         """To the running step.  Raises ValueError beyond TOLD_MAX."""
         with self._lock:
-            calls = self._calls.get(told.signal.name, 0)
+            calls = self._calls.get(told.name, 0)
             if calls >= TOLD_MAX:
                 raise ValueError(f"told {TOLD_MAX} times in one step")
-            self._calls[told.signal.name] = calls + 1
+            self._calls[told.name] = calls + 1
             self._running.append(told)
 
-    def take(self) -> list[Told]:
+    def take(self) -> list[ToldOnce]:
         """What was told in the step that ends."""
         with self._lock:
             running, self._running, self._calls = self._running, [], {}

@@ -24,6 +24,7 @@ from .at_rest import AtRest
 from .balances import Balances
 from .cost import Cost
 from .events import Events
+from .experts import Experts
 from .frames import Frames
 from .governor import Governor, RateWatch
 from .hello import run_options
@@ -44,18 +45,19 @@ class Breadth:
 
     tensors: Tensors
     activations: Activations
+    experts: Experts
 
 
 class Reporter:
     def __init__(
         self, settings: Settings, placed: Parallel, layers: list[Layer], memories: Memories,
         lock: AbstractContextManager[Any], linears: Linears, balances: Balances,
-        rest: AtRest, tensors: Tensors, activations: Activations,
+        rest: AtRest, breadth: Breadth,
     ) -> None:  # fmt: skip
         """layers  all candidates, filled by attach(); lock  held while memories are read"""
         self._settings, self._placed, self._layers = settings, placed, layers
         self.linears, self.balances, self.rest = linears, balances, rest
-        self.breadth = Breadth(tensors, activations)
+        self.breadth = breadth
         self._memories, self._lock = memories, lock
         self.link = Link(settings)
         self.frames = Frames()
@@ -77,6 +79,10 @@ class Reporter:
     @property
     def activations(self) -> Activations:
         return self.breadth.activations
+
+    @property
+    def experts(self) -> Experts:
+        return self.breadth.experts
 
     # ---- the layout ----
 
@@ -130,10 +136,13 @@ class Reporter:
                 f"{self.why_nothing()}: only loss, gradient norm and times are reported "
                 "(python -m bellwether doctor names each layer)"
             )
+        if "experts" in self._settings.stats:
+            self.experts.place([(layer.name, layer.index) for layer in layers])
         self.link.open(
             run_options(
                 self._settings, layers, len(self.unmeasured()), self._placed, self.link.server,
                 self.link.record_path, step_from_attach=step_from_attach,
+                layers_needed=self.experts.layers_needed(), experts=self.experts.most,
                 ranks_agree=actions.ranks_agree(), actions_mask=actions.mask(), **self.metadata,
             )
         )  # fmt: skip
@@ -146,12 +155,14 @@ class Reporter:
         self.linears.watch()
         self.balances.watch()
         self.activations.watch()
+        self.experts.watch()
 
     def laws_end(self) -> None:
         """torch.compile is asked for something."""
         self.linears.compiled()
         self.balances.compiled()
         self.activations.compiled()
+        self.experts.compiled()
 
     def begin_laws(self, sampled: bool) -> None:
         """A step begins that asks them, or none."""
@@ -168,7 +179,7 @@ class Reporter:
                 self.reporting(), self._settings.stats, weights.increments, copies, self._placed,
                 weights.gram_batch, weights.replicas, self.linears.sample(),
                 self.balances.sample(), self.rest.sample(), self.tensors.sample(),
-                self.link.named, self.activations.sample(),
+                self.link.named, self.activations.sample(), self.experts.sample(),
             )  # fmt: skip
             for layer in self._layers:
                 for part in (layer.sums, layer.wq, layer.wk):

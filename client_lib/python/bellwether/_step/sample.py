@@ -17,6 +17,7 @@ from .._native.run_client import Block
 from ..settings import STATS
 from .at_rest import FlipSample
 from .balances import BalanceSample
+from .expert_sample import ExpertSample
 from .grad_scale import POWERS
 from .grams import GramBatch
 from .law_rows import LawRow, NamedLaws
@@ -150,9 +151,10 @@ class Sample:
         tensors: Optional[TensorSample] = None,
         named: int = 0,
         activations: Optional[ActivationSample] = None,
+        experts: Optional[ExpertSample] = None,
     ) -> None:
         """named  rows of tensors whose names the server has"""
-        self._tensors, self._named = tensors, named
+        self._tensors, self._named, self._experts = tensors, named, experts
         self.grams, self.replicas = grams, replicas
         self.linears, self.balances = linears, balances
         self.activations = activations
@@ -169,6 +171,7 @@ class Sample:
             self.replicas,
             self._tensors,
             self.activations,
+            self._experts,
             *self._named_laws,
             *self._copies.values(),
         )
@@ -199,9 +202,10 @@ class Sample:
         gradients   whether what comes from gradients is told
         """
         layers = self._layers
-        copies = self.replicas.blocks() if self.replicas is not None else []
+        others = self.replicas.blocks() if self.replicas is not None else []
+        others += self._experts.blocks() if self._experts is not None else []
         if not layers:
-            return copies
+            return others
         heads = max(layer.heads for layer in layers)
         same = len({(layer.heads, layer.kv_heads) for layer in layers}) == 1
         kv_heads = layers[0].kv_heads if same else heads
@@ -247,7 +251,7 @@ class Sample:
         return [
             Block(m.signal, m.values, begin, m.layers, part * m.heads, m.heads)
             for m in matrices.values()
-        ] + copies
+        ] + others
 
     def tensor_blocks(self, room: int) -> list[Block]:
         """Of parameters, at most so many.  Must be ready."""
@@ -262,6 +266,8 @@ class Sample:
         found: dict[str, float] = {}
         for laws in self._named_laws if gradients else ():
             found.update(laws.summary())
+        if self._experts is not None:
+            found.update(self._experts.summary())
         for layer in self._layers:
             prefix = f"layer{layer.index}/"
             if layer.probed:

@@ -8,6 +8,7 @@ from .._hook.capturing import CaptureStatus
 from .._hook.layer.layer import Layer
 from .._native.run_client import Counters
 from .balances import EMBEDDING, GATE, NORM, ROUTER
+from .sequence_losses import LossesStatus
 from .steps import Steps
 
 
@@ -102,6 +103,15 @@ class ModulesStatus(TypedDict):
     left_out: dict[str, int]  # "activation: why", how often.
 
 
+class ExpertsStatus(TypedDict):
+    """Routers and their experts."""
+
+    routers: dict[str, int]  # By their names: the layer of the run that each is told as.
+    experts: int  # Of a layer, at most.
+    not_measured: Optional[str]  # Why none is.
+    left_out: dict[str, int]  # "router: why", how often.
+
+
 class _AlwaysThere(TypedDict):
     live: bool
     why_off: str  # "" while it watches.
@@ -129,6 +139,8 @@ class Status(_AlwaysThere, total=False):
     rest: RestStatus
     tensors: TensorsStatus
     modules: ModulesStatus
+    experts: ExpertsStatus
+    losses: LossesStatus
     capture: Optional[CaptureStatus]  # None without capture_dir.
     actions: Optional[ActionsStatus]  # None before attach() and after detach().
 
@@ -212,6 +224,13 @@ def status(steps: Steps, actions: Optional[ActionsStatus]) -> Status:
         "not_measured": activations.not_measured,
         "left_out": {f"{name}: {why}": n for (name, why), n in activations.left_out.items()},
     }  # fmt: skip
+    experts = reporter.experts
+    found["experts"] = {
+        "routers": dict(experts.layers), "experts": experts.most,
+        "not_measured": experts.not_measured,
+        "left_out": {f"{name}: {why}": n for (name, why), n in experts.left_out.items()},
+    }  # fmt: skip
+    found["losses"] = reporter.frames.losses.status
     found["step"] = steps.current_step()
     found["server"] = reporter.link.server
     found["record"] = reporter.link.record_path

@@ -35,11 +35,12 @@ from ..settings import Settings
 from .activations import Activations
 from .at_rest import AtRest
 from .balances import Balances
+from .experts import Experts
 from .frames import number_at_hand
 from .governor import Governor
 from .health import Health
 from .linears import Linears
-from .reporter import Number, Reporter
+from .reporter import Breadth, Number, Reporter
 from .step_actions import StepActions
 from .step_ends import StepEnds, in_backward
 from .step_weights import StepWeights
@@ -73,14 +74,17 @@ class Steps:
         self.reporter = Reporter(
             settings, self.parallel, self.layers, self.memories, self.lock,
             Linears(self, self.model), Balances(self, self.model), AtRest(self.model),
-            Tensors(
-                TensorRows(
-                    self.model, self.parallel, settings.ranks == "all",
-                    self.weights.copies.settle,
+            Breadth(
+                Tensors(
+                    TensorRows(
+                        self.model, self.parallel, settings.ranks == "all",
+                        self.weights.copies.settle,
+                    ),
+                    self.memories, settings.every,
                 ),
-                self.memories, settings.every,
+                Activations(self, self.model, self.layers, self.parallel),
+                Experts(self, self.model, self.parallel),
             ),
-            Activations(self, self.model, self.layers, self.parallel),
         )  # fmt: skip
         self.discovery: Optional[Discovery] = None
         self.capture: Optional[Capture] = None
@@ -401,12 +405,14 @@ class Steps:
         known = self._sampling and self.numbered()
         self.reporter.begin_laws(known and self.measures("linear"))
         self.reporter.activations.begin_step(known and self.measures("modules"))
+        self.reporter.experts.begin_step(known and self.measures("experts"))
 
     def stop_sampling(self) -> None:
         """The device measures nothing more in this step."""
         self.memories.begin_step(False, 0)
         self.reporter.begin_laws(False)
         self.reporter.activations.begin_step(False)
+        self.reporter.experts.begin_step(False)
 
     def _measure_weights(self) -> None:
         if self._sampling and self.measures("sigma"):
