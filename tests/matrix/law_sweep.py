@@ -418,7 +418,7 @@ def _judged(path: Path) -> dict[str, Any]:
     return {
         "kernel": recording.hello.run.attention.kernel, "samples": samples, "steps": len(steps),
         "margins": most | also, "questions": questions, "places": sorted(places),
-        "alerts": [json.dumps(a)[:1500] for a in alerts[:4]],
+        "alerts": [json.dumps(a) for a in alerts[:4]],
     }  # fmt: skip
 
 
@@ -426,7 +426,8 @@ def outcome(one: dict[str, Any]) -> str:
     if "failed" in one:
         return "FAILED"
     if one["alerts"]:
-        return "known" if one["known"] else "BROKEN"
+        of_attention = all(json.loads(alert)["rule"] == "kernel" for alert in one["alerts"])
+        return "known" if one["known"] and of_attention else "BROKEN"
     return "right" if one["samples"] or one["questions"] else "unasked"
 
 

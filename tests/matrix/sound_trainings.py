@@ -751,7 +751,7 @@ def _tables(model: nn.Module) -> list[nn.Module]:
         return [model.get_input_embeddings()]  # type: ignore[operator]
     except NotImplementedError:
         found = [m for m in model.modules() if isinstance(m, nn.Embedding)]
-        return [max(found, key=lambda m: m.num_embeddings)]
+        return [max(found, key=lambda m: m.num_embeddings)] if found else []
 
 
 def _of_transformers(setup: Whole, device: str) -> Training:

@@ -21,12 +21,12 @@ from .._hook.model.parallel import is_fully_sharded
 TURNS_MAX = 50
 HELD_BYTES_MAX = 256 << 20  # Outputs kept from a sampled step's forward to its backward.
 LEFT_OUT_MAX = 64  # Reasons that are remembered.
-# Until its cost has been measured on GPUs; z of healthy layers was: docs/concepts/laws.md.
+# They would take more than a sampled step may cost there: docs/concepts/laws.md.
 ON_GPUS = False
 
 COMPILED = "the model, or a part of it, is compiled"
 SHARDED = "the weights are whole in the passes only (FSDP, ZeRO-3)"
-GPU = "on GPUs they are not measured yet"
+GPU = "on GPUs they would cost too much"
 
 M = TypeVar("M")  # What is measured of a call.
 

@@ -10,6 +10,9 @@ which one it is, is told by y.  What the mean is taken off is rounded as numbers
 
 PyTorch's LayerNorm for CPUs keeps mean and 1 / r of tensors in 16 bits in that type, and adds up dg
 in it.  So dg is off by 0.5 to 36 % of its absolute values (2.13, bf16), and is left out there.
+
+Some cast fp32 to the type of autocast inside, as Nemotron's does on GPUs.  Their gradients come in
+fp32, with the roundings of 16 bits.  So all is taken in the type of y where that has 16 bits.
 """
 
 from __future__ import annotations
@@ -77,6 +80,9 @@ def norm_laws(memory: Memory, module: nn.Module, x: Tensor, y: Tensor, got: Grad
         return None
     if any(p is not None and p.device != x.device for p in (weight, bias)):
         return None
+    if x.element_size() > y.element_size() == 2:
+        x, got = x.to(y.dtype), {k: [t.to(y.dtype) for t in of] for k, of in got.items()}
+        parts = {name: got.get(name, []) for name in ("x", "y")}
     one = torch.ones(n, dtype=torch.float64, device=x.device)
     gains = [one] if weight is None else [weight.detach().double()]
     if weight is not None:
