@@ -1,5 +1,5 @@
 """Goal: loads of experts, and losses of sequences, go the whole way: those of several ranks are added
-up, ratios follow, an own rule names the layer of a dead expert, and a restart of the server keeps them.
+up, and ratios follow.  An own rule names the layer of a dead expert.  A restart of the server keeps them.
 
 Method: bellwetherd and clients that say every value.
 """
