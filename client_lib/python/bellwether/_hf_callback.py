@@ -10,13 +10,15 @@ from ._attach import attach
 from ._util.guard import harmless
 from .actions import Action
 from .monitor import Monitor
+from .rl import log_metrics
 
 
 class Callback(TrainerCallback):  # type: ignore[misc,unused-ignore]
     """Attaches when training begins and detaches when it ends.
 
     Takes the arguments of bellwether.attach.  A step is an optimizer step and has the Trainer's
-    number; what the Trainer logs for it (loss, grad_norm, learning_rate) is told with it.
+    number; what the Trainer logs for it (loss, grad_norm, learning_rate) is told with it.  Of what
+    TRL's trainers log it takes the names of bellwether.rl.NAMES (reward, kl, entropy) as mon.log().
     checkpoint.now saves as the Trainer does, at the end of the next step; stop ends training there.
     """
 
@@ -58,6 +60,8 @@ class Callback(TrainerCallback):  # type: ignore[misc,unused-ignore]
             value = (logs or {}).get(name)
             if isinstance(value, (int, float)):
                 self._logged[name] = float(value)
+        if self.monitor is not None and logs:
+            log_metrics(self.monitor, logs)
 
     @harmless("the Trainer's callback")
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
