@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 import bellwether
 from bellwether._hook.model.parallel import Parallel
+from bellwether._kernels import large_tensors
 from bellwether._kernels.memory import Memories
 from bellwether._step.tensor_rows import TensorRows
 from bellwether._step.tensor_sample import SIGNALS, TURN_SIGNALS
@@ -198,6 +199,24 @@ def test_steps_are_told_apart_without_attention(clip: Optional[float], tmp_path:
     model = nn.Sequential(nn.Linear(48, 48), nn.GELU(), nn.Linear(48, 48))
     kept, _ = trained(tmp_path / "a.bwrun", adamw(), model=model, clip=clip)
     assert_told(tmp_path / "a.bwrun", kept)
+
+
+@pytest.mark.parametrize("rate", [1e-3, 0.0])
+def test_large_parameters_are_told(rate: float, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(48, 6000), nn.GELU(), nn.Linear(6000, 48))
+    assert model[0].weight.numel() >= large_tensors.LEAST
+    kept, _ = trained(
+        tmp_path / "a.bwrun", lambda m: torch.optim.AdamW(m.parameters(), rate),
+        model=model, steps=6,
+    )  # fmt: skip
+    told = told_in(tmp_path / "a.bwrun")
+    for step, of_step in enumerate(kept):
+        for name, of in of_step.items():
+            want = of.wanted()
+            for signal in SIGNALS:
+                near = pytest.approx(want[signal], abs=1e-5 * abs(want[signal]))
+                assert told[step][name][signal] == near, (name, signal)
 
 
 def test_optimizers_without_a_second_moment_say_so(tmp_path: Path) -> None:

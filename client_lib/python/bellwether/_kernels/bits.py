@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Optional
+
 import torch
 
 from .probe import mixed
@@ -10,6 +12,7 @@ CHUNK = 1 << 18  # Elements whose places have weights of their own.
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _ODD = 0x5851F42D4C957F2D
 
+_WORDS = 1 << 16  # Of eight bytes, whose places have weights of their own.
 _TOGETHER = 16  # Chunks that are taken at once on a GPU, so that few kernels do.
 
 _weights: dict[torch.device, torch.Tensor] = {}
@@ -34,6 +37,25 @@ def _powers_on(device: torch.device) -> torch.Tensor:
 def _signed(x: int) -> int:
     x &= (1 << 64) - 1
     return x - (1 << 64) if x >> 63 else x
+
+
+def sum_of_words(flat: torch.Tensor) -> Optional[int]:
+    """Another sum of the bits of a tensor on the CPU, of eight bytes at once: 52 bits of it.  An
+    element that changes alone always changes the 64 that they are of.  None: it does not lie so."""
+    each = 8 // flat.element_size()
+    if flat.storage_offset() % each or flat.data_ptr() % 8:
+        return None
+    weights = weights_on(flat.device)[:_WORDS]
+    whole = flat.numel() // each * each
+    words = flat[:whole].view(torch.int64)
+    sums = torch.zeros(min(_WORDS, words.numel()), dtype=torch.int64, device=flat.device)
+    for i in range(0, words.numel(), _WORDS):
+        piece = words[i : i + _WORDS]
+        sums[: piece.numel()].add_(piece, alpha=_signed(pow(_ODD, i // _WORDS, 1 << 64)))
+    total = sums.mul_(weights[: sums.numel()]).sum()
+    rest = flat[whole:].view(INTEGERS[flat.element_size()]).to(torch.int64)
+    total = total * 3 + (rest * weights[: rest.numel()]).sum()
+    return int(mixed(total)) & ((1 << 52) - 1)
 
 
 def sum_of_bits(tensor: torch.Tensor) -> torch.Tensor:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
+from .._kernels.large_tensors import cpu_statistics, flat
 from .._kernels.memory import Memories
 from .._kernels.tensors import Entry, statistics
 from .frames import number_at_hand
@@ -116,7 +117,8 @@ class Tensors:
             else:
                 read = [row for row in rows if row.number not in self._clipped]
                 self._measure_grads(read, scale)
-            self._measure(self._parts.before, [(row, Entry(weight=row.weight)) for row in rows])
+            weights = [(row, Entry(weight=row.weight)) for row in rows]
+            self._measure(self._parts.before, weights, bits_only=True)
             if not closure:
                 self._measure_moments(optimizer, rows, scale)
             self._copy(rows)
@@ -135,15 +137,19 @@ class Tensors:
         return rows
 
     def _measure(
-        self, into: list[Part], rows: list[tuple[Row, Entry]], scale: Optional[Tensor] = None
-    ) -> None:
+        self, into: list[Part], rows: list[tuple[Row, Entry]], scale: Optional[Tensor] = None,
+        bits_only: bool = False,
+    ) -> None:  # fmt: skip
         devices: dict[torch.device, list[tuple[Row, Entry]]] = {}
         for row, entry in rows:
             devices.setdefault(row.weight.device, []).append((row, entry))
         for device, of in devices.items():
             here = None if scale is None or scale.device != device else scale
-            memory = self._memories.of(device)
-            found = statistics(memory, [entry for _, entry in of], device, here)
+            memory, entries = self._memories.of(device), [entry for _, entry in of]
+            if device.type == "cpu":
+                found = cpu_statistics(memory, entries, here, bits_only)
+            else:
+                found = statistics(memory, entries, device, here)
             into.append(Part([row.number for row, _ in of], found))
 
     def _measure_grads(self, rows: list[Row], scale: Optional[Tensor]) -> None:
@@ -216,7 +222,7 @@ class Tensors:
             count, size = row.weight.numel(), max(self._room // left, 1)
             begin = self._visit * size % count if size < count else 0
             end = min(begin + size, count)
-            self._pieces[row.number] = begin, end, _flat(row.weight)[begin:end].clone()
+            self._pieces[row.number] = begin, end, flat(row.weight)[begin:end].clone()
             self._room -= end - begin
         copied = sum(end - begin for begin, end, _ in self._pieces.values())
         self.copied_max = max(self.copied_max, copied)
@@ -239,7 +245,7 @@ class Tensors:
             for row in rows:
                 if row.number in self._pieces:
                     begin, end, before = self._pieces.pop(row.number)
-                    weight = _flat(row.weight)[begin:end]
+                    weight = flat(row.weight)[begin:end]
                     pieces.append((row, Entry(weight=weight, before=before)))
             self._measure(self._parts.pieces, pieces)
 
@@ -259,8 +265,3 @@ def _shares_states(optimizer: Optimizer) -> bool:
     home = sys.modules.get("torch.distributed.optim.zero_redundancy_optimizer")
     kind = getattr(home, "ZeroRedundancyOptimizer", None)
     return kind is not None and isinstance(optimizer, kind)
-
-
-def _flat(t: Tensor) -> Tensor:
-    """Its elements as they lie."""
-    return t.as_strided((t.numel(),), (1,))
