@@ -59,6 +59,21 @@ def test_samples_are_one_period_apart() -> None:
     assert due == [0, 5, 10, 15, 20]
 
 
+def test_ranks_of_other_prices_sample_common_steps() -> None:
+    sampled = []
+    for share in (0.012, 0.004, 0.03):
+        governor, steps = Governor(7, 0.005, in_step=True), set()
+        governor.restart(100)  # In a job that goes on.
+        for step in range(100, 1000):
+            if governor.due(step):
+                steps.add(step)
+                governor.sampled(step, min(share, share * 7 / governor.period))
+        sampled.append({step for step in steps if step > 300})
+        assert governor.period in (7, 14, 28, 56)
+    dear, cheap, dearest = sampled
+    assert dearest < dear < cheap and len(dearest) > 10
+
+
 def test_new_period_counts_from_the_last_sample() -> None:
     governor = Governor(20, 0.005)
     run(governor, 0.5, 200)  # As rare as can be: the next sample is far away.

@@ -48,7 +48,7 @@ def test_both_ways_are_equal(dtype: torch.dtype, size: float) -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, 1e30])
-def test_what_float32_cannot_add_up_is_the_kernels(value: float) -> None:
+def test_the_kernel_takes_what_float32_cannot_add_up(value: float) -> None:
     x = torch.ones(COUNT)
     x[COUNT // 2] = value
     for part in ("grad", "weight"):

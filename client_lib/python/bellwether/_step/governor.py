@@ -20,11 +20,16 @@ class Governor:
     of that every step pays, sampled or not.  Samples have what is left of the budget, a quarter of
     it at least.  When the median over five of them is above that the period grows in proportion;
     when it is below a half of it the period shrinks again, never below the base.
+
+    Ranks whose values are added up have to sample the same steps, though each has its own price.
+    There the period is the base times a power of two, and samples are at its multiples.  Ranks of
+    one period take the same steps, and a rank that samples more rarely takes some of another's.
     """
 
-    def __init__(self, base: int, budget: float) -> None:
+    def __init__(self, base: int, budget: float, in_step: bool = False) -> None:
+        """in_step  with other ranks"""
         self.base = self.period = base
-        self.budget = budget
+        self.budget, self._in_step = budget, in_step
         self._used: collections.deque[float] = collections.deque(maxlen=_WINDOW)  # 1: all of it.
         self._next = 0  # The step of the next sample.
 
@@ -47,13 +52,20 @@ class Governor:
         if len(self._used) == _WINDOW:
             used = statistics.median(self._used)
             if used > 1 and self.period < PERIOD_MAX:
-                grown = round(self.period * min(4.0, used))
-                self.period = min(PERIOD_MAX, max(self.period + 1, grown))
+                self.period = self._grown(min(4.0, used))
                 self._used.clear()
             elif used < 0.5 and self.period > self.base:
                 self.period = max(self.base, self.period // 2)
                 self._used.clear()
-        self._next = step + self.period
+        self._next = step + self.period - (step % self.period if self._in_step else 0)
+
+    def _grown(self, factor: float) -> int:
+        if not self._in_step:
+            return min(PERIOD_MAX, max(self.period + 1, round(self.period * factor)))
+        wanted = self.period
+        while wanted < self.period * factor and 2 * wanted <= PERIOD_MAX:
+            wanted *= 2
+        return wanted
 
     def restart(self, step: int) -> None:
         """The step count jumped, after a rollback: sample at once."""

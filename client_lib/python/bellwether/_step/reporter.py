@@ -66,7 +66,10 @@ class Reporter:
         self.scaling = LossScaling()
         self.judged = Judged(settings)
         self.cost = Cost()
-        self.governor = Governor(settings.every, settings.overhead_budget)
+        self.governor = Governor(
+            settings.every, settings.overhead_budget,
+            in_step=settings.ranks == "all" or placed.shards > 1,
+        )  # fmt: skip
         self.metadata: dict[str, Any] = {}  # Fields of RunOptions.
         self.rate: Optional[float] = None  # Of the first group, as the trainer has set it.
         self.samples = 0  # That were closed.
