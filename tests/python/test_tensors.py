@@ -17,6 +17,8 @@ import pytest
 import torch
 from told_tensors import Kept, Told, told_in
 from torch import Tensor, nn
+from torch import distributed as dist
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.optim.optimizer import Optimizer
 from torch.utils.checkpoint import checkpoint
 
@@ -24,7 +26,7 @@ import bellwether
 from bellwether._hook.model.parallel import Parallel
 from bellwether._kernels import large_tensors
 from bellwether._kernels.memory import Memories
-from bellwether._step.tensor_rows import TensorRows
+from bellwether._step.tensor_rows import MOMENTS_ELSEWHERE, TensorRows
 from bellwether._step.tensor_sample import SIGNALS, TURN_SIGNALS
 from bellwether._step.tensors import COPIED_LEAST, Tensors
 from bellwether.settings import STATS
@@ -477,6 +479,20 @@ def test_copies_are_told_by_the_first_that_holds_them() -> None:
     model.weight.tensor_model_parallel = True  # type: ignore[assignment]
     tensors = watched(model, Parallel(tensor=(1, 2)))
     assert list(stepped(tensors, model, optimizer, 0)) and tensors.rows.names == ["weight"]
+
+
+def test_moments_at_silent_ranks_are_left_out_by_name() -> None:
+    model = nn.Linear(8, 8)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW)
+        optimizer.optim.param_groups[0]["params"].pop()  # As if another rank had the bias.
+        tensors, signals = watched(model), set()
+        for step in range(6):
+            signals |= {block.signal for block in stepped(tensors, model, optimizer, step)}
+    finally:
+        dist.destroy_process_group()
+    assert tensors.rows.left_out == {"bias": MOMENTS_ELSEWHERE} and "tensor_lag_sum" in signals
 
 
 def test_layers_of_a_pipeline_have_their_global_numbers() -> None:
