@@ -235,6 +235,13 @@ Side SideOf(SignalId id) {
     case SignalId::kLossMaskedTokens:
     case SignalId::kLossGivenTokens:
     case SignalId::kLossRepeatedTokens:
+    case SignalId::kLogitsRows:
+    case SignalId::kLogitsLogZSum:
+    case SignalId::kLogitsLogZMax:
+    case SignalId::kLogitsMax:
+    case SignalId::kLogitsMarginSum:
+    case SignalId::kLogitsLogZ:
+    case SignalId::kLogitsMargin:
       return kForward;
   }
   return kForward;

@@ -25,6 +25,7 @@ from bellwether._hook.layer.activation_tap import (
     new_activations,
 )
 from bellwether._hook.layer.edge_tap import CHECKPOINTED
+from bellwether._hook.layer.logits import ROWS, add_logits, new_logits
 from bellwether._hook.model.blocks import find_blocks
 from bellwether._hook.model.parallel import Parallel
 from bellwether._kernels import activations as activation_kernels
@@ -32,6 +33,7 @@ from bellwether._kernels.memory import HostMemory
 from bellwether._native import c_api
 from bellwether._step.activation_sample import (
     GRADIENT_SIGNALS,
+    LOGIT_SIGNALS,
     SIGNALS,
     ActivationSample,
 )
@@ -142,6 +144,19 @@ def wanted_of(x: list[Tensor]) -> dict[str, float]:
     }
 
 
+def wanted_of_logits(logits: Tensor) -> dict[str, float]:
+    z = logits.flatten(0, -2).double()
+    z = z[z.isfinite().all(1)]
+    log_z, top = z.logsumexp(1), z.sort(1).values
+    return {
+        "logits_rows": float(len(z)),
+        "logits_log_z_sum": float(log_z.sum()),
+        "logits_log_z_max": float(log_z.max()),
+        "logits_max": float(z.max()),
+        "logits_margin_sum": float((top[:, -1] - top[:, -2]).sum()),
+    }
+
+
 def told_in(path: Path) -> Told:
     recording = Recording(path, ended=True)
     names: list[str] = []
@@ -153,7 +168,7 @@ def told_in(path: Path) -> Told:
         of_step = told.setdefault(frame.step, {})
         for block in frame.blocks:
             signal = recording.names[block.signal]
-            if signal not in (*SIGNALS, *GRADIENT_SIGNALS):
+            if signal not in (*SIGNALS, *GRADIENT_SIGNALS, *LOGIT_SIGNALS):
                 continue
             for i, value in enumerate(block.values):
                 if torch.tensor(value).view(torch.int32) != c_api.NOT_MEASURED_BITS:
@@ -356,6 +371,9 @@ def test_models_of_transformers_have_names_and_gradients(tmp_path: Path) -> None
     for name, x in around.items():
         want = wanted_of([x.flatten(0, -2)])
         assert {k: told[name][k] for k in want} == pytest.approx(want, rel=1e-5)
+    want = wanted_of_logits(logits[2])
+    assert {k: told["lm_head"][k] for k in want} == pytest.approx(want, rel=1e-5)
+    assert not set(LOGIT_SIGNALS) & set(told["model.embed_tokens"])
     assert all(told[block]["module_grad_sumsq"] > 0 for block in blocks)
     assert status["errors"] == 0 and status["modules"]["left_out"] == {}
 
@@ -445,6 +463,20 @@ def test_values_beyond_a_float_and_empty_ones_cost_no_frame() -> None:
     assert sample.blocks(Client(), LawRows(), 1.0, True, 10) == []  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_logits_of_tokens_that_lie_evenly_are_read(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    z = (10 * torch.randn(2, 700, 97)).to(dtype)
+    z[0, 3, 5], z[1, 8, 0] = math.nan, math.inf
+    found = new_logits(z.device)
+    add_logits(z, found)
+    rows = z.flatten(0, 1)[::3]
+    assert len(rows) <= ROWS
+    wanted = list(wanted_of_logits(rows).values())
+    assert found.tolist() == pytest.approx(wanted, rel=1e-5)
+    assert wanted[0] < len(rows)  # Row 3 is not finite.
+
+
 def test_nothing_waits_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(activation_kernels, "call", lambda name, params: None)
     monkeypatch.setattr(activation_tap, "readable", lambda x: True)
@@ -458,4 +490,5 @@ def test_nothing_waits_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         y = x * 3
         tap.output((x,), y)
         y.backward(torch.empty_like(y))
+        add_logits(y.detach(), new_logits(y.device))
     assert seen.operations and (into.calls, into.gradients) == (1, 1) and not host.errors

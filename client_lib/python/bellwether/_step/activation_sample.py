@@ -9,6 +9,7 @@ from typing import Optional
 import torch
 
 from .._hook.layer.activation_tap import Activation
+from .._hook.layer.logits import STATS as LOGIT_STATS
 from .._native import c_api
 from .._native.run_client import Block, RunClient
 from .law_rows import LawRows, ranges
@@ -25,6 +26,7 @@ SIGNALS = (
     "module_top_channel",
 )
 GRADIENT_SIGNALS = ("module_grad_elements", "module_grad_sumsq", "module_grad_nonfinite")
+LOGIT_SIGNALS = tuple(f"logits_{name}" for name in LOGIT_STATS)
 _RANGES_MAX = 4  # Of rows in a frame; a block each for each signal.
 
 
@@ -51,7 +53,10 @@ class ActivationSample:
 
     def __init__(self, names: list[str], measured: list[Activation]) -> None:
         self._names, self._measured = names, measured
-        self._arriving = Arriving([t for of in measured for t in (of.x, of.grad)])
+        logits = (of.logits for of in measured)
+        self._arriving = Arriving(
+            [t for of in measured for t in (of.x, of.grad)] + [t for t in logits if t is not None]
+        )
 
     def ready(self) -> bool:
         return self._arriving.ready()
@@ -66,9 +71,13 @@ class ActivationSample:
         gradients  whether what comes from gradients is told
         """
         values = self._arriving.values()
+        logits = iter(values[2 * len(self._measured) :])
         table: dict[int, tuple[float, ...]] = {}
         missing = (c_api.NOT_MEASURED,)
         for at, of in enumerate(self._measured):
+            of_words = next(logits) if of.logits is not None else None
+            if of_words is not None and not of_words[0]:
+                of_words = None
             number = rows.row(self._names[of.row])
             if number is not None:
                 x = _values(values[2 * at]) if of.calls else missing * len(SIGNALS)
@@ -78,22 +87,26 @@ class ActivationSample:
                     if known
                     else missing * len(GRADIENT_SIGNALS)
                 )
-                table[number] = x + grad
+                words = missing * len(LOGIT_SIGNALS)
+                table[number] = x + grad + (words if of_words is None else tuple(of_words))
         if client is None:
             return []
         named = rows.tell(client)
-        signals = (*SIGNALS, *GRADIENT_SIGNALS)
+        signals = (*SIGNALS, *GRADIENT_SIGNALS, *LOGIT_SIGNALS)
         numbers = sorted(number for number in table if number < named)
         found = []
         for of_range in ranges(numbers, min(_RANGES_MAX, room // len(signals))):
             lines = (table.get(n, missing * len(signals)) for n in of_range)
             for signal, column in zip(signals, zip(*lines)):
-                block = Block(signal, array.array("f", column), of_range.start, len(of_range))
-                if _is_told(block):
-                    found.append(block)
+                found += _told(signal, array.array("f", column), of_range.start)
         return found
 
 
-def _is_told(block: Block) -> bool:
-    bits = torch.frombuffer(block.values, dtype=torch.int32)
-    return not bool((bits == c_api.NOT_MEASURED_BITS).all())
+def _told(signal: str, values: array.array[float], first: int) -> list[Block]:
+    """From the first to the last row that has it."""
+    bits = torch.frombuffer(values, dtype=torch.int32)
+    there = (bits != c_api.NOT_MEASURED_BITS).nonzero().flatten().tolist()
+    if not there:
+        return []
+    begin, end = there[0], there[-1] + 1
+    return [Block(signal, values[begin:end], first + begin, end - begin)]

@@ -33,18 +33,23 @@ from .tensor_rows import global_name
 ROWS_MAX = 4096
 NO_BLOCKS = "no attention module lies in a list of blocks"
 MANY = f"there are more than {ROWS_MAX} activations"
+PART = "its logits may be of some of the words: tensor parallelism"
 PRODUCT = "product"  # Behind the name of a gated MLP.
 
 
 class _Row:
-    """begins  the module's forward may be the first that is seen of a step"""
+    """
+    begins     the module's forward may be the first that is seen of a step
+    of_logits  it returns the logits of all words
+    """
 
     def __init__(
         self, module: nn.Module, of_input: bool = False, gradients: bool = False,
-        begins: bool = False,
+        begins: bool = False, of_logits: bool = False,
     ) -> None:  # fmt: skip
         self.module = weakref.ref(module)
         self.of_input, self.gradients, self.begins = of_input, gradients, begins
+        self.of_logits = of_logits
 
 
 class Activations(TappedModules[Activation]):
@@ -93,7 +98,10 @@ class Activations(TappedModules[Activation]):
             if any(module is embedding for embedding in words):
                 self._add(name, _Row(module, begins=True))
             elif is_head(name, module, words, output):
-                self._add(name, _Row(module))
+                whole = self._placed.tensor[1] == 1
+                if not whole:
+                    self.leave_out(name, PART)
+                self._add(name, _Row(module, of_logits=whole))
 
     def _add(self, name: str, row: _Row) -> None:
         place, space, what = name.partition(" ")
@@ -124,7 +132,8 @@ class Activations(TappedModules[Activation]):
             if device is not None and self._host.cannot_measure_on(device.type) is None:
                 devices.setdefault(device, []).append(at)
         for device, rows in devices.items():
-            for into in new_activations(rows, device):
+            of_logits = {at for at in rows if self._rows[at].of_logits}
+            for into in new_activations(rows, device, of_logits):
                 row = self._rows[into.row]
                 module = row.module()
                 if module is not None:

@@ -7,7 +7,7 @@ sum over all that it is used for.  Tensors are read where they are, and none is 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Optional
 
 import torch
@@ -20,6 +20,7 @@ from ..._util.guard import harmless
 from ..hosts import LinearHost
 from ..running import being_traced, checkpointed
 from .edge_tap import CHECKPOINTED, IN_GRAPH, OTHER_TYPE
+from .logits import add_logits, new_logits
 from .readable import readable, wrapped
 
 OTHER_RESULT = "what it returns does not begin with a tensor"
@@ -31,10 +32,12 @@ class Activation:
     """What one row has in a step, on the device.
 
     x, grad   float64 [STATS], added to
+    logits    float64, as logits.py has them, where x is that
     """
 
-    def __init__(self, row: int, x: Tensor, grad: Tensor) -> None:
+    def __init__(self, row: int, x: Tensor, grad: Tensor, of_logits: bool = False) -> None:
         self.row, self.x, self.grad = row, x, grad
+        self.logits = new_logits(x.device) if of_logits else None
         self.calls = 0  # That are in x.
         self.gradients = 0
         self.left_out: Optional[str] = None
@@ -51,6 +54,8 @@ class Activation:
         with host.lock:
             channels = None if gradient else self._of_channels(x)
             add_activation(host.memories.of(x.device), x, out, channels)
+        if self.logits is not None and not gradient and x.shape[-1] > 1:
+            add_logits(x, self.logits)
         if gradient:
             self.gradients += 1
         else:
@@ -65,10 +70,12 @@ class Activation:
         return self._channels
 
 
-def new_activations(rows: list[int], device: torch.device) -> list[Activation]:
-    """All in one piece of memory."""
+def new_activations(
+    rows: list[int], device: torch.device, of_logits: Collection[int] = ()
+) -> list[Activation]:
+    """All in one piece of memory.  of_logits: rows that are logits"""
     slab = torch.zeros(len(rows), 2, STATS, dtype=torch.float64, device=device)
-    return [Activation(row, x, grad) for row, (x, grad) in zip(rows, slab)]
+    return [Activation(row, x, grad, row in of_logits) for row, (x, grad) in zip(rows, slab)]
 
 
 class BeginTap:
