@@ -35,6 +35,8 @@ enum class Case : uint8_t {
   kOverhead,
   kKernel,
   kArithmetic,
+  kOwnSpike,
+  kOwn,
 };
 
 constexpr char kGoBack[] = "Stop, or go back to a checkpoint";
@@ -114,8 +116,13 @@ constexpr Row kRows[] = {
      "the layer: a fused operation, a scale of FP8, a sum kept in 16 bits. Replace it by PyTorch's own, or by another "
      "version. Steps since {begin} were trained on wrong numbers: resume from a checkpoint from before it, if there is "
      "one."},
+    {Family::kOwn, "information", "Look at the named number; nothing to do unless it stays", ""},
+    {Family::kOwn, "warning", "Look at the named number, and at what changed before it",
+     "The job logs it itself, and it is not finite, beyond the limit that the job has declared, or has left its own "
+     "past to the bad side. If training goes by it, as by a reward, keep a checkpoint from before {begin}. Where it "
+     "is meant to be so, change the limit, or switch the rule off: own, or own.past for the past alone."},
 };
-static_assert(std::size(kRows) == static_cast<size_t>(Case::kArithmetic) + 1);
+static_assert(std::size(kRows) == static_cast<size_t>(Case::kOwn) + 1);
 
 const Row& RowOf(Case which) { return kRows[static_cast<size_t>(which)]; }
 
@@ -151,9 +158,11 @@ Case CaseOf(Family family, const RunDescription& run, const AdviceState& state) 
     case Family::kKernel:
       return Case::kKernel;
     case Family::kArithmetic:
+      return Case::kArithmetic;
+    case Family::kOwn:
       break;
   }
-  return Case::kArithmetic;
+  return information ? Case::kOwnSpike : Case::kOwn;
 }
 
 constexpr char kCentre[] = "entre the keys (attention.center_k)";

@@ -44,6 +44,8 @@ const char* NameOf(Rule rule) {
       return "kernel";
     case Rule::kArithmetic:
       return "arithmetic";
+    case Rule::kOwn:
+      return "own";
     case Rule::kUser:
       return "user";
   }
@@ -119,7 +121,7 @@ void AlertEngine::Update(const Subject& subject, Open* open, int64_t step, const
                                      open->firing ? std::max(open->stage, stage) : stage, *findings);
   const bool goes_back = rule == nullptr && worst.advice.empty() && GoesBack(subject.family, run, state);
   if (open->firing) {
-    const bool says_more = worst.exact && !ToldExactly(open->told.evidence);
+    const bool says_more = worst.news || (worst.exact && !ToldExactly(open->told.evidence));
     const bool rises = worst.severity > open->severity || stage > open->stage || (goes_back && !open->went_back);
     if (!rises && !says_more) return;
     ++open->k;

@@ -3,8 +3,8 @@
 // There is one alert per family, and one per rule that people wrote.  It opens
 // with the first finding.  It rises (same key, k + 1) when severity or stage
 // goes beyond what was reported, or when its advice becomes to go back.  It
-// rises, too, when a finding is exact after only a set was named.  It
-// resolves after `resolve_steps` without a finding.  After that the family
+// rises, too, when a finding is exact after only a set was named, or is
+// news.  It resolves after `resolve_steps` without a finding.  After that the family
 // stays quiet for `cooldown_steps`, unless what is found is worse than the last
 // alert.
 //

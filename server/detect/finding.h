@@ -26,6 +26,7 @@ enum class Rule : uint8_t {
   kOverhead,
   kKernel,
   kArithmetic,
+  kOwn,
   kUser,  // A rule that people wrote; its name is in user_rule.h.
 };
 
@@ -42,8 +43,9 @@ enum class Family : uint8_t {
   kOverhead,
   kKernel,
   kArithmetic,
+  kOwn,
 };
-inline constexpr int kFamilies = 10;
+inline constexpr int kFamilies = 11;
 
 const char* NameOf(Rule rule);
 
@@ -69,6 +71,8 @@ struct Finding {
   // It says exactly what is wrong, where others leave a set: it comes before them, and an alert that could
   // only name a set is told again with it.  Its first fact has the detector kExactDetector.
   bool exact = false;
+  // Its alert has not told of it: if it is the worst, the alert is told again.
+  bool news = false;
   int64_t first_step = 0;
   Eta eta;
   double sigma = std::numeric_limits<double>::quiet_NaN();  // Of the head's W_Q now; NaN = not known.

@@ -184,6 +184,24 @@ struct ArithmeticOptions {
   double z_min = 6;
 };
 
+// What a job's own signals (mon.log) show by themselves: own_watch.h.  range_factor is chosen so that none of
+// the healthy series of tests/server/detect/own_watch_test.cc fires; with 1 those do that remember hundreds
+// of values.
+struct OwnOptions {
+  // Finite values in a row after which one that is not finite is wrong, 1..255.
+  int32_t finite_values = 8;
+  // That are averaged before a signal is held against its past.
+  int32_t batch_values = 4;
+  // Beyond all of its past by so many times its range,
+  double range_factor = 2;
+  // and risen to so many times its median, or fallen by this share of it.
+  double rise_factor = 3;
+  double fall_share = 0.5;
+  int32_t hold_batches = 3;       // In a row: information,
+  int32_t persist_batches = 25;   // a warning,
+  int32_t relearn_batches = 100;  // and the new normal.
+};
+
 struct ContextOptions {
   // The first steps of a run are not judged: the learning rate warms up, heads
   // take shape and all of them grow.
@@ -207,8 +225,8 @@ struct AlertOptions {
 };
 
 // What can be switched off: the built-in rules, and the tests of the drift
-// rule one by one.  What is off is still followed, so that it can be switched
-// on again, but never holds.  drift.leak off: as if no key leak were measured.
+// rule one by one, and what own signals are held against beside limits.  What is off is still followed, so that it can
+// be switched on again, but never holds.  drift.leak off: as if no key leak were measured.
 enum class Builtin : uint8_t {
   kDrift,
   kDriftGrowth,
@@ -226,8 +244,10 @@ enum class Builtin : uint8_t {
   kOverhead,
   kKernel,
   kArithmetic,
+  kOwn,
+  kOwnPast,
 };
-inline constexpr int kBuiltins = 16;
+inline constexpr int kBuiltins = 18;
 
 struct BuiltinSet {
   uint32_t bits = 0;  // 1 << Builtin
@@ -253,21 +273,26 @@ struct JudgeOptions {
   LossOptions loss;
   KernelOptions kernel;
   ArithmeticOptions arithmetic;
+  OwnOptions own;
   ContextOptions context;
   AlertOptions alert;
   BuiltinSet off;
   // Beside the built-in ones; null = none.
   std::shared_ptr<const std::vector<UserRule>> rules;
 
-  // Whether neither this nor, for a test of the drift rule, that rule is off.
+  // Whether neither this nor, for a test of a rule, that rule is off.
   bool is_on(Builtin rule) const {
     const bool of_drift = rule >= Builtin::kDriftGrowth && rule <= Builtin::kDriftLeak;
-    return !off.has(rule) && !(of_drift && off.has(Builtin::kDrift));
+    const bool of_own = rule == Builtin::kOwnPast;
+    return !off.has(rule) && !(of_drift && off.has(Builtin::kDrift)) && !(of_own && off.has(Builtin::kOwn));
   }
 };
 
 // Fixed size of the windows in memory.
 inline constexpr int32_t kWindowBatchesMax = 64;
+// Of an own signal's past: so many batches, of which the newest is so many old.
+inline constexpr int32_t kOwnWindowBatches = 64;
+inline constexpr int32_t kOwnLagBatches = 12;
 
 }  // namespace bellwether::server
 

@@ -94,6 +94,16 @@ constexpr const char* kBuiltinSentences[] = {
     "by {arithmetic.z_min} standard deviations at least. Or it is not finite where all that the layer was given is. "
     "Critical, from one sample on, at any step. All questions of a run share one probability of a false alarm, "
     "{arithmetic.chance}. It ends where the named layers have been asked again and found right.",
+    "A number that the job logs by a name of its own (mon.log) is not finite, after {own.finite_values} finite ones in "
+    "a row. Or it is beyond a limit that the job has declared for it. A warning, from one value on, at any step. The "
+    "alert names the numbers, and is told again for another one.",
+    "A number that the job logs by a name that the field has leaves its own past to the bad side. A reward or an "
+    "entropy falls, a KL divergence or the z-loss of a router rises. Means of {own.batch_values} values are held "
+    "against 64 of them, each at least 12 old. They lie beyond all of these by {own.range_factor} times their range "
+    "(where all are positive and rising is bad, also of their logarithms). "
+    "And they have risen to {own.rise_factor} times their median, or fallen by {own.fall_share} of it. "
+    "{own.hold_batches} in a row are information, {own.persist_batches} a warning; {own.relearn_batches} are the new "
+    "normal.",
 };
 static_assert(std::size(kBuiltinSentences) == kBuiltins);
 
@@ -128,8 +138,7 @@ std::string FillIn(const char* sentence, const JudgeOptions& options) {
 }
 
 std::string ExplainBuiltin(Builtin rule, const JudgeOptions& options) {
-  const bool test = std::string_view(NameOf(rule)).find('.') != std::string_view::npos;
-  const bool off = options.off.has(rule) || (test && options.off.has(Builtin::kDrift));
+  const bool off = !options.is_on(rule);
   return absl::StrCat(NameOf(rule), off ? " (off)" : "", "\n  ",
                       FillIn(kBuiltinSentences[static_cast<size_t>(rule)], options), "\n");
 }

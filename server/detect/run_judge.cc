@@ -23,6 +23,7 @@
 #include "server/detect/law_watch.h"
 #include "server/detect/loss_watch.h"
 #include "server/detect/nonfinite_origin.h"
+#include "server/detect/own_watch.h"
 #include "server/detect/rule_fields.h"
 #include "server/detect/user_rules.h"
 
@@ -34,7 +35,8 @@ constexpr uint32_t kNumberedMagic = 0x324a5742;  // "BWJ2": nothing was kept acr
 constexpr uint32_t kKeptMagic = 0x334a5742;      // "BWJ3": how much was excused was not counted.
 constexpr uint32_t kExcusesMagic = 0x344a5742;   // "BWJ4": no kernel was judged.
 constexpr uint32_t kLawsMagic = 0x354a5742;      // "BWJ5": no other layer was judged.
-constexpr uint32_t kLayersMagic = 0x364a5742;    // "BWJ6"
+constexpr uint32_t kLayersMagic = 0x364a5742;    // "BWJ6": no own signal was judged.
+constexpr uint32_t kOwnMagic = 0x374a5742;       // "BWJ7"
 
 // A loss scaler needs 16 steps in a row to find its factor, from its first one of 2^16 on.
 constexpr int32_t kOverflowsMax = 32;
@@ -74,6 +76,7 @@ struct RunJudge::State {
   ChangeWatch changes;
   LawWatch laws;
   ArithmeticWatch arithmetic;
+  OwnWatch own;
   UserRules user;
   AlertEngine alerts;
   int64_t first_step = -1;
@@ -98,6 +101,7 @@ struct RunJudge::State {
         changes(from.loss),
         laws(from.kernel),
         arithmetic(from.arithmetic),
+        own(from.own),
         user(from, description.layout),
         alerts(from.alert),
         attempt(description.attempt) {
@@ -130,6 +134,11 @@ struct RunJudge::State {
   void VisitArithmetic(A& a) {
     a(arithmetic);
     alerts.VisitLater(Family::kArithmetic, a);
+  }
+  template <class A>
+  void VisitOwn(A& a) {
+    a(own);
+    alerts.VisitLater(Family::kOwn, a);
   }
   // The part that belongs to the rules that people wrote.
   template <class A>
@@ -169,6 +178,7 @@ struct RunJudge::State {
 
   void JudgeKernel(const StepSample& sample, std::vector<AlertTransition>* out);
   void JudgeArithmetic(const StepSample& sample, std::vector<AlertTransition>* out);
+  void JudgeOwn(const StepSample& sample, std::vector<AlertTransition>* out);
   void JudgeNonfinite(const StepSample& sample, std::vector<AlertTransition>* out);
   void JudgeReplicas(const StepSample& sample, std::vector<Finding>* findings) const;
   void JudgeDisagreements(const StepSample& sample, std::vector<AlertTransition>* out);
@@ -238,6 +248,7 @@ void RunJudge::State::Announce(const AnnouncedChange& change) {
   excused_until = std::max(excused_until, until);
   loss.Excuse(risen || change.kind != EventKind::kRestore);
   user.Excuse();
+  own.Forget();
 }
 
 void RunJudge::State::BeginRepairs(int64_t step, std::vector<AlertTransition>* out) {
@@ -309,6 +320,16 @@ void RunJudge::State::JudgeArithmetic(const StepSample& sample, std::vector<Aler
   // Other layers that are right are no sign that the wrong one is.
   if (arithmetic.findings()->empty() && arithmetic.any_wrong()) return;
   alerts.Update(Family::kArithmetic, sample.step, run, arithmetic.findings(), out);
+}
+
+void RunJudge::State::JudgeOwn(const StepSample& sample, std::vector<AlertTransition>* out) {
+  const OwnWatch::Context context{.pasts = on(Builtin::kOwnPast),
+                                  .warming = sample.step < options.context.warmup_steps,
+                                  .excused = sample.step < excused_until,
+                                  .quiet_steps = options.alert.resolve_steps};
+  // A sample without own values is no sign that they are right.
+  if (!own.Observe(sample, rows.get(), context) || !on(Builtin::kOwn)) return;
+  alerts.Update(Family::kOwn, sample.step, run, own.findings(), out);
 }
 
 // Copies of a tensor that differ.  A tensor has two sums, of which both or one may differ.
@@ -410,6 +431,7 @@ void RunJudge::Observe(const StepSample& sample, std::vector<AlertTransition>* o
     s.loss.Excuse(s.changes.Rewind(sample.step, s.loss.highest(), s.course()));
     s.heads.Rewind();
     s.arithmetic.Rewind();
+    s.own.Rewind();
     s.user.Forget();
     s.ahead.clear();
     // Not what was announced behind the checkpoint.
@@ -428,6 +450,7 @@ void RunJudge::Observe(const StepSample& sample, std::vector<AlertTransition>* o
   if (s.on(Builtin::kNonfinite)) s.JudgeNonfinite(sample, out);
   s.JudgeKernel(sample, out);
   s.JudgeArithmetic(sample, out);
+  s.JudgeOwn(sample, out);
   if (s.on(Builtin::kDisagreement)) s.JudgeDisagreements(sample, out);
   if (s.on(Builtin::kOverhead)) s.JudgeOverhead(sample, out);
   const float loss = sample.scalar(SignalId::kLoss);
@@ -522,7 +545,7 @@ void RunJudge::OnHello(const RunDescription& run, std::vector<AlertTransition>* 
   if (!run.attention.centred && centred_before) s.alerts.EndRepairs(step);
 }
 
-uint64_t RunJudge::rule_rows_left_out() const { return state_->user.rows_left_out(); }
+uint64_t RunJudge::rule_rows_left_out() const { return state_->user.rows_left_out() + state_->own.cells_left_out(); }
 void RunJudge::SetRows(std::shared_ptr<const RunRows> rows) { state_->rows = std::move(rows); }
 
 void RunJudge::OnSilence(uint32_t silent_ranks, int64_t silent_seconds, std::vector<AlertTransition>* out) {
@@ -565,6 +588,7 @@ void RunJudge::SetOptions(const JudgeOptions& options, std::vector<AlertTransiti
   s.changes.SetOptions(options.loss);
   s.laws.SetOptions(options.kernel);
   s.arithmetic.SetOptions(options.arithmetic);
+  s.own.SetOptions(options.own);
   // What a family's alert can come from; without any of it, it ends.
   const std::pair<Family, std::vector<Builtin>> sources[] = {
       {Family::kRounding, {Builtin::kDrift, Builtin::kTies, Builtin::kNorm}},
@@ -577,6 +601,7 @@ void RunJudge::SetOptions(const JudgeOptions& options, std::vector<AlertTransiti
       {Family::kOverhead, {Builtin::kOverhead}},
       {Family::kKernel, {Builtin::kKernel}},
       {Family::kArithmetic, {Builtin::kArithmetic}},
+      {Family::kOwn, {Builtin::kOwn}},
   };
   for (const auto& [family, rules] : sources) {
     if (std::none_of(rules.begin(), rules.end(), [&](Builtin rule) { return s.on(rule); }))
@@ -594,19 +619,21 @@ int32_t RunJudge::stage_of(int32_t layer, int32_t head) const {
 }
 uint32_t RunJudge::alerts_firing() const { return state_->alerts.alerts_firing(); }
 size_t RunJudge::memory_bytes() const {
-  return sizeof(State) + state_->heads.memory_bytes() + state_->user.memory_bytes();
+  return sizeof(State) + state_->heads.memory_bytes() + state_->user.memory_bytes() + state_->own.memory_bytes();
 }
 
 std::string RunJudge::Save() const {
   std::string out;
   StateWriter writer(&out);
   // With neither servers of before read it: those of a cluster are replaced one after the other.
-  const bool layers = state_->arithmetic.samples() > 0;
+  const bool own = state_->own.has_seen();
+  const bool layers = state_->arithmetic.samples() > 0 || own;
   const bool laws = state_->laws.samples() > 0 || layers;
   const bool excuses = state_->excuses() || laws;
   const bool kept = state_->kept() || excuses;
   const bool numbered = state_->numbered() || kept;
-  writer(layers     ? kLayersMagic
+  writer(own        ? kOwnMagic
+         : layers   ? kLayersMagic
          : laws     ? kLawsMagic
          : excuses  ? kExcusesMagic
          : kept     ? kKeptMagic
@@ -619,6 +646,7 @@ std::string RunJudge::Save() const {
     // First: a key must not be given twice, also where the rest cannot be read.
     std::vector<uint32_t> numbers = state_->alerts.numbered();
     // As it was written before there were families more.
+    if (!own) numbers.pop_back();
     if (!layers) numbers.pop_back();
     if (!laws) numbers.pop_back();
     writer(numbers);
@@ -636,6 +664,7 @@ std::string RunJudge::Save() const {
   if (excuses) state_->VisitExcuses(writer);
   if (laws) state_->VisitLaws(writer);
   if (layers) state_->VisitArithmetic(writer);
+  if (own) state_->VisitOwn(writer);
   // Left out where it says nothing: servers of before read the rest.
   if (const uint32_t families = state_->alerts.went_back(); families != 0) writer(families);
   return out;
@@ -655,7 +684,8 @@ bool RunJudge::Restore(std::string_view saved) {
   reader(layout.layers);
   reader(layout.heads);
   reader(layout.kv_heads);
-  const bool layers = magic == kLayersMagic;
+  const bool own = magic == kOwnMagic;
+  const bool layers = magic == kLayersMagic || own;
   const bool laws = magic == kLawsMagic || layers;
   const bool excuses = magic == kExcusesMagic || laws;
   const bool kept = magic == kKeptMagic || excuses;
@@ -687,10 +717,12 @@ bool RunJudge::Restore(std::string_view saved) {
   if (fits && excuses) fresh->VisitExcuses(reader);
   if (fits && laws) fresh->VisitLaws(reader);
   if (fits && layers) fresh->VisitArithmetic(reader);
+  if (fits && own) fresh->VisitOwn(reader);
   uint32_t went_back = 0;
   if (fits && reader.ok() && !reader.at_end()) reader(went_back);
   if (!fits || !reader.at_end() || !fresh->heads.Consistent() || !fresh->changes.Consistent() ||
-      !fresh->laws.Consistent() || !fresh->arithmetic.Consistent() || fresh->ahead.size() > kChangesAheadMax)
+      !fresh->laws.Consistent() || !fresh->arithmetic.Consistent() || !fresh->own.Consistent() ||
+      fresh->ahead.size() > kChangesAheadMax)
     return begin_afresh();
   if (fingerprint == fresh->user_rules_fingerprint()) {
     StateReader rules_reader(of_rules);

@@ -61,7 +61,7 @@ class RunJudge {
   int32_t stage_of(int32_t layer, int32_t head) const;
   uint32_t alerts_firing() const;
   size_t memory_bytes() const;
-  // Tensors and modules for which a rule of people had no room (kRuleRowsMax); only grows, until other
+  // Tensors, modules and own cells for which a rule had no room (kRuleRowsMax, kOwnPastsMax); only grows, until other
   // rules are in force.
   uint64_t rule_rows_left_out() const;
 

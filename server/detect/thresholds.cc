@@ -93,6 +93,15 @@ constexpr Threshold kThresholds[] = {
     BW_ROW(arithmetic, chance, 1e-12, 1, "", "that a run of whatever length has a false alarm of this rule"),
     BW_ROW(arithmetic, z_min, 0, 1e6, "", "standard deviations of rounding that are none of a fault in any case"),
 
+    BW_ROW(own, finite_values, 1, 255, "values", "finite ones in a row after which NaN or infinity is wrong"),
+    BW_ROW(own, batch_values, 1, 1000, "values", "that are averaged before they are held against their past"),
+    BW_ROW(own, range_factor, 0, 1000, "of the past's range", "beyond all of the past"),
+    BW_ROW(own, rise_factor, 1, 1e6, "times the past's median", "to which what is bad when it rises must rise"),
+    BW_ROW(own, fall_share, 0, 1000, "of the past's median", "by which what is bad when it falls must fall"),
+    BW_ROW(own, hold_batches, 1, 1000, "batches", "in a row: information"),
+    BW_ROW(own, persist_batches, 1, 10000, "batches", "in a row: a warning"),
+    BW_ROW(own, relearn_batches, 1, 10000, "batches", "in a row that are the new normal"),
+
     BW_ROW(context, warmup_steps, 0, 1e7, "steps", "at the start of a run of which nothing is said"),
     BW_ROW(context, settle_steps, 0, 1e7, "steps", "after an announced change of which nothing is said, but of states"),
     BW_ROW(context, rate_factor, 1, 1e6, "", "of the learning rate between two reports: a change, announced or not"),
@@ -113,6 +122,8 @@ constexpr ThresholdOrder kOrders[] = {
     {"trend.window_batches_min", "trend.window_batches_short"},
     {"logits.logit_median_large", "logits.logit_median_critical"},
     {"loss.persist_steps", "loss.critical_steps"},
+    {"own.hold_batches", "own.persist_batches"},
+    {"own.persist_batches", "own.relearn_batches"},
 };
 
 // Converts to whatever a field is; never run.
@@ -157,13 +168,15 @@ static_assert(RowCount("logits") == FieldCount<LogitsOptions>());
 static_assert(RowCount("loss") == FieldCount<LossOptions>());
 static_assert(RowCount("kernel") == FieldCount<KernelOptions>());
 static_assert(RowCount("arithmetic") == FieldCount<ArithmeticOptions>());
+static_assert(RowCount("own") == FieldCount<OwnOptions>());
 static_assert(RowCount("context") == FieldCount<ContextOptions>());
 static_assert(RowCount("alert") == FieldCount<AlertOptions>());
 static_assert(SectionCount() + 2 == FieldCount<JudgeOptions>(), "beside the sections there are off and rules");
 
 constexpr const char* kBuiltinNames[] = {
-    "drift", "drift.growth", "drift.level", "drift.common_mode", "drift.leak", "ties",     "norm",   "logits",
-    "loss",  "gradient",     "nonfinite",   "disagreement",      "silent",     "overhead", "kernel", "arithmetic"};
+    "drift",  "drift.growth", "drift.level", "drift.common_mode", "drift.leak", "ties",
+    "norm",   "logits",       "loss",        "gradient",          "nonfinite",  "disagreement",
+    "silent", "overhead",     "kernel",      "arithmetic",        "own",        "own.past"};
 static_assert(std::size(kBuiltinNames) == kBuiltins);
 
 }  // namespace

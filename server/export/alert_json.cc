@@ -15,12 +15,19 @@ struct NamedRule {
   const char* alert;
 };
 constexpr NamedRule kNames[] = {
-    {"drift", "BellwetherDriftGrowing"},       {"ties", "BellwetherTiesAndBiasRising"},
-    {"norm", "BellwetherSpectralNormGrowing"}, {"logits", "BellwetherLogitsGrowing"},
-    {"loss", "BellwetherDiverging"},           {"gradient", "BellwetherGradientJump"},
-    {"nonfinite", "BellwetherNonFinite"},      {"disagreement", "BellwetherWeightsDisagree"},
-    {"silent", "BellwetherRanksMissing"},      {"overhead", "BellwetherHookOverBudget"},
-    {"kernel", "BellwetherKernelWrong"},       {"arithmetic", "BellwetherArithmeticWrong"},
+    {"drift", "BellwetherDriftGrowing"},
+    {"ties", "BellwetherTiesAndBiasRising"},
+    {"norm", "BellwetherSpectralNormGrowing"},
+    {"logits", "BellwetherLogitsGrowing"},
+    {"loss", "BellwetherDiverging"},
+    {"gradient", "BellwetherGradientJump"},
+    {"nonfinite", "BellwetherNonFinite"},
+    {"disagreement", "BellwetherWeightsDisagree"},
+    {"silent", "BellwetherRanksMissing"},
+    {"overhead", "BellwetherHookOverBudget"},
+    {"kernel", "BellwetherKernelWrong"},
+    {"arithmetic", "BellwetherArithmeticWrong"},
+    {"own", "BellwetherOwnSignal"},
 };
 
 // For a fragment of an address: everything but unreserved characters.

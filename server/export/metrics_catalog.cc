@@ -144,7 +144,7 @@ constexpr CatalogMetric kCatalog[] = {
      {"run", "signal", "row"}},
     {"bellwether_rule_rows_left_out_total",
      kCounter,
-     "Tensors and modules that people's rules do not judge one by one: a rule judges 1,024 of a run.",
+     "Rows that rules do not judge one by one: people's rules judge 1,024 of a run, own.past 256 cells.",
      {}},
     {"bellwether_run_attempt", kGauge, "How often the run was restarted.", {"run"}},
     {"bellwether_run_ended", kGauge, "1 once the run has said goodbye.", {"run"}},

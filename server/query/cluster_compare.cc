@@ -1,5 +1,7 @@
 // The comparison of run_router.h: of runs that different servers serve.
+#include <map>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -22,10 +24,18 @@ absl::Status Unreadable(const RunRouter::Location& place) {
 class OwnersRun final : public ComparedRun {
  public:
   OwnersRun(RunRouter* router, RunRouter::Location place, const CallContext& context, std::string asked,
-            const Layout& layout, int64_t step)
-      : ComparedRun(std::move(asked), layout, step), router_(router), place_(std::move(place)), context_(context) {}
+            const Layout& layout, int64_t step, std::map<std::string, MatrixShape> own)
+      : ComparedRun(std::move(asked), layout, step),
+        router_(router),
+        place_(std::move(place)),
+        context_(context),
+        own_(std::move(own)) {}
 
-  absl::StatusOr<std::vector<float>> ReadMatrix(const SignalInfo& signal, int64_t step, int64_t* at) override {
+  MatrixShape OwnShape(const std::string& name) const override {
+    const auto found = own_.find(name);
+    return found == own_.end() ? MatrixShape() : found->second;
+  }
+  absl::StatusOr<std::vector<float>> ReadMatrix(const Signal& signal, int64_t step, int64_t* at) override {
     v1::GetMatrixRequest request;
     request.set_run(place_.uuid);
     request.set_signal(signal.name);
@@ -35,13 +45,13 @@ class OwnersRun final : public ComparedRun {
                             place_.server, "GetMatrix", request, *context_.grant, context_.deadline_monotonic_ns)));
     *at = matrix.step();
     std::vector<float> values(matrix.values().begin(), matrix.values().end());
-    const auto cells = static_cast<size_t>(ShapeOf(signal, layout()).size());
+    const auto cells = static_cast<size_t>(signal.shape.size());
     if (*at >= 0 && values.size() != cells) return Unreadable(place_);
     return values;
   }
 
-  absl::StatusOr<std::vector<Values>> ReadSeries(const SignalInfo& signal, const std::vector<Head>& heads,
-                                                 int64_t begin, int64_t end, size_t points_max) override {
+  absl::StatusOr<std::vector<Values>> ReadSeries(const Signal& signal, const std::vector<Head>& heads, int64_t begin,
+                                                 int64_t end, size_t points_max) override {
     v1::GetSeriesRequest request;
     request.set_run(place_.uuid);
     for (const Head& head : heads) {
@@ -70,6 +80,7 @@ class OwnersRun final : public ComparedRun {
   RunRouter* const router_;
   const RunRouter::Location place_;
   const CallContext& context_;
+  const std::map<std::string, MatrixShape> own_;
 };
 
 absl::StatusOr<std::unique_ptr<ComparedRun>> OpenAtOwner(RunRouter* router, const RunRouter::Location& place,
@@ -85,7 +96,11 @@ absl::StatusOr<std::unique_ptr<ComparedRun>> OpenAtOwner(RunRouter* router, cons
                          .kv_heads = static_cast<int32_t>(told.kv_heads()),
                          .head_dim = static_cast<int32_t>(told.head_dim()),
                          .seq_len = static_cast<int32_t>(told.seq_len())};
-  return std::make_unique<OwnersRun>(router, place, context, asked, layout, run.step());
+  std::map<std::string, MatrixShape> own;
+  for (const v1::OwnSignal& signal : run.own_signals()) {
+    own[signal.name()] = {static_cast<int32_t>(signal.layers()), static_cast<int32_t>(signal.heads())};
+  }
+  return std::make_unique<OwnersRun>(router, place, context, asked, layout, run.step(), std::move(own));
 }
 
 }  // namespace
@@ -95,7 +110,8 @@ absl::StatusOr<v1::CompareRunsResponse> RunRouter::CompareRuns(const QueryEngine
                                                                const Location& run, const Location& baseline,
                                                                const CallContext& context) {
   const auto open = [&](const Location& place, const std::string& asked) {
-    return place.server.empty() ? engine.OpenCompared(place.uuid, asked) : OpenAtOwner(this, place, asked, context);
+    return place.server.empty() ? engine.OpenCompared(place.uuid, asked, context)
+                                : OpenAtOwner(this, place, asked, context);
   };
   BW_ASSIGN_OR_RETURN(const std::unique_ptr<ComparedRun> one, open(run, request.run()));
   BW_ASSIGN_OR_RETURN(const std::unique_ptr<ComparedRun> other, open(baseline, request.baseline()));

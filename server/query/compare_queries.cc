@@ -1,6 +1,7 @@
 // CompareRuns.
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <map>
 #include <memory>
 #include <utility>
@@ -45,17 +46,29 @@ int64_t FirstBeyond(const RunComparison& comparison, int index, const ComparedRu
 // One of this server's own.
 class StoredRun final : public ComparedRun {
  public:
-  StoredRun(const SeriesStore* series, const RunRecord& run, std::string asked)
-      : ComparedRun(std::move(asked), run.description.layout, run.step), series_(series), id_(run.id) {}
+  // The own signal's cells, as ReadMatrix() has those of the catalogue.
+  using ReadOwn = std::function<absl::StatusOr<std::vector<float>>(const OwnSignal&, int64_t step, int64_t* at)>;
+  StoredRun(const SeriesStore* series, const RunRecord& run, std::shared_ptr<const RunRows> rows, ReadOwn read_own,
+            std::string asked)
+      : ComparedRun(std::move(asked), run.description.layout, run.step),
+        series_(series),
+        id_(run.id),
+        rows_(std::move(rows)),
+        read_own_(std::move(read_own)) {}
 
-  absl::StatusOr<std::vector<float>> ReadMatrix(const SignalInfo& signal, int64_t step, int64_t* at) override {
-    return series_->ReadMatrix(id_, layout(), signal.id, step, at);
+  MatrixShape OwnShape(const std::string& name) const override {
+    const OwnSignal* const own = rows_->FindOwn(name);
+    return own == nullptr ? MatrixShape() : MatrixShape{own->layers, own->heads};
   }
-  absl::StatusOr<std::vector<Values>> ReadSeries(const SignalInfo& signal, const std::vector<Head>& heads,
-                                                 int64_t begin, int64_t end, size_t points_max) override {
+  absl::StatusOr<std::vector<float>> ReadMatrix(const Signal& signal, int64_t step, int64_t* at) override {
+    if (signal.info == nullptr) return read_own_(*rows_->FindOwn(signal.name), step, at);
+    return series_->ReadMatrix(id_, layout(), signal.info->id, step, at);
+  }
+  absl::StatusOr<std::vector<Values>> ReadSeries(const Signal& signal, const std::vector<Head>& heads, int64_t begin,
+                                                 int64_t end, size_t points_max) override {
     std::vector<Values> read;
     for (const Head& head : heads) {
-      const SeriesKey key{signal.id, head.layer, head.head};
+      const SeriesKey key = KeyOf(signal, head);
       BW_ASSIGN_OR_RETURN(SeriesPoints points,
                           series_->ReadSeries(id_, layout(), key, begin, end, points_max, SeriesStore::kNewestAttempt));
       read.push_back({std::move(points.step), std::move(points.mean)});
@@ -64,37 +77,67 @@ class StoredRun final : public ComparedRun {
   }
 
  private:
+  SeriesKey KeyOf(const Signal& signal, const Head& head) const {
+    if (signal.info != nullptr) return {signal.info->id, head.layer, head.head};
+    const OwnSignal& own = *rows_->FindOwn(signal.name);
+    return {MatrixOf(own), rows_->OwnRow(own, head.layer, head.head), 0};
+  }
+
   const SeriesStore* const series_;
   const RunId id_;
+  const std::shared_ptr<const RunRows> rows_;
+  const ReadOwn read_own_;
 };
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<ComparedRun>> QueryEngine::OpenCompared(const std::string& run,
-                                                                       const std::string& asked) const {
+absl::StatusOr<std::unique_ptr<ComparedRun>> QueryEngine::OpenCompared(const std::string& run, const std::string& asked,
+                                                                       const CallContext& context) const {
   BW_ASSIGN_OR_RETURN(const RunSnapshotPtr found, FindRun(run));
-  return std::make_unique<StoredRun>(stores_.series, found->record, asked);
+  BW_ASSIGN_OR_RETURN(const std::shared_ptr<const RunRows> rows, RowsOf(*found, *stores_.database));
+  const auto read_own = [this, found, rows, &context](const OwnSignal& own, int64_t step,
+                                                      int64_t* at) -> absl::StatusOr<std::vector<float>> {
+    BW_ASSIGN_OR_RETURN(OwnMatrix read, ReadOwn(*found, own, *rows, step, context));
+    *at = read.at;
+    return std::move(read.values);
+  };
+  return std::make_unique<StoredRun>(stores_.series, found->record, rows, read_own, asked);
 }
 
 absl::StatusOr<v1::CompareRunsResponse> QueryEngine::CompareRuns(const v1::CompareRunsRequest& request,
                                                                  const CallContext& context) const {
-  BW_ASSIGN_OR_RETURN(const std::unique_ptr<ComparedRun> run, OpenCompared(request.run(), request.run()));
+  BW_ASSIGN_OR_RETURN(const std::unique_ptr<ComparedRun> run, OpenCompared(request.run(), request.run(), context));
   BW_ASSIGN_OR_RETURN(const std::unique_ptr<ComparedRun> baseline,
-                      OpenCompared(request.baseline(), request.baseline()));
+                      OpenCompared(request.baseline(), request.baseline(), context));
   return Compare(run.get(), baseline.get(), request, context);
 }
 
 absl::StatusOr<v1::CompareRunsResponse> QueryEngine::Compare(ComparedRun* run, ComparedRun* baseline,
                                                              const v1::CompareRunsRequest& request,
                                                              const CallContext& context) const {
-  BW_ASSIGN_OR_RETURN(const SignalInfo* const signal, Signal("signal", request.signal()));
-  if (signal->granularity != Granularity::kRun && !OfHeads(signal->granularity)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("signal \"", signal->name, "\": must be of heads or of the run, which all runs count alike"));
-  }
+  ComparedRun::Signal signal{.name = request.signal(), .info = FindSignal(std::string_view(request.signal()))};
   BW_RETURN_IF_ERROR(Range("limit", request.limit(), 0, options_.heads_max));
-  const MatrixShape shape = ShapeOf(*signal, run->layout());
-  const MatrixShape other_shape = ShapeOf(*signal, baseline->layout());
+  MatrixShape other_shape;
+  if (signal.info != nullptr) {
+    if (signal.info->granularity != Granularity::kRun && !OfHeads(signal.info->granularity)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("signal \"", signal.name, "\": must be of heads or of the run, which all runs count alike"));
+    }
+    signal.shape = ShapeOf(*signal.info, run->layout());
+    other_shape = ShapeOf(*signal.info, baseline->layout());
+  } else {
+    signal.shape = run->OwnShape(signal.name);
+    other_shape = baseline->OwnShape(signal.name);
+    for (const auto& [asked, cells] :
+         {std::pair(run->asked(), signal.shape.size()), {baseline->asked(), other_shape.size()}}) {
+      if (cells > 0) continue;
+      return absl::InvalidArgumentError(absl::StrCat("signal \"", signal.name.substr(0, 64),
+                                                     "\": must be a name of the signal catalogue, such as drift_ratio, "
+                                                     "or one that both runs' jobs have given; run \"",
+                                                     asked, "\" has none of that name"));
+    }
+  }
+  const MatrixShape shape = signal.shape;
   if (shape.layers != other_shape.layers || shape.heads != other_shape.heads) {
     return absl::InvalidArgumentError(absl::StrCat("baseline \"", baseline->asked(), "\": its ", other_shape.layers,
                                                    " x ", other_shape.heads, " heads are not the run's ", shape.layers,
@@ -114,8 +157,8 @@ absl::StatusOr<v1::CompareRunsResponse> QueryEngine::Compare(ComparedRun* run, C
     BW_RETURN_IF_ERROR(Check(context));
     const int64_t step = grid == 1 ? last : last / (grid - 1) * i + last % (grid - 1) * i / (grid - 1);
     int64_t at = -1, other_at = -1;
-    BW_ASSIGN_OR_RETURN(const std::vector<float> values, run->ReadMatrix(*signal, step, &at));
-    BW_ASSIGN_OR_RETURN(const std::vector<float> others, baseline->ReadMatrix(*signal, step, &other_at));
+    BW_ASSIGN_OR_RETURN(const std::vector<float> values, run->ReadMatrix(signal, step, &at));
+    BW_ASSIGN_OR_RETURN(const std::vector<float> others, baseline->ReadMatrix(signal, step, &other_at));
     // Sampled more rarely than it is compared here.
     if (at < 0 || other_at < 0 || std::max(at, other_at) <= newest) continue;
     newest = std::max(at, other_at);
@@ -156,9 +199,9 @@ absl::StatusOr<v1::CompareRunsResponse> QueryEngine::Compare(ComparedRun* run, C
       std::vector<Head> where;
       for (size_t i = 0; i < count; ++i) where.push_back(heads[those[from + i]].where);
       BW_ASSIGN_OR_RETURN(const std::vector<ComparedRun::Values> mine,
-                          run->ReadSeries(*signal, where, begin, until + 1, options_.points_max));
+                          run->ReadSeries(signal, where, begin, until + 1, options_.points_max));
       BW_ASSIGN_OR_RETURN(const std::vector<ComparedRun::Values> theirs,
-                          baseline->ReadSeries(*signal, where, begin, until + 1, options_.points_max));
+                          baseline->ReadSeries(signal, where, begin, until + 1, options_.points_max));
       for (size_t i = 0; i < count; ++i) {
         first_steps[those[from + i]] = FirstBeyond(comparison, indices.second, mine[i], theirs[i], until);
       }

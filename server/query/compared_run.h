@@ -18,6 +18,7 @@
 #include "absl/status/statusor.h"
 #include "bellwether/signal_table.h"
 #include "server/model/run_types.h"
+#include "server/model/step_sample.h"
 
 namespace bellwether::server {
 
@@ -29,15 +30,24 @@ class ComparedRun {
     std::vector<float> value;
   };
 
+  // What is compared: a signal of the catalogue, or one that both jobs have named themselves.
+  struct Signal {
+    std::string name;
+    const SignalInfo* info = nullptr;  // Null: an own signal.
+    MatrixShape shape;
+  };
+
   virtual ~ComparedRun() = default;
   const std::string& asked() const { return asked_; }  // As the caller named it.
   const Layout& layout() const { return layout_; }
   int64_t step() const { return step_; }
 
+  // Layers, and heads or experts, of the own signal of that name; none: the run has no such signal.
+  virtual MatrixShape OwnShape(const std::string& name) const = 0;
   // As SeriesStore::ReadMatrix(), and ReadSeries() of the newest attempt, of each
   // of `heads`; errors also as Peers::Call().
-  virtual absl::StatusOr<std::vector<float>> ReadMatrix(const SignalInfo& signal, int64_t step, int64_t* at) = 0;
-  virtual absl::StatusOr<std::vector<Values>> ReadSeries(const SignalInfo& signal, const std::vector<Head>& heads,
+  virtual absl::StatusOr<std::vector<float>> ReadMatrix(const Signal& signal, int64_t step, int64_t* at) = 0;
+  virtual absl::StatusOr<std::vector<Values>> ReadSeries(const Signal& signal, const std::vector<Head>& heads,
                                                          int64_t begin, int64_t end, size_t points_max) = 0;
 
  protected:

@@ -136,7 +136,8 @@ class QueryEngine {
                                                   const CallContext& context) const;
   // A run of this server's, which the caller calls `asked`; errors as
   // FindRun().
-  absl::StatusOr<std::unique_ptr<ComparedRun>> OpenCompared(const std::string& run, const std::string& asked) const;
+  absl::StatusOr<std::unique_ptr<ComparedRun>> OpenCompared(const std::string& run, const std::string& asked,
+                                                            const CallContext& context) const;
 
   // ---- baselines ----
   absl::StatusOr<v1::ListBaselinesResponse> ListBaselines(const v1::ListBaselinesRequest&, const CallContext&) const;

@@ -7,6 +7,8 @@ from __future__ import annotations
 RATIO_GROWS = "(1024 / drift.heads_usual) ** drift.heads_exponent"
 
 DETECTION = (
+    "is not finite after {own.finite_values} finite ones in a row",
+    "its own past to the bad side; for {own.persist_batches} batches",
     "is added to batch means of {trend.batch_steps} steps",
     "A head's drift ratio is {drift.grown_factor} times the median head (held at {drift.ratio_floor} or more) and grows exponentially: "
     "Mann-Kendall z > {trend.mann_kendall_z_min}, r2 > {trend.r2_min}, doubling within {trend.doubling_steps_max} steps. "
@@ -72,6 +74,12 @@ RUNBOOKS = {
     "weightsdisagree": (),
     "kernelwrong": (),
     "arithmeticwrong": (),
+    "ownsignal": (
+        "after {own.finite_values} finite values in a row",
+        "for {own.hold_batches} means of {own.batch_values} values information, for {own.persist_batches} a warning",
+        "beyond all of its past by {own.range_factor} times its range",
+        "to {own.rise_factor} times its median, or fallen by {own.fall_share:%} of it",
+    ),
     "ranksmissing": (),
     "hookoverbudget": ("more than {alert.hook_overhead_max:%} of the step, for {alert.hook_overhead_steps} steps",),
 }

@@ -178,6 +178,47 @@ def test_own_rules_judge_them_by_their_names(tmp_path: Path) -> None:
         ranks[0].close()
 
 
+def test_two_runs_are_compared_by_own_signals(server: Server) -> None:
+    for run, factor in (("base", 1.0), ("changed", 8.0)):
+        with RunClient(RunOptions(run, layers=2, heads=2, server=server.grpc)) as client:
+            for step in range(64):
+                reward = (2 + step % 3) * (factor if step >= 40 else 1)
+                own = [OwnValues("reward", [reward]), OwnValues("load", [1.0, 1.0, reward], of="layer")]
+                assert client.push(step, [LOSS], own=own if run == "base" else own[::-1])
+            assert client.push(64, [LOSS], own=[OwnValues(f"only_{run}", [1.0])])
+            assert client.flush(30)
+        await_step(server, 64, run)
+    for signal, layer in (("reward", 0), ("load", 2)):
+        compared = server.call("CompareRuns", run="changed", baseline="base", signal=signal)
+        (worst,) = [head for head in compared["heads"] if int(head["first_step"]) >= 0]
+        assert (int(worst["first_step"]), worst["ratio"], worst.get("layer", 0)) == (40, 3, layer), signal
+    with pytest.raises(Exception, match="has none of that name"):
+        server.call("CompareRuns", run="base", baseline="changed", signal="only_base")
+
+
+def test_with_no_rules_file_what_is_wrong_is_told(server: Server) -> None:
+    client = ranks_of(server, 1)[0]
+    for step in range(40):
+        kl = OwnValues("kl", [math.inf if step >= 20 else 0.1])
+        share = OwnValues("clip_share", [1.5 if step >= 30 else 0.5], low=0.0, high=1.0)
+        assert client.push(step, [LOSS], own=[kl, share])
+    assert client.flush(30)
+
+    def told() -> Any:
+        alerts = server.call("ListAlerts", run="own").get("alerts", [])
+        return alerts if alerts and "clip_share" in alerts[0]["last"]["summary"] else None
+
+    (alert,) = wait_for("the alert is told again", told)
+    history = server.call("GetAlert", run="own", key=alert["last"]["key"])["alert"]["history"]
+    assert [(entry["rule"], entry["summary"]) for entry in history] == [
+        ("own", "own: kl is inf at step 20, after finite values"),
+        ("own", "own: clip_share is 1.5 at step 30, above its high limit of 1; also wrong: kl"),
+    ]
+    assert alert["last"]["severity"] == "SEVERITY_WARNING"
+    assert "clip_share is 1.5" in server.run("alert", "list", "--run", "own", "-o", "json")
+    client.close()
+
+
 def refused(server: Server, cause: str) -> float:
     return server.metric(f'bellwether_ingest_own_values_refused_total{{cause="{cause}"}}')
 

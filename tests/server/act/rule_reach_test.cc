@@ -25,14 +25,15 @@ constexpr int64_t kOnset = 1500;
 constexpr int64_t kAction = 4500;
 constexpr int64_t kLast = 9500;
 
-const char* const kRules[] = {"drift",     "ties",         "norm",   "logits",   "loss",   "gradient",
-                              "nonfinite", "disagreement", "silent", "overhead", "kernel", "arithmetic"};
+const char* const kRules[] = {"drift",        "ties",   "norm",     "logits", "loss",       "gradient", "nonfinite",
+                              "disagreement", "silent", "overhead", "kernel", "arithmetic", "own"};
 
 RunDescription Description() {
   RunDescription run;
   run.name = "r";
   run.layout = {.layers = 4, .heads = 4, .kv_heads = 4, .head_dim = 64, .seq_len = 1024};
   run.layout.modules = 1;
+  run.layout.own = 1;
   run.attention.score_dtype = "bf16";
   return run;
 }
@@ -82,6 +83,7 @@ StepSample SampleAt(const RunDescription& run, int64_t step, const std::string& 
   }
   sample.Add(SignalId::kLawDifference)[0] = is("arithmetic") ? 500.0f : 0.5f;
   sample.Add(SignalId::kLawVariance)[0] = 1;
+  sample.Add(SignalId::kOwnMean)[0] = is("own") ? std::numeric_limits<float>::quiet_NaN() : 0.5f;
   if (is("disagreement")) sample.disagreements.push_back({SignalId::kWqSigma, kIll.layer, kIll.head, 1, 2});
   return sample;
 }
@@ -139,6 +141,10 @@ Outcome Judge(const std::string& rule, const Action& action, int64_t from) {
   // What is switched off was on.
   if (action.kind == ActionKind::kCenterK && action.value == 0) run.attention.centred = true;
   RunJudge judge(JudgeOptions{}, run);
+  auto rows = std::make_shared<RunRows>();
+  rows->own_signals.push_back({.name = "kl"});
+  rows->AddOwnCell({});
+  judge.SetRows(rows);
   std::vector<AlertTransition> out;
   const std::optional<RunEvent> event = EventOf(action);
   for (int64_t step = 0; step <= kLast; ++step) {

@@ -38,6 +38,7 @@ const std::map<Family, std::vector<std::string>> kRunbooks = {
     {Family::kOverhead, {"hookoverbudget"}},
     {Family::kKernel, {"kernelwrong"}},
     {Family::kArithmetic, {"arithmeticwrong"}},
+    {Family::kOwn, {"ownsignal"}},
 };
 
 std::string Runbook(const std::string& name) {
@@ -109,7 +110,7 @@ TEST(AdviceTest, FirstActionIsAlwaysOneOfTheRunbooks) {
       }
     }
   }
-  EXPECT_EQ(told.size(), 17u);
+  EXPECT_EQ(told.size(), 19u);
 }
 
 class AdviceOfAlertsTest : public testing::Test {

@@ -1,0 +1,282 @@
+#include "server/detect/own_watch.h"
+
+#include <algorithm>
+#include <cmath>
+#include <iterator>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+
+namespace bellwether::server {
+namespace {
+
+constexpr size_t kRing = static_cast<size_t>(kOwnWindowBatches) + static_cast<size_t>(kOwnLagBatches);
+constexpr SignalId kMatrices[] = {SignalId::kOwnMean, SignalId::kOwnSum, SignalId::kOwnMax};
+
+struct FieldName {
+  std::string_view name;
+  PastSide side;
+};
+// As TRL, verl, OpenRLHF, Megatron and torchtitan have them.  Not what may be of either sign (entropy_loss),
+// and not what spreads (reward_std) or steers (kl_coef).
+constexpr FieldName kFieldNames[] = {
+    {"reward", PastSide::kFalls},
+    {"rewards", PastSide::kFalls},
+    {"entropy", PastSide::kFalls},
+    {"policy_entropy", PastSide::kFalls},
+    {"kl", PastSide::kRises},
+    {"kl_div", PastSide::kRises},
+    {"kl_divergence", PastSide::kRises},
+    {"kl_loss", PastSide::kRises},
+    {"policy_kl", PastSide::kRises},
+    {"ppo_kl", PastSide::kRises},
+    {"approx_kl", PastSide::kRises},
+    {"approxkl", PastSide::kRises},
+    {"router_z", PastSide::kRisesLate},
+    {"router_z_loss", PastSide::kRisesLate},
+    {"z_loss", PastSide::kRisesLate},
+};
+
+// "fallen to 0.2" or "risen to 3".
+const char* WordOf(bool falls) { return falls ? "fallen" : "risen"; }
+
+std::string NumberOf(double value) { return std::isnan(value) ? "NaN" : absl::StrFormat("%.4g", value); }
+
+}  // namespace
+
+PastSide PastOf(std::string_view name) {
+  // A mean is of what its folder says: critic/rewards/mean.
+  for (const std::string_view end : {"/mean", "_mean", "/avg", "_avg"}) {
+    if (name.size() > end.size() && name.ends_with(end)) {
+      name.remove_suffix(end.size());
+      break;
+    }
+  }
+  if (const size_t slash = name.rfind('/'); slash != std::string_view::npos) name.remove_prefix(slash + 1);
+  if (name.starts_with("mean_")) name.remove_prefix(5);
+  const auto found =
+      std::find_if(std::begin(kFieldNames), std::end(kFieldNames), [&](const FieldName& f) { return f.name == name; });
+  return found == std::end(kFieldNames) ? PastSide::kNone : found->side;
+}
+
+void OwnWatch::Grow(const RunRows& rows) {
+  for (size_t row = finite_.size(); row < rows.own_cells.size(); ++row) {
+    const OwnSignal& signal = rows.own_signals[static_cast<size_t>(rows.own_cells[row].signal)];
+    const PastSide side = PastOf(signal.name);
+    uint16_t past = 0;
+    if (side != PastSide::kNone && pasts_.size() >= kOwnPastsMax) {
+      ++cells_left_out_;
+    } else if (side != PastSide::kNone) {
+      pasts_.push_back({.row = static_cast<uint32_t>(row), .side = side});
+      past = static_cast<uint16_t>(pasts_.size());
+    }
+    finite_.push_back(0);
+    row_of_past_.push_back(past);
+  }
+}
+
+bool OwnWatch::Observe(const StepSample& sample, const RunRows* rows, const Context& context) {
+  readings_.clear();
+  findings_.clear();
+  if (rows == nullptr) return false;
+  bool any = false;
+  for (const SignalId matrix : kMatrices) {
+    if (!sample.has(matrix) || !DeriveMatrix(sample, *FindSignal(matrix), &matrix_)) continue;
+    Grow(*rows);
+    const size_t size = std::min({matrix_.size(), finite_.size(), rows->own_cells.size()});
+    for (size_t row = 0; row < size; ++row) {
+      if (IsNotMeasured(matrix_[row])) continue;
+      const OwnSignal& signal = rows->own_signals[static_cast<size_t>(rows->own_cells[row].signal)];
+      if (MatrixOf(signal) != matrix) continue;
+      any = true;
+      Take(static_cast<uint32_t>(row), matrix_[row], signal, context, sample.step);
+    }
+  }
+  if (!any) return false;
+  Remember(sample.step, context.quiet_steps);
+  Tell(*rows, sample.step);
+  return true;
+}
+
+void OwnWatch::Take(uint32_t row, float value, const OwnSignal& signal, const Context& context, int64_t step) {
+  uint8_t& finite = finite_[row];
+  if (!std::isfinite(value)) {
+    if (finite >= options_.finite_values) {
+      readings_.push_back({.row = row, .kind = Kind::kNonfinite, .value = value, .since = step});
+    } else {
+      finite = 0;
+    }
+    return;
+  }
+  if (finite < options_.finite_values) ++finite;
+  // Limits are doubles and values floats: the nearest float of a limit is within it.
+  const auto beyond = [&](const std::optional<double>& limit, double side) {
+    if (!limit.has_value() || !(side * (value - static_cast<float>(*limit)) > 0)) return false;
+    readings_.push_back({.row = row, .kind = Kind::kLimit, .value = value, .threshold = *limit, .since = step});
+    return true;
+  };
+  if (!beyond(signal.low, -1)) beyond(signal.high, 1);
+  const uint16_t index = row_of_past_[row];
+  if (index == 0 || !context.pasts || context.excused) return;
+  Past& past = pasts_[index - 1u];
+  if (past.side == PastSide::kRisesLate && context.warming) return;
+  past.sum += value;
+  if (++past.count < options_.batch_values) return;
+  const auto batch = static_cast<float>(past.sum / past.count);
+  past.sum = 0;
+  past.count = 0;
+  Judge(batch, step, &past);
+}
+
+void OwnWatch::Judge(float batch, int64_t step, Past* into) {
+  Past& past = *into;
+  const auto push = [&past](float value) {
+    if (past.batches.capacity() < kRing) past.batches.reserve(kRing);
+    if (past.batches.size() < kRing) return past.batches.push_back(value);
+    past.batches[past.oldest] = value;
+    past.oldest = static_cast<uint16_t>((past.oldest + 1u) % kRing);
+  };
+  if (past.batches.size() < kRing) return push(batch);
+  scratch_.clear();
+  for (size_t i = 0; i < static_cast<size_t>(kOwnWindowBatches); ++i) {
+    scratch_.push_back(past.batches[(past.oldest + i) % kRing]);
+  }
+  const auto middle = scratch_.begin() + kOwnWindowBatches / 2;
+  std::nth_element(scratch_.begin(), middle, scratch_.end());
+  const double median = *middle;
+  const auto [low, high] = std::minmax_element(scratch_.begin(), scratch_.end());
+  const bool falls = past.side == PastSide::kFalls;
+  const double reach = options_.range_factor * (static_cast<double>(*high) - *low);
+  double limit = falls ? std::min(*low - reach, median - options_.fall_share * std::abs(median))
+                       : std::max(*high + reach, options_.rise_factor * median);
+  // What is positive may vary by factors.
+  if (!falls && *low > 0) limit = std::max(limit, *high * std::pow(*high / *low, options_.range_factor));
+  // Beside a past of zeros, or below zero, no factor says what is large.
+  const bool judged = falls ? median != 0 : median > 0;
+  const bool off = judged && (falls ? batch < limit : batch > limit);
+  const auto hold = static_cast<uint16_t>(options_.hold_batches);
+  if (!off) {
+    if (past.off > 0) past.off = static_cast<uint16_t>(std::min<int>(past.off, 2 * hold) - 1);
+    return push(batch);
+  }
+  if (past.off++ == 0) past.since = step;
+  if (past.off >= options_.hold_batches) {
+    readings_.push_back({.row = past.row,
+                         .kind = Kind::kPast,
+                         .severity = past.off >= options_.persist_batches ? Severity::kWarning : Severity::kInfo,
+                         .value = batch,
+                         .threshold = limit,
+                         .baseline = median,
+                         .since = past.since});
+  }
+  if (past.off < options_.relearn_batches) return;
+  past.batches.clear();
+  past.oldest = past.off = 0;
+}
+
+// Since when each is wrong, and which of them the alert has not told of.
+void OwnWatch::Remember(int64_t step, int64_t quiet_steps) {
+  std::erase_if(wrong_, [&](const Wrong& wrong) { return step - wrong.last > quiet_steps; });
+  if (wrong_.empty()) told_ = 0;
+  for (Reading& reading : readings_) {
+    const auto found = std::find_if(wrong_.begin(), wrong_.end(), [&](const Wrong& wrong) {
+      return wrong.row == reading.row && wrong.kind == reading.kind;
+    });
+    if (found != wrong_.end()) {
+      reading.since = reading.kind == Kind::kPast ? reading.since : found->since;
+      found->last = step;
+      continue;
+    }
+    if (wrong_.size() >= kOwnWrongMax) continue;
+    wrong_.push_back({.row = reading.row, .kind = reading.kind, .since = reading.since, .last = step});
+    reading.news = told_ < kOwnToldMax;
+    if (reading.news) ++told_;
+  }
+}
+
+void OwnWatch::Tell(const RunRows& rows, int64_t step) {
+  // News first, so that the alert's words are of it.
+  std::stable_sort(readings_.begin(), readings_.end(), [](const Reading& a, const Reading& b) {
+    return std::pair(-static_cast<int>(a.severity), !a.news) < std::pair(-static_cast<int>(b.severity), !b.news);
+  });
+  const size_t count = std::min(readings_.size(), kOwnWrongMax);
+  for (size_t i = 0; i < count; ++i) {
+    const Reading& reading = readings_[i];
+    const OwnSignal& signal = rows.own_signals[static_cast<size_t>(rows.own_cells[reading.row].signal)];
+    const std::string& cell = rows.own.names()[reading.row];
+    const std::string value = NumberOf(reading.value);
+    Finding& finding = findings_.emplace_back(
+        Finding::OfRun(Rule::kOwn, reading.severity,
+                       {.signal = signal.name.c_str(),
+                        .value = reading.value,
+                        .threshold = reading.kind == Kind::kNonfinite ? std::nan("") : reading.threshold,
+                        .baseline = reading.kind == Kind::kPast ? reading.baseline : std::nan(""),
+                        .first_step = reading.since,
+                        .detector = reading.kind == Kind::kNonfinite ? "nonfinite"
+                                    : reading.kind == Kind::kLimit   ? "limit"
+                                                                     : "past"}));
+    finding.score = static_cast<double>(count - i);  // In this order.
+    finding.news = reading.news;
+    finding.note = cell;
+    if (reading.kind == Kind::kNonfinite) {
+      finding.summary = absl::StrCat(cell, " is ", value, " at step ", step, ", after finite values");
+    } else if (reading.kind == Kind::kLimit) {
+      const bool below = reading.value < reading.threshold;
+      finding.summary =
+          absl::StrCat(cell, " is ", value, " at step ", step, ", ", below ? "below its low" : "above its high",
+                       " limit of ", NumberOf(reading.threshold));
+    } else {
+      finding.summary = absl::StrCat(cell, " has ", WordOf(reading.value < reading.baseline), " to ", value, ", from ",
+                                     NumberOf(reading.baseline), " (limit ", NumberOf(reading.threshold),
+                                     "), since step ", reading.since);
+    }
+  }
+  constexpr size_t kSaidMax = 4;
+  if (count < 2) return;
+  std::string& words = findings_.front().summary;
+  for (size_t i = 1; i <= std::min(kSaidMax, count - 1); ++i) {
+    absl::StrAppend(&words, i == 1 ? "; also wrong: " : ", ", rows.own.names()[readings_[i].row]);
+  }
+  if (readings_.size() - 1 > kSaidMax) absl::StrAppend(&words, " and ", readings_.size() - 1 - kSaidMax, " more");
+}
+
+void OwnWatch::Forget() {
+  for (Past& past : pasts_) {
+    past.batches.clear();
+    past.oldest = past.off = past.count = 0;
+    past.sum = 0;
+  }
+}
+
+void OwnWatch::Rewind() {
+  Forget();
+  wrong_.clear();
+  told_ = 0;
+}
+
+size_t OwnWatch::memory_bytes() const {
+  size_t bytes = finite_.capacity() + row_of_past_.capacity() * sizeof(uint16_t) + wrong_.capacity() * sizeof(Wrong) +
+                 pasts_.capacity() * sizeof(Past);
+  for (const Past& past : pasts_) bytes += past.batches.capacity() * sizeof(float);
+  return bytes;
+}
+
+bool OwnWatch::Consistent() const {
+  if (finite_.size() > static_cast<size_t>(kNamedRowsMax) || row_of_past_.size() != finite_.size() ||
+      pasts_.size() > kOwnPastsMax || wrong_.size() > kOwnWrongMax)
+    return false;
+  for (size_t row = 0; row < row_of_past_.size(); ++row) {
+    const uint16_t past = row_of_past_[row];
+    if (past > pasts_.size() || (past > 0 && pasts_[past - 1u].row != row)) return false;
+  }
+  const auto known = [&](uint32_t row) { return row < finite_.size(); };
+  return std::all_of(wrong_.begin(), wrong_.end(), [&](const Wrong& wrong) { return known(wrong.row); }) &&
+         std::all_of(pasts_.begin(), pasts_.end(), [&](const Past& past) {
+           return known(past.row) && past.batches.size() <= kRing && past.oldest < kRing &&
+                  (past.oldest == 0 || past.batches.size() == kRing);
+         });
+}
+
+}  // namespace bellwether::server
