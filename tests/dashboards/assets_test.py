@@ -287,7 +287,7 @@ class Console(unittest.TestCase):
     def test_the_maps_signals_are_the_catalogues(self) -> None:
         catalogue = (ROOT / "proto/bellwether/v1/signals.proto").read_text()
         known = {}
-        for name, kind, rest in re.findall(r'name: "(\w+)" unit: "[^"]*" granularity: GRANULARITY_(TENSOR|MODULE)\b(.*)', catalogue):
+        for name, kind, rest in re.findall(r'name: "(\w+)" unit: "[^"]*" granularity: GRANULARITY_(TENSOR|MODULE|EXPERT|LAYER)\b(.*)', catalogue):
             derived = re.search(r'numerator: "(\w+)"', rest)
             known[name] = (kind.lower(), derived[1] if derived else name)
         page = (DASHBOARDS / "console/src/signals.ts").read_text()

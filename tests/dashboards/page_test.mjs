@@ -169,7 +169,7 @@ const checks = {
     await addTensors(page, names);
     await page.goto(`http://127.0.0.1:${server.port}/#/run/gpt2-small%2Fbf16-fa2?signal=tensor_grad_norm`);
     await page.waitForSelector('h2:text-is("Every tensor")');
-    assert.deepEqual(await page.$$eval('#signal optgroup', (all) => all.map((group) => group.label)), ['Heads', 'Tensors', "The job's own"]);
+    assert.deepEqual(await page.$$eval('#signal optgroup', (all) => all.map((group) => group.label)), ['Heads', 'Tensors', 'Experts', "The job's own"]);
     assert.equal(await page.getAttribute('[role=grid]', 'aria-rowcount'), '6');  // The embedding, four blocks, norm and lm_head.
     assert.equal(await page.getAttribute('[role=grid]', 'aria-colcount'), '10');
     const cell = page.locator('#heat-cell');
@@ -247,6 +247,10 @@ const checks = {
     await page.waitForSelector('h2:has-text("Layer 3 expert 5")');
     assert.match(page.url(), /signal=load&layer=3&head=5/);
     assert.deepEqual(await breaches(page), []);
+    await page.goto(`${run}?signal=expert_share`);
+    await page.waitForSelector('h2:has-text("Layer 2 expert 5")');
+    const titles = await page.$$eval('.chart-title', (all) => all.map((e) => e.textContent));
+    assert.deepEqual(titles, ['Load of experts', 'Entropy of the router', 'Loss', 'Gradient norm']);
     await page.goto(`${run}?signal=tensor_grad_norm&row=no.such.weight`);
     await page.waitForSelector('text=No samples yet.');
     await page.unrouteAll({ behavior: 'ignoreErrors' });

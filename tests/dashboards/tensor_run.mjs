@@ -29,14 +29,18 @@ export async function addTensors(page, names, alter = (run) => run) {
   await page.route('**/api/v1/GetRun', async (route) => {
     const response = await route.fetch();
     const run = await response.json();
-    const parts = ['tensor_grad_sumsq', 'tensor_grad_max', 'tensor_change_sumsq', 'tensor_lag_sum', 'load'];
+    const parts = ['tensor_grad_sumsq', 'tensor_grad_max', 'tensor_change_sumsq', 'tensor_lag_sum', 'load', 'expert_load', 'router_entropy_sum'];
     const load = { name: 'load', granularity: 'GRANULARITY_EXPERT', merge: 'MERGE_MEAN', unit: '1', help: 'Share of the tokens.', layers: 4, heads: 8 };
-    await route.fulfill({ response, json: alter({ ...run, signals: [...run.signals, ...parts], own_signals: [load] }) });
+    await route.fulfill({ response, json: alter({ ...run, description: { ...run.description, layout: { ...run.description.layout, experts: 8 } }, signals: [...run.signals, ...parts], own_signals: [load] }) });
   });
   await page.route('**/api/v1/GetMatrix', async (route) => {
     const { signal, step } = body(route);
     if (signal === 'load') {
       return route.fulfill({ json: { signal, step: '3700', layers: 4, heads: 8, values: Array.from({ length: 32 }, (_, i) => i / 32), names: [] } });
+    }
+    if (signal === 'expert_share') {
+      const values = Array.from({ length: 96 }, (_, i) => (i === 21 ? 4 : 1));  // 12 layers; expert 5 of layer 2 takes too much.
+      return route.fulfill({ json: { signal, step: '3700', layers: 12, heads: 8, values, names: [] } });
     }
     if (!signal.startsWith('tensor_')) return route.continue();
     answers.asked.push(Number(step));
@@ -46,7 +50,7 @@ export async function addTensors(page, names, alter = (run) => run) {
   });
   await page.route('**/api/v1/GetSeries', async (route) => {
     const { series, ...rest } = body(route);
-    const isOurs = (id) => id.name !== '' || id.signal === 'load';
+    const isOurs = (id) => id.name !== '' || id.signal === 'load' || /^(expert|router)_/.test(id.signal);
     const lacks = series.find((id) => id.name !== '' && !names.includes(id.name));
     if (lacks) return route.fulfill({ status: 404, json: { message: `series.name "${lacks.name}": the run has no such tensor` } });
     const response = await route.fetch({ postData: JSON.stringify({ ...rest, series: series.filter((id) => !isOurs(id)) }) });

@@ -11,7 +11,9 @@ import { Cell, CellKind, Heatmap, HeatmapData, cellName, worstCells, worstTable 
 import { ModelMap, modelMap } from './model_map';
 import { Route, formatRoute } from './route';
 import { Samples } from './samples';
-import { causalNames, findRowSignal, findSignal, headSignals, ownMatrices, ownOfRun, rowSignalsOf, runSignals } from './signals';
+import {
+  causalNames, expertSignals, expertSignalsOf, findRowSignal, findSignal, headSignals, ownMatrices, ownOfRun, rowSignalsOf, runSignals,
+} from './signals';
 import { verdict } from './verdict';
 import type { Action, Alert, GetMatrixResponse, OwnSignal, Run, Series, SeriesId } from './wire';
 
@@ -35,6 +37,9 @@ function subjectName({ kind, layer, head, name }: Subject): string {
   if (name) return name;
   return kind === 'layer' || kind === 'rank' ? `${kind} ${layer}` : `layer ${layer} ${kind} ${head}`;
 }
+
+/** A signal whose cells are not heads: of the job's own, or of experts. */
+interface Cells { name: string; kind: CellKind; layers: number; heads: number; help: string }
 
 function kindOfOwn(own: OwnSignal): CellKind {
   const kind = own.granularity.replace('GRANULARITY_', '').toLowerCase();
@@ -132,20 +137,26 @@ export class RunPage {
     return rows.length > 0 ? rows[0].name : 'drift_ratio';
   }
 
-  /** The own signal that the map shows. */
-  private own(): OwnSignal | undefined {
-    return this.run ? ownMatrices(this.run).find((own) => own.name === this.signal) : undefined;
+  /** The signal that the map shows, if its cells are no heads and have no names. */
+  private cells(): Cells | undefined {
+    const { run, signal } = this;
+    const own = run && ownMatrices(run).find(({ name }) => name === signal);
+    if (own) return { ...own, kind: kindOfOwn(own) };
+    const found = expertSignals.find(({ name }) => name === signal);
+    if (!run || !found) return undefined;
+    const { layers, experts } = run.description.layout;
+    return { name: signal, kind: found.of, layers, heads: found.of === 'expert' ? experts : 1, help: found.help };
   }
 
   /** What is chosen, else what the verdict names, else the worst of the map. */
   private subject(): Subject {
     const run = this.run;
-    const own = this.own();
+    const cells = this.cells();
     const { layer, head, row } = this.route;
     const rows = findRowSignal(this.signal);
     if (row !== null && rows) return { kind: rows.of, layer: 0, head: 0, name: row };
-    const kind = own ? kindOfOwn(own) : 'head';
-    const size = own ?? run?.description.layout;
+    const kind = cells?.kind ?? 'head';
+    const size = cells ?? run?.description.layout;
     if (layer !== null && head !== null && size && layer < size.layers && head < size.heads) return { kind, layer, head, name: '' };
     const alert = leading(this.alerts);
     if (alert && alert.last.head >= 0 && kind === 'head') return { kind, layer: alert.last.layer, head: alert.last.head, name: '' };
@@ -194,6 +205,7 @@ export class RunPage {
     const rows = rowSignalsOf(run);
     const groups: [string, { name: string; label: string }[]][] = [
       ['Heads', headSignals], ['Tensors', rows.filter((s) => s.of === 'tensor')], ['Modules', rows.filter((s) => s.of === 'module')],
+      ['Experts', expertSignalsOf(run)],
       ["The job's own", ownMatrices(run).map(({ name }) => ({ name, label: name }))],
     ];
     const shown = groups.filter(([, signals]) => signals.length > 0);
@@ -255,7 +267,7 @@ export class RunPage {
     const { help, label } = findSignal(name);
     this.picker.value = name;
     this.mapTitle.textContent = `Every ${this.kind()}`;
-    this.help.textContent = this.own()?.help || help;
+    this.help.textContent = this.cells()?.help || help;
     try {
       const matrix = await api.matrix(this.name, name, step);
       if (matrix.values.length > 0) {
@@ -276,8 +288,7 @@ export class RunPage {
 
   /** What the cells of the map are. */
   private kind(): CellKind {
-    const own = this.own();
-    return findRowSignal(this.signal)?.of ?? (own ? kindOfOwn(own) : 'head');
+    return findRowSignal(this.signal)?.of ?? this.cells()?.kind ?? 'head';
   }
 
   /** `ask`: whether samples before it may be asked for the rows whose turn it was not. */
@@ -344,12 +355,15 @@ export class RunPage {
   private seriesOf(run: Run, { kind, layer, head, name }: Subject): SeriesId[] {
     const { heads, kv_heads, layers } = run.description.layout;
     const keyHead = Math.floor((head * kv_heads) / heads);
-    const own = this.own();
-    const measured = own && !Number.isNaN(this.matrix?.values[layer * own.heads + head] ?? NaN);
+    const cells = this.cells();
+    const measured = cells && !Number.isNaN(this.matrix?.values[layer * cells.heads + head] ?? NaN);
+    const ofExperts = expertSignals.some((s) => s.name === this.signal) ? expertSignalsOf(run) : [];
     const isHead = name === '' && kind === 'head' && layer < layers && head < heads;
     return [
       ...(name ? rowSignalsOf(run).filter((s) => s.of === kind).map((s) => ({ signal: s.name, layer: 0, head: 0, name })) : []),
-      ...(measured ? [{ signal: own.name, layer, head, name: '' }] : []),
+      ...(measured && ofExperts.length === 0 ? [{ signal: cells.name, layer, head, name: '' }] : []),
+      ...ofExperts.filter((s) => s.of === 'layer' || kind === 'expert')
+        .map((s) => ({ signal: s.name, layer, head: s.of === 'layer' ? 0 : head, name: '' })),
       ...(isHead ? causalNames : []).map((signal) =>
         ({ signal, layer, head: findSignal(signal).kvHeads ? keyHead : head, name: '' })),
       ...runSignals.map((s) => ({ signal: s.name, layer: 0, head: 0, name: '' })),

@@ -125,6 +125,33 @@ export const rowSignals: RowSignal[] = [
     help: 'Difference of the law that the row names, in units of what rounding gives. Modules take turns.' },
 ];
 
+/** Of the experts of each layer, or of the layer's router. */
+export interface CellSignal extends Signal { of: 'expert' | 'layer'; part: string }
+
+/** On a map of layers and experts, and drawn for a chosen one. */
+export const expertSignals: CellSignal[] = [
+  { name: 'expert_share', of: 'expert', part: 'expert_load', label: 'Load of experts', scale: 'linear',
+    help: 'Load of the expert over what each would have of the same: one is balanced, zero is dead.' },
+  { name: 'expert_dead', of: 'expert', part: 'expert_dead', label: 'Dead experts', scale: 'linear',
+    help: 'One if the router has chosen the expert for no token, else zero.' },
+  { name: 'expert_dropped_share', of: 'expert', part: 'expert_dropped', label: 'Dropped tokens', scale: 'linear',
+    help: "Share of the expert's tokens that its capacity had no room for." },
+  { name: 'expert_largest_share', of: 'layer', part: 'expert_largest_load', label: 'Load of the busiest expert', scale: 'log',
+    help: 'Load of the busiest expert over what each would have of the same.' },
+  { name: 'router_entropy_share', of: 'layer', part: 'router_entropy_sum', label: 'Entropy of the router', scale: 'linear',
+    lowIsBad: true, help: 'Over the largest that it can be: one knows no expert from another, zero is sure of one.' },
+  { name: 'router_logit_max', of: 'layer', part: 'router_logit_max', label: 'Largest logit of the router', scale: 'log',
+    help: "Largest of the router's logits." },
+  { name: 'router_row_cosine_max', of: 'layer', part: 'router_row_cosine_max', label: 'Rows of the router alike', scale: 'linear',
+    help: "Largest cosine of two rows of the router's weight: at one two experts are chosen alike." },
+];
+
+/** Those that the run has. */
+export function expertSignalsOf(run: Run): CellSignal[] {
+  const reported = new Set(run.signals);
+  return expertSignals.filter((s) => reported.has(s.part));
+}
+
 export function findRowSignal(name: string): RowSignal | undefined {
   return rowSignals.find((s) => s.name === name);
 }
@@ -156,6 +183,6 @@ const otherLabels: Record<string, string> = { hook_overhead: 'Hook overhead', si
   law_a1_z: 'Law A1, z', law_a2_z: 'Law A2, z' };
 
 export function findSignal(name: string): Signal {
-  return [...headSignals, ...runSignals, ...rowSignals].find((s) => s.name === name) ?? { name, label: otherLabels[name] ?? name,
-    help: '', scale: 'linear' };
+  return [...headSignals, ...runSignals, ...rowSignals, ...expertSignals].find((s) => s.name === name) ??
+    { name, label: otherLabels[name] ?? name, help: '', scale: 'linear' };
 }
