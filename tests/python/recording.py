@@ -90,7 +90,7 @@ class Recording:
         return found
 
 
-def replayed_alerts(path: Path) -> list[Any]:
+def replayed_alerts(path: Path, *how: str) -> list[Any]:
     """What `bellwether replay` says of a recording once its sender has ended it."""
     from bellwether._native import c_api
 
@@ -98,7 +98,10 @@ def replayed_alerts(path: Path) -> list[Any]:
     tool = c_api.find("bellwether")
     assert tool is not None
     said = subprocess.run(
-        [str(tool), "replay", str(path), "--json"], capture_output=True, text=True, timeout=120
+        [str(tool), "replay", str(path), "--json", *how],
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert said.returncode == 0, said.stderr
     return [json.loads(line) for line in said.stdout.splitlines() if "rule" in line]

@@ -15,7 +15,7 @@ from typing import Any, Optional
 import pytest
 
 from bellwether.client import Counters
-from bellwether.tools.doctor import layer_findings, monitor_findings
+from bellwether.tools.doctor import layer_findings, monitor_findings, tensor_findings
 
 from conftest import ROOT
 
@@ -239,3 +239,16 @@ def test_run_leaves_the_script_alone(tmp_path: Path) -> None:
     recorded = Recording(tmp_path / "r.bwrun", ended=True)
     assert [f.step for f in recorded.frames] == list(range(20))
     assert recorded.hello.run.name.startswith("train-")
+
+
+def test_a_samples_share_of_the_parameters_is_said() -> None:
+    left_out = {f"p{i}": "no second moment" for i in range(10)}
+    told = {"rows": 60, "elements": 1, "copied": 1, "refused": 0, "left_out": left_out}
+    covered, *named = [finding.text for finding in tensor_findings({"tensors": told})]
+    assert covered.startswith("60 parameters tell their gradient, and whether they moved, in every")
+    assert covered.endswith("and moments, 3 of them a sample, in turn")
+    assert named[0] == "p0: not told, or not all of it: no second moment"
+    assert len(named) == 9 and named[8].startswith("2 or more further parameters")
+    (refused,) = tensor_findings({"tensors": told | {"rows": 0, "refused": 1, "left_out": {}}})
+    assert refused.ok is False and "16384 parameters of 256 bytes" in refused.text
+    assert tensor_findings({"tensors": told | {"rows": 0, "left_out": {}}}) == []

@@ -24,7 +24,10 @@ from .._hook.layer.notes import FROZEN, why
 from .._hook.model import already_compiled
 from .._native import c_api
 from .._server import private_server
+from .._step.tensors import TURNS
 from .._util.ranks import ASIDE
+
+_LEFT_OUT_NAMED = 8  # Parameters.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -206,6 +209,31 @@ def known_findings() -> list[Finding]:
     return found
 
 
+def tensor_findings(status: dict[str, Any]) -> list[Finding]:
+    """What a sample covers of the parameters, where stats= names tensors."""
+    told = status.get("tensors") or {"rows": 0, "refused": 0, "left_out": {}}
+    found = []
+    if told["rows"]:
+        turn = -(-told["rows"] // TURNS)
+        found.append(
+            Finding(
+                None,
+                f"{told['rows']} parameters tell their gradient, and whether they moved, in every "
+                f"sample; the size of the change, and moments, {turn} of them a sample, in turn",
+            )
+        )
+    if told["refused"]:
+        most = f"{c_api.NAMED_ROWS_MAX} parameters of {c_api.ROW_NAME_MAX} bytes at most"
+        found.append(Finding(False, f"some parameters are not told: {most}"))
+    left_out = list(told["left_out"].items())
+    for name, reason in left_out[:_LEFT_OUT_NAMED]:
+        found.append(Finding(None, f"{name}: not told, or not all of it: {reason}"))
+    if len(left_out) > _LEFT_OUT_NAMED:
+        more = f"{len(left_out) - _LEFT_OUT_NAMED} or more further parameters"
+        found.append(Finding(None, f"{more} are not told, or not all of them"))
+    return found
+
+
 def monitor_findings(monitor: Any) -> list[Finding]:
     """The whole story of one monitor: layers, link, errors, price."""
     status = monitor.status()
@@ -213,6 +241,7 @@ def monitor_findings(monitor: Any) -> list[Finding]:
     met = {id for layer in status["layers"] for id in layer.get("known_faults", ())}
     for entry in known_kernels.named(met):
         found.append(Finding(None, f"known, a hint (--kernels tells): {entry}"))
+    found += tensor_findings(status)
     if status["errors"]:
         found.append(Finding(False, f"{status['errors']} errors, the last: {status['last_error']}"))
     for reason, times in status["numbers_left_out"].items():

@@ -1,0 +1,223 @@
+"""Goal: a fault that is put into a small training by hand is seen within two samples that cover the
+place: in the signals of its parameters, or by an own rule on them.  Without one there is no alert.
+Method: a language model of two blocks, healthy and with one fault each, and the server's judge over
+its recording.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from test_tensors import Told, told_in
+from torch import Tensor, nn
+from torch.optim import AdamW
+from torch.optim.lr_scheduler import LambdaLR
+
+import bellwether
+from bellwether.settings import STATS
+
+from models import Attention, Block, Shape
+from recording import replayed_alerts
+
+SHAPE = Shape(fused=False, width=32)
+WORDS = 64
+AT = 30  # The first step with the fault.
+STEPS = AT + 10
+
+
+class Language(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(WORDS, SHAPE.width)
+        self.blocks = nn.ModuleList(Block(SHAPE, Attention) for _ in range(SHAPE.layers))
+        self.norm = nn.LayerNorm(SHAPE.width)
+        self.head = nn.Linear(SHAPE.width, WORDS, bias=False)
+
+    def forward(self, words: Tensor) -> Tensor:
+        x = self.embed(words)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+@dataclasses.dataclass
+class Training:
+    model: Language
+    optimizer: AdamW
+    step: int = 0
+    scale: float = 1.0  # Of the loss.
+
+    @property
+    def faulty(self) -> bool:
+        return self.step >= AT
+
+
+@dataclasses.dataclass
+class Fault:
+    begins: Callable[[Training], None] = lambda t: None  # Before the step.
+    gradients: Callable[[Training], None] = lambda t: None  # Before the optimizer's.
+    zeroes: Callable[[Training], bool] = lambda t: True
+    steps: Callable[[Training], bool] = lambda t: True
+    rate: Callable[[int], float] = lambda step: min(1.0, step / 4)
+    without: str = ""  # Parameters that the optimizer is not given.
+
+
+def batch_of(step: int) -> Tensor:
+    """Words that follow one another by a rule, with every word in it."""
+    make = torch.Generator().manual_seed(step)
+    first = torch.randint(WORDS, (8, 1), generator=make)
+    return (first + 5 * torch.arange(65)) % WORDS
+
+
+class Silent(AdamW):
+    """Its step may do nothing."""
+
+    skips = False
+
+    def step(self, closure: Any = None) -> Any:
+        return None if self.skips else super().step(closure)
+
+
+def trained(path: Path, fault: Fault, steps: int = STEPS) -> tuple[Told, list[Any]]:
+    torch.manual_seed(0)
+    model = Language()
+    monitor = bellwether.attach(
+        model, run="faults", record=str(path), every=1, overhead_budget=1e9,
+        stats=frozenset(STATS) - {"modules", "experts"},
+    )  # fmt: skip
+    held = [p for n, p in model.named_parameters() if not fault.without or fault.without not in n]
+    optimizer = Silent(held, 3e-3)
+    schedule = LambdaLR(optimizer, lambda step: fault.rate(step))
+    training = Training(model, optimizer)
+    for step in range(steps):
+        training.step = step
+        fault.begins(training)
+        if fault.zeroes(training):
+            optimizer.zero_grad()
+        words = batch_of(step)
+        loss = F.cross_entropy(model(words[:, :-1]).flatten(0, 1), words[:, 1:].flatten())
+        (training.scale * loss).backward()
+        fault.gradients(training)
+        optimizer.skips = not fault.steps(training)
+        optimizer.step()
+        schedule.step()
+    status = monitor.status()
+    assert status["errors"] == 0 and status["live"], status["last_error"]
+    monitor.detach()
+    return told_in(path), replayed_alerts(path)
+
+
+def of_all(told: Told, step: int, signal: str) -> dict[str, float]:
+    return {name: of[signal] for name, of in told[step].items() if signal in of}
+
+
+def median(values: dict[str, float]) -> float:
+    return sorted(values.values())[len(values) // 2]
+
+
+def norms(told: Told, step: int) -> dict[str, float]:
+    return {n: math.sqrt(x) for n, x in of_all(told, step, "tensor_grad_sumsq").items()}
+
+
+def test_a_healthy_training_has_no_alert(tmp_path: Path) -> None:
+    told, alerts = trained(tmp_path / "a.bwrun", Fault(), steps=100)
+    assert alerts == [] and jumps(tmp_path / "a.bwrun") == "[]"
+    assert set(of_all(told, 50, "tensor_moved").values()) == {1.0}
+
+
+def still(told: Told, step: int) -> set[str]:
+    return {name for name, moved in of_all(told, step, "tensor_moved").items() if moved == 0}
+
+
+def test_nothing_moves_where_a_step_is_skipped_silently(tmp_path: Path) -> None:
+    told, _ = trained(tmp_path / "a.bwrun", Fault(steps=lambda t: not t.faulty), AT + 2)
+    assert still(told, AT - 1) == set() and still(told, AT) == set(told[AT])
+
+
+def test_nothing_moves_once_a_scheduler_is_at_zero(tmp_path: Path) -> None:
+    fault = Fault(rate=lambda step: max(0.0, 1 - step / AT))
+    told, _ = trained(tmp_path / "a.bwrun", fault, AT + 2)
+    assert still(told, AT - 1) == set() and still(told, AT) == set(told[AT])
+
+
+def test_a_layer_that_no_optimizer_has_has_gradients(tmp_path: Path) -> None:
+    told, _ = trained(tmp_path / "a.bwrun", Fault(without="blocks.1."), 3)
+    assert still(told, 1) == {name for name in told[1] if "blocks.1." in name}
+    assert min(norms(told, 1).values()) > 0
+
+
+def test_a_layer_that_stops_training_does_not_move(tmp_path: Path) -> None:
+    def freeze(t: Training) -> None:
+        if t.step == AT:
+            frozen = {id(p) for n, p in t.model.named_parameters() if n.startswith("blocks.0.")}
+            (group,) = t.optimizer.param_groups
+            group["params"] = [p for p in group["params"] if id(p) not in frozen]
+
+    told, _ = trained(tmp_path / "a.bwrun", Fault(begins=freeze), AT + 2)
+    assert still(told, AT - 1) == set()
+    assert still(told, AT) == {name for name in told[AT] if "blocks.0." in name}
+
+
+def test_gradients_that_are_not_zeroed_pile_up(tmp_path: Path) -> None:
+    healthy, _ = trained(tmp_path / "a.bwrun", Fault())
+    told, _ = trained(tmp_path / "b.bwrun", Fault(zeroes=lambda t: t.step <= AT))
+    for step in range(AT + 2, STEPS):
+        ratios = {n: x / norms(healthy, step)[n] for n, x in norms(told, step).items()}
+        assert median(ratios) > 1.2 * (step - AT) ** 0.5, step
+
+
+RULES = """
+thresholds: {context: {warmup_steps: 0}}
+rules:
+- {name: tensor_jumps, signal: tensor_grad_max, scope: row, detector: impulse, scale: log,
+   direction: both, sigmas: 10, window_batches: 16, batch_steps: 1, hold_batches: 2, stage: 1,
+   severity: info}
+"""
+
+
+def jumps(path: Path) -> str:
+    """The alerts of an own rule."""
+    rules = path.with_suffix(".yml")
+    rules.write_text(RULES)
+    alerts = replayed_alerts(path, "--rules", str(rules))
+    return str([alert for alert in alerts if alert["rule"] == "tensor_jumps"])
+
+
+def test_gradients_that_are_unscaled_twice_vanish(tmp_path: Path) -> None:
+    scale = 2.0**16
+
+    def scaled(t: Training) -> None:
+        t.scale = scale
+
+    def unscale(t: Training) -> None:
+        for p in t.model.parameters():
+            assert p.grad is not None
+            p.grad /= scale**2 if t.faulty else scale
+
+    path = tmp_path / "a.bwrun"
+    told, _ = trained(path, Fault(begins=scaled, gradients=unscale), AT + 2)
+    ratios = {n: norms(told, AT)[n] / norms(told, AT - 1)[n] for n in norms(told, AT)}
+    assert max(ratios.values()) < 10 / scale
+    assert f"'step': {AT + 1}" in jumps(path)
+
+
+def test_a_row_of_the_embedding_that_explodes_shows_there_alone(tmp_path: Path) -> None:
+    def explode(t: Training) -> None:
+        if t.faulty:
+            grad = t.model.embed.weight.grad
+            assert grad is not None
+            grad[7] *= 1e4
+
+    path = tmp_path / "a.bwrun"
+    told, _ = trained(path, Fault(gradients=explode), AT + 2)
+    before, after = (of_all(told, step, "tensor_grad_max") for step in (AT - 1, AT))
+    ratios = {name: after[name] / before[name] for name in after}
+    assert ratios.pop("embed.weight") > 1e3
+    assert max(ratios.values()) < 10
+    assert "embed.weight" in jumps(path) and "blocks" not in jumps(path)
