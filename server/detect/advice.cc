@@ -37,6 +37,8 @@ enum class Case : uint8_t {
   kArithmetic,
   kOwnSpike,
   kOwn,
+  kRoundedAway,
+  kFrozen,
 };
 
 constexpr char kGoBack[] = "Stop, or go back to a checkpoint";
@@ -121,8 +123,17 @@ constexpr Row kRows[] = {
      "The job logs it itself, and it is not finite, beyond the limit that the job has declared, or has left its own "
      "past to the bad side. If training goes by it, as by a reward, keep a checkpoint from before {begin}. Where it "
      "is meant to be so, change the limit, or switch the rule off: own, or own.past for the past alone."},
+    {Family::kFrozen, "information", "Look at the type of the named parameters",
+     "A parameter of 16 bits stays as it is where a step changes it by less than half of its last bit. Norms' gains, "
+     "which are 1, do so below a learning rate of some 0.002. Keep such parameters in fp32, or a copy of them that the "
+     "optimizer changes. If they are fp32 already, they are in no group of the optimizer."},
+    {Family::kFrozen, "warning", "Look at the optimizer's groups and their learning rates",
+     "Where nothing moves, the learning rate is 0 or the step is skipped: look at the scheduler, and at what decides "
+     "whether a step is taken. Where some do not move, they are in no group of an optimizer, or in one with a rate of "
+     "0. What shall not train is frozen by requires_grad_(False), and then told no more. What was trained since "
+     "{begin} was trained without them."},
 };
-static_assert(std::size(kRows) == static_cast<size_t>(Case::kOwn) + 1);
+static_assert(std::size(kRows) == static_cast<size_t>(Case::kFrozen) + 1);
 
 const Row& RowOf(Case which) { return kRows[static_cast<size_t>(which)]; }
 
@@ -160,9 +171,11 @@ Case CaseOf(Family family, const RunDescription& run, const AdviceState& state) 
     case Family::kArithmetic:
       return Case::kArithmetic;
     case Family::kOwn:
+      return information ? Case::kOwnSpike : Case::kOwn;
+    case Family::kFrozen:
       break;
   }
-  return information ? Case::kOwnSpike : Case::kOwn;
+  return information ? Case::kRoundedAway : Case::kFrozen;
 }
 
 constexpr char kCentre[] = "entre the keys (attention.center_k)";

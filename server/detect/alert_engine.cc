@@ -46,6 +46,8 @@ const char* NameOf(Rule rule) {
       return "arithmetic";
     case Rule::kOwn:
       return "own";
+    case Rule::kFrozen:
+      return "frozen";
     case Rule::kUser:
       return "user";
   }

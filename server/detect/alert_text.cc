@@ -44,6 +44,8 @@ std::string CauseOf(Family family, const std::vector<Finding>& findings) {
       return "faulty kernel";
     case Family::kArithmetic:
       return "wrong arithmetic";
+    case Family::kFrozen:
+      return "frozen parameters";
     default:
       return "unknown";
   }

@@ -27,6 +27,7 @@ enum class Rule : uint8_t {
   kKernel,
   kArithmetic,
   kOwn,
+  kFrozen,
   kUser,  // A rule that people wrote; its name is in user_rule.h.
 };
 
@@ -44,6 +45,7 @@ enum class Family : uint8_t {
   kKernel,
   kArithmetic,
   kOwn,
+  kFrozen,
 };
 inline constexpr int kFamilies = 11;
 

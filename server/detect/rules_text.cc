@@ -104,6 +104,10 @@ constexpr const char* kBuiltinSentences[] = {
     "And they have risen to {own.rise_factor} times their median, or fallen by {own.fall_share} of it. "
     "{own.hold_batches} in a row are information, {own.persist_batches} a warning; {own.relearn_batches} are the new "
     "normal.",
+    "A parameter has a gradient, at least {frozen.gradient_share} of the median parameter's, and does not move in "
+    "{frozen.samples} samples in a row while others do; or none moves. A warning, at any step. Where its change may be "
+    "too small for 16 bits it is information, and none while the learning rate rises. One that has stood still before "
+    "must do so for four times as long.",
 };
 static_assert(std::size(kBuiltinSentences) == kBuiltins);
 

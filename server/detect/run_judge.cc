@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 #include <map>
+#include <optional>
 #include <span>
 #include <utility>
 
@@ -25,6 +26,7 @@
 #include "server/detect/nonfinite_origin.h"
 #include "server/detect/own_watch.h"
 #include "server/detect/rule_fields.h"
+#include "server/detect/tensor_watch.h"
 #include "server/detect/user_rules.h"
 
 namespace bellwether::server {
@@ -36,7 +38,8 @@ constexpr uint32_t kKeptMagic = 0x334a5742;      // "BWJ3": how much was excused
 constexpr uint32_t kExcusesMagic = 0x344a5742;   // "BWJ4": no kernel was judged.
 constexpr uint32_t kLawsMagic = 0x354a5742;      // "BWJ5": no other layer was judged.
 constexpr uint32_t kLayersMagic = 0x364a5742;    // "BWJ6": no own signal was judged.
-constexpr uint32_t kOwnMagic = 0x374a5742;       // "BWJ7"
+constexpr uint32_t kOwnMagic = 0x374a5742;       // "BWJ7": no parameter was judged.
+constexpr uint32_t kTensorsMagic = 0x384a5742;   // "BWJ8"
 
 // A loss scaler needs 16 steps in a row to find its factor, from its first one of 2^16 on.
 constexpr int32_t kOverflowsMax = 32;
@@ -77,6 +80,7 @@ struct RunJudge::State {
   LawWatch laws;
   ArithmeticWatch arithmetic;
   OwnWatch own;
+  TensorWatch parameters;
   UserRules user;
   AlertEngine alerts;
   int64_t first_step = -1;
@@ -102,6 +106,7 @@ struct RunJudge::State {
         laws(from.kernel),
         arithmetic(from.arithmetic),
         own(from.own),
+        parameters(from.frozen),
         user(from, description.layout),
         alerts(from.alert),
         attempt(description.attempt) {
@@ -140,6 +145,11 @@ struct RunJudge::State {
     a(own);
     alerts.VisitLater(Family::kOwn, a);
   }
+  template <class A>
+  void VisitTensors(A& a) {
+    a(parameters);
+    alerts.VisitLater(Family::kFrozen, a);
+  }
   // The part that belongs to the rules that people wrote.
   template <class A>
   void VisitUserRules(A& a) {
@@ -147,6 +157,7 @@ struct RunJudge::State {
     alerts.VisitRules(a);
   }
   uint64_t user_rules_fingerprint() const { return options.rules == nullptr ? 0 : Fingerprint(*options.rules); }
+  const RowNames* tensor_names() const { return rows == nullptr ? nullptr : &rows->tensors; }
   bool on(Builtin rule) const { return options.is_on(rule); }
   void ForgetTrends() {
     heads.ForgetTrends();
@@ -179,6 +190,7 @@ struct RunJudge::State {
   void JudgeKernel(const StepSample& sample, std::vector<AlertTransition>* out);
   void JudgeArithmetic(const StepSample& sample, std::vector<AlertTransition>* out);
   void JudgeOwn(const StepSample& sample, std::vector<AlertTransition>* out);
+  void JudgeTensors(const StepSample& sample, std::vector<AlertTransition>* out);
   void JudgeNonfinite(const StepSample& sample, std::vector<AlertTransition>* out);
   void JudgeReplicas(const StepSample& sample, std::vector<Finding>* findings) const;
   void JudgeDisagreements(const StepSample& sample, std::vector<AlertTransition>* out);
@@ -306,6 +318,13 @@ void RunJudge::State::JudgeNonfinite(const StepSample& sample, std::vector<Alert
     first.cause = CauseOf(Family::kKernel, found.findings);
     first.advice = absl::StrCat("Stop. ", AdviceText(Family::kKernel, run, {}, sample.step));
   }
+  // The step was taken, so nothing has skipped it.
+  if (std::optional<Finding> bad = FindNonfiniteTensors(sample, tensor_names())) {
+    bad->severity = Severity::kCritical;
+    // What follows from the scores, the loss or a head says less than they do.
+    bad->score = found.forward || found.loss || found.backward ? -1 : 0.5;
+    found.findings.push_back(std::move(*bad));
+  }
   alerts.Update(Family::kNonfinite, sample.step, run, &found.findings, out);
 }
 
@@ -330,6 +349,11 @@ void RunJudge::State::JudgeOwn(const StepSample& sample, std::vector<AlertTransi
   // A sample without own values is no sign that they are right.
   if (!own.Observe(sample, rows.get(), context) || !on(Builtin::kOwn)) return;
   alerts.Update(Family::kOwn, sample.step, run, own.findings(), out);
+}
+
+void RunJudge::State::JudgeTensors(const StepSample& sample, std::vector<AlertTransition>* out) {
+  if (!parameters.Observe(sample, tensor_names()) || !on(Builtin::kFrozen)) return;
+  alerts.Update(Family::kFrozen, sample.step, run, parameters.findings(), out);
 }
 
 // Copies of a tensor that differ.  A tensor has two sums, of which both or one may differ.
@@ -432,6 +456,7 @@ void RunJudge::Observe(const StepSample& sample, std::vector<AlertTransition>* o
     s.heads.Rewind();
     s.arithmetic.Rewind();
     s.own.Rewind();
+    s.parameters.Rewind();
     s.user.Forget();
     s.ahead.clear();
     // Not what was announced behind the checkpoint.
@@ -451,6 +476,7 @@ void RunJudge::Observe(const StepSample& sample, std::vector<AlertTransition>* o
   s.JudgeKernel(sample, out);
   s.JudgeArithmetic(sample, out);
   s.JudgeOwn(sample, out);
+  s.JudgeTensors(sample, out);
   if (s.on(Builtin::kDisagreement)) s.JudgeDisagreements(sample, out);
   if (s.on(Builtin::kOverhead)) s.JudgeOverhead(sample, out);
   const float loss = sample.scalar(SignalId::kLoss);
@@ -589,6 +615,7 @@ void RunJudge::SetOptions(const JudgeOptions& options, std::vector<AlertTransiti
   s.laws.SetOptions(options.kernel);
   s.arithmetic.SetOptions(options.arithmetic);
   s.own.SetOptions(options.own);
+  s.parameters.SetOptions(options.frozen);
   // What a family's alert can come from; without any of it, it ends.
   const std::pair<Family, std::vector<Builtin>> sources[] = {
       {Family::kRounding, {Builtin::kDrift, Builtin::kTies, Builtin::kNorm}},
@@ -602,6 +629,7 @@ void RunJudge::SetOptions(const JudgeOptions& options, std::vector<AlertTransiti
       {Family::kKernel, {Builtin::kKernel}},
       {Family::kArithmetic, {Builtin::kArithmetic}},
       {Family::kOwn, {Builtin::kOwn}},
+      {Family::kFrozen, {Builtin::kFrozen}},
   };
   for (const auto& [family, rules] : sources) {
     if (std::none_of(rules.begin(), rules.end(), [&](Builtin rule) { return s.on(rule); }))
@@ -619,20 +647,23 @@ int32_t RunJudge::stage_of(int32_t layer, int32_t head) const {
 }
 uint32_t RunJudge::alerts_firing() const { return state_->alerts.alerts_firing(); }
 size_t RunJudge::memory_bytes() const {
-  return sizeof(State) + state_->heads.memory_bytes() + state_->user.memory_bytes() + state_->own.memory_bytes();
+  return sizeof(State) + state_->heads.memory_bytes() + state_->user.memory_bytes() + state_->own.memory_bytes() +
+         state_->parameters.memory_bytes();
 }
 
 std::string RunJudge::Save() const {
   std::string out;
   StateWriter writer(&out);
   // With neither servers of before read it: those of a cluster are replaced one after the other.
-  const bool own = state_->own.has_seen();
+  const bool tensors = state_->parameters.has_seen();
+  const bool own = state_->own.has_seen() || tensors;
   const bool layers = state_->arithmetic.samples() > 0 || own;
   const bool laws = state_->laws.samples() > 0 || layers;
   const bool excuses = state_->excuses() || laws;
   const bool kept = state_->kept() || excuses;
   const bool numbered = state_->numbered() || kept;
-  writer(own        ? kOwnMagic
+  writer(tensors    ? kTensorsMagic
+         : own      ? kOwnMagic
          : layers   ? kLayersMagic
          : laws     ? kLawsMagic
          : excuses  ? kExcusesMagic
@@ -646,6 +677,7 @@ std::string RunJudge::Save() const {
     // First: a key must not be given twice, also where the rest cannot be read.
     std::vector<uint32_t> numbers = state_->alerts.numbered();
     // As it was written before there were families more.
+    if (!tensors) numbers.pop_back();
     if (!own) numbers.pop_back();
     if (!layers) numbers.pop_back();
     if (!laws) numbers.pop_back();
@@ -665,6 +697,7 @@ std::string RunJudge::Save() const {
   if (laws) state_->VisitLaws(writer);
   if (layers) state_->VisitArithmetic(writer);
   if (own) state_->VisitOwn(writer);
+  if (tensors) state_->VisitTensors(writer);
   // Left out where it says nothing: servers of before read the rest.
   if (const uint32_t families = state_->alerts.went_back(); families != 0) writer(families);
   return out;
@@ -684,7 +717,8 @@ bool RunJudge::Restore(std::string_view saved) {
   reader(layout.layers);
   reader(layout.heads);
   reader(layout.kv_heads);
-  const bool own = magic == kOwnMagic;
+  const bool tensors = magic == kTensorsMagic;
+  const bool own = magic == kOwnMagic || tensors;
   const bool layers = magic == kLayersMagic || own;
   const bool laws = magic == kLawsMagic || layers;
   const bool excuses = magic == kExcusesMagic || laws;
@@ -718,11 +752,12 @@ bool RunJudge::Restore(std::string_view saved) {
   if (fits && laws) fresh->VisitLaws(reader);
   if (fits && layers) fresh->VisitArithmetic(reader);
   if (fits && own) fresh->VisitOwn(reader);
+  if (fits && tensors) fresh->VisitTensors(reader);
   uint32_t went_back = 0;
   if (fits && reader.ok() && !reader.at_end()) reader(went_back);
   if (!fits || !reader.at_end() || !fresh->heads.Consistent() || !fresh->changes.Consistent() ||
       !fresh->laws.Consistent() || !fresh->arithmetic.Consistent() || !fresh->own.Consistent() ||
-      fresh->ahead.size() > kChangesAheadMax)
+      !fresh->parameters.Consistent() || fresh->ahead.size() > kChangesAheadMax)
     return begin_afresh();
   if (fingerprint == fresh->user_rules_fingerprint()) {
     StateReader rules_reader(of_rules);

@@ -101,6 +101,8 @@ constexpr Threshold kThresholds[] = {
     BW_ROW(own, hold_batches, 1, 1000, "batches", "in a row: information"),
     BW_ROW(own, persist_batches, 1, 10000, "batches", "in a row: a warning"),
     BW_ROW(own, relearn_batches, 1, 10000, "batches", "in a row that are the new normal"),
+    BW_ROW(frozen, samples, 1, 10000, "samples", "that a parameter with a gradient, or all of them, must stand still"),
+    BW_ROW(frozen, gradient_share, 0, 1, "of the median parameter's", "that a gradient must have"),
 
     BW_ROW(context, warmup_steps, 0, 1e7, "steps", "at the start of a run of which nothing is said"),
     BW_ROW(context, settle_steps, 0, 1e7, "steps", "after an announced change of which nothing is said, but of states"),
@@ -169,14 +171,15 @@ static_assert(RowCount("loss") == FieldCount<LossOptions>());
 static_assert(RowCount("kernel") == FieldCount<KernelOptions>());
 static_assert(RowCount("arithmetic") == FieldCount<ArithmeticOptions>());
 static_assert(RowCount("own") == FieldCount<OwnOptions>());
+static_assert(RowCount("frozen") == FieldCount<FrozenOptions>());
 static_assert(RowCount("context") == FieldCount<ContextOptions>());
 static_assert(RowCount("alert") == FieldCount<AlertOptions>());
 static_assert(SectionCount() + 2 == FieldCount<JudgeOptions>(), "beside the sections there are off and rules");
 
 constexpr const char* kBuiltinNames[] = {
-    "drift",  "drift.growth", "drift.level", "drift.common_mode", "drift.leak", "ties",
-    "norm",   "logits",       "loss",        "gradient",          "nonfinite",  "disagreement",
-    "silent", "overhead",     "kernel",      "arithmetic",        "own",        "own.past"};
+    "drift",  "drift.growth", "drift.level", "drift.common_mode", "drift.leak",   "ties",   "norm",
+    "logits", "loss",         "gradient",    "nonfinite",         "disagreement", "silent", "overhead",
+    "kernel", "arithmetic",   "own",         "own.past",          "frozen"};
 static_assert(std::size(kBuiltinNames) == kBuiltins);
 
 }  // namespace

@@ -28,6 +28,7 @@ constexpr NamedRule kNames[] = {
     {"kernel", "BellwetherKernelWrong"},
     {"arithmetic", "BellwetherArithmeticWrong"},
     {"own", "BellwetherOwnSignal"},
+    {"frozen", "BellwetherParametersFrozen"},
 };
 
 // For a fragment of an address: everything but unreserved characters.

@@ -32,6 +32,7 @@ DETECTION = (
     "{loss.change_rise_of_gain:%} of what was won | warning (critical: {loss.change_lost_of_gain:%} of what was won are lost, or {loss.critical_steps} steps)",
     "{loss.impulse_sigma} standard deviations above the {loss.window_values} values before it, {loss.impulse_values} times in a row",
     "{loss.gradient_factor} times its geometric mean and {loss.impulse_sigma} standard deviations of its logarithm; for {loss.persist_steps} steps",
+    "a parameter has a gradient and does not move, in {frozen.samples} samples that cover it",
     "the hook takes more than {alert.hook_overhead_max:%} of the step for {alert.hook_overhead_steps} steps",
     "Up to a sigma of {norm.rescue_sigma_max} runs were rescued",
     "An alert resolves after {alert.resolve_steps} steps without evidence. Its kind then stays quiet for {alert.cooldown_steps}",
@@ -80,6 +81,7 @@ RUNBOOKS = {
         "beyond all of its past by {own.range_factor} times its range",
         "to {own.rise_factor} times its median, or fallen by {own.fall_share:%} of it",
     ),
+    "parametersfrozen": ("{frozen.samples} samples",),
     "ranksmissing": (),
     "hookoverbudget": ("more than {alert.hook_overhead_max:%} of the step, for {alert.hook_overhead_steps} steps",),
 }

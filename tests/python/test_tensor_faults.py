@@ -131,25 +131,36 @@ def test_a_healthy_training_has_no_alert(tmp_path: Path) -> None:
     assert set(of_all(told, 50, "tensor_moved").values()) == {1.0}
 
 
+def named(alerts: list[Any]) -> str:
+    (alert,) = alerts
+    assert alert["rule"] == "frozen" and alert["severity"] == "warning", alert
+    return str(alert["summary"])
+
+
 def still(told: Told, step: int) -> set[str]:
     return {name for name, moved in of_all(told, step, "tensor_moved").items() if moved == 0}
 
 
 def test_nothing_moves_where_a_step_is_skipped_silently(tmp_path: Path) -> None:
-    told, _ = trained(tmp_path / "a.bwrun", Fault(steps=lambda t: not t.faulty), AT + 2)
+    told, alerts = trained(tmp_path / "a.bwrun", Fault(steps=lambda t: not t.faulty), AT + 2)
     assert still(told, AT - 1) == set() and still(told, AT) == set(told[AT])
+    assert "the optimizer's step changes nothing" in named(alerts)
+    assert f"the step may be skipped, since step {AT}" in named(alerts)
 
 
 def test_nothing_moves_once_a_scheduler_is_at_zero(tmp_path: Path) -> None:
     fault = Fault(rate=lambda step: max(0.0, 1 - step / AT))
-    told, _ = trained(tmp_path / "a.bwrun", fault, AT + 2)
+    told, alerts = trained(tmp_path / "a.bwrun", fault, AT + 2)
     assert still(told, AT - 1) == set() and still(told, AT) == set(told[AT])
+    assert f"the learning rate is 0, since step {AT}" in named(alerts)
 
 
 def test_a_layer_that_no_optimizer_has_has_gradients(tmp_path: Path) -> None:
-    told, _ = trained(tmp_path / "a.bwrun", Fault(without="blocks.1."), 3)
+    told, alerts = trained(tmp_path / "a.bwrun", Fault(without="blocks.1."), 3)
     assert still(told, 1) == {name for name in told[1] if "blocks.1." in name}
     assert min(norms(told, 1).values()) > 0
+    assert "parameters have a gradient and do not move: blocks.1." in named(alerts)
+    assert "blocks.0." not in named(alerts) and "head" not in named(alerts)
 
 
 def test_a_layer_that_stops_training_does_not_move(tmp_path: Path) -> None:
@@ -159,9 +170,24 @@ def test_a_layer_that_stops_training_does_not_move(tmp_path: Path) -> None:
             (group,) = t.optimizer.param_groups
             group["params"] = [p for p in group["params"] if id(p) not in frozen]
 
-    told, _ = trained(tmp_path / "a.bwrun", Fault(begins=freeze), AT + 2)
+    told, alerts = trained(tmp_path / "a.bwrun", Fault(begins=freeze), AT + 2)
     assert still(told, AT - 1) == set()
     assert still(told, AT) == {name for name in told[AT] if "blocks.0." in name}
+    assert "parameters have a gradient and do not move: blocks.0." in named(alerts)
+
+
+def test_a_gradient_that_is_not_finite_names_its_parameter(tmp_path: Path) -> None:
+    def spoil(t: Training) -> None:
+        if t.faulty:
+            for name in ("blocks.0.attention.out.weight", "embed.weight"):
+                grad = t.model.get_parameter(name).grad
+                assert grad is not None
+                grad[0, 0] = math.nan
+
+    _, alerts = trained(tmp_path / "a.bwrun", Fault(gradients=spoil), AT + 1)
+    (alert,) = alerts
+    assert alert["rule"] == "nonfinite" and alert["severity"] == "critical"
+    assert "of the gradient of blocks.0.attention.out.weight" in alert["summary"]
 
 
 def test_gradients_that_are_not_zeroed_pile_up(tmp_path: Path) -> None:

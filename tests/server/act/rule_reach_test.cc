@@ -26,7 +26,7 @@ constexpr int64_t kAction = 4500;
 constexpr int64_t kLast = 9500;
 
 const char* const kRules[] = {"drift",        "ties",   "norm",     "logits", "loss",       "gradient", "nonfinite",
-                              "disagreement", "silent", "overhead", "kernel", "arithmetic", "own"};
+                              "disagreement", "silent", "overhead", "kernel", "arithmetic", "own",      "frozen"};
 
 RunDescription Description() {
   RunDescription run;
@@ -34,6 +34,7 @@ RunDescription Description() {
   run.layout = {.layers = 4, .heads = 4, .kv_heads = 4, .head_dim = 64, .seq_len = 1024};
   run.layout.modules = 1;
   run.layout.own = 1;
+  run.layout.tensors = 2;
   run.attention.score_dtype = "bf16";
   return run;
 }
@@ -84,6 +85,10 @@ StepSample SampleAt(const RunDescription& run, int64_t step, const std::string& 
   sample.Add(SignalId::kLawDifference)[0] = is("arithmetic") ? 500.0f : 0.5f;
   sample.Add(SignalId::kLawVariance)[0] = 1;
   sample.Add(SignalId::kOwnMean)[0] = is("own") ? std::numeric_limits<float>::quiet_NaN() : 0.5f;
+  for (const SignalId signal : {SignalId::kTensorMoved, SignalId::kTensorGradMax, SignalId::kTensorGradSumsq}) {
+    for (float& value : sample.Add(signal)) value = 1;
+  }
+  if (is("frozen")) sample.Add(SignalId::kTensorMoved)[1] = 0;
   if (is("disagreement")) sample.disagreements.push_back({SignalId::kWqSigma, kIll.layer, kIll.head, 1, 2});
   return sample;
 }

@@ -39,6 +39,7 @@ const std::map<Family, std::vector<std::string>> kRunbooks = {
     {Family::kKernel, {"kernelwrong"}},
     {Family::kArithmetic, {"arithmeticwrong"}},
     {Family::kOwn, {"ownsignal"}},
+    {Family::kFrozen, {"parametersfrozen"}},
 };
 
 std::string Runbook(const std::string& name) {

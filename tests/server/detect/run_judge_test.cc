@@ -926,6 +926,103 @@ TEST(RunJudgeTest, ANewAttemptAsksItsLayersAfresh) {
   EXPECT_EQ(out[1].state, AlertState::kResolved);
 }
 
+// A healthy step with four parameters; the first `still` of them do not move.
+StepSample TensorSampleAt(const RunDescription& run, int64_t step, size_t still) {
+  RunDescription grown = run;
+  grown.layout.tensors = 4;
+  StepSample sample = SampleAt(grown, {.drift_from = -1}, step);
+  for (const SignalId signal : {SignalId::kTensorMoved, SignalId::kTensorGradMax, SignalId::kTensorGradSumsq,
+                                SignalId::kTensorElements, SignalId::kTensorWeightSumsq}) {
+    for (float& value : sample.Add(signal)) value = 1;
+  }
+  for (size_t i = 0; i < still; ++i) sample.Add(SignalId::kTensorMoved)[i] = 0;
+  return sample;
+}
+std::shared_ptr<const RunRows> FourTensors() {
+  auto rows = std::make_shared<RunRows>();
+  for (const char* const name : {"embed", "up", "down", "lm_head"}) rows->tensors.Add(name);
+  return rows;
+}
+
+TEST(RunJudgeTest, AFrozenParameterIsToldUntilItMoves) {
+  const RunDescription run = SyntheticRun();
+  RunJudge judge(JudgeOptions{}, run);
+  judge.SetRows(FourTensors());
+  std::vector<AlertTransition> out;
+  judge.Observe(TensorSampleAt(run, 0, 1), &out);
+  EXPECT_TRUE(out.empty());
+  judge.Observe(TensorSampleAt(run, 10, 1), &out);
+  ASSERT_EQ(out.size(), 1u);
+  EXPECT_EQ(out[0].rule, "frozen");
+  EXPECT_EQ(out[0].key, "k1");
+  EXPECT_EQ(out[0].severity, Severity::kWarning);
+  EXPECT_EQ(out[0].cause, "frozen parameters");
+  EXPECT_EQ(out[0].first_step, 0);
+  EXPECT_THAT(out[0].summary, testing::HasSubstr("1 parameter has a gradient and does not move: embed; 3 others"));
+  EXPECT_THAT(out[0].advice, testing::StartsWith("Look at the optimizer's groups and their learning rates."));
+  ASSERT_EQ(out[0].evidence.size(), 2u);
+  EXPECT_EQ(out[0].evidence[0].text, "embed");
+  EXPECT_EQ(judge.stage(), 0);
+  // A restart tells nothing twice, and ends it in its time.
+  const std::string saved = judge.Save();
+  EXPECT_EQ(saved.substr(0, 4), "BWJ7");
+  RunJudge restored(JudgeOptions{}, run);
+  restored.SetRows(FourTensors());
+  ASSERT_TRUE(restored.Restore(saved));
+  EXPECT_EQ(restored.Save(), saved);
+  int64_t step = 20;
+  for (; step <= 1000; step += 10) restored.Observe(TensorSampleAt(run, step, 0), &out);
+  EXPECT_EQ(out.size(), 1u);
+  restored.Observe(TensorSampleAt(run, step, 0), &out);
+  ASSERT_EQ(out.size(), 2u);
+  EXPECT_EQ(out[1].state, AlertState::kResolved);
+}
+
+TEST(RunJudgeTest, AFrozenParameterIsSilentWhereTheRuleIsOff) {
+  JudgeOptions options;
+  options.off = {Builtin::kFrozen};
+  const RunDescription run = SyntheticRun();
+  RunJudge judge(options, run);
+  std::vector<AlertTransition> out;
+  for (int64_t step = 0; step < 100; step += 10) judge.Observe(TensorSampleAt(run, step, 1), &out);
+  EXPECT_TRUE(out.empty());
+  judge.SetOptions(JudgeOptions{}, &out);
+  judge.Observe(TensorSampleAt(run, 100, 1), &out);
+  ASSERT_EQ(out.size(), 1u);
+  judge.SetOptions(options, &out);
+  ASSERT_EQ(out.size(), 2u);
+  EXPECT_THAT(out[1].summary, testing::HasSubstr("the rule was switched off"));
+}
+
+TEST(RunJudgeTest, AGradientThatIsNotFiniteNamesItsParameter) {
+  const RunDescription run = SyntheticRun();
+  RunJudge judge(JudgeOptions{}, run);
+  judge.SetRows(FourTensors());
+  std::vector<AlertTransition> out;
+  StepSample sample = TensorSampleAt(run, 10, 0);
+  sample.Add(SignalId::kTensorGradNonfinite)[1] = 2;
+  sample.Add(SignalId::kGradNorm)[0] = kNan;
+  judge.Observe(sample, &out);
+  ASSERT_EQ(out.size(), 1u);
+  EXPECT_EQ(out[0].rule, "nonfinite");
+  EXPECT_EQ(out[0].severity, Severity::kCritical);
+  EXPECT_EQ(out[0].stage, 5);
+  EXPECT_THAT(out[0].summary, testing::HasSubstr("2 elements of the gradient of up; the optimizer has taken the step"));
+}
+
+TEST(RunJudgeTest, ALossThatIsNotFiniteComesBeforeGradients) {
+  const RunDescription run = SyntheticRun();
+  RunJudge judge(JudgeOptions{}, run);
+  std::vector<AlertTransition> out;
+  StepSample sample = TensorSampleAt(run, 10, 0);
+  for (float& value : sample.Add(SignalId::kTensorGradNonfinite)) value = 1;
+  sample.Add(SignalId::kLoss)[0] = kNan;
+  judge.Observe(sample, &out);
+  ASSERT_EQ(out.size(), 1u);
+  EXPECT_THAT(out[0].summary, testing::Not(testing::HasSubstr("elements of the gradient")));
+  EXPECT_EQ(out[0].evidence.back().signal, "tensor_grad_nonfinite");
+}
+
 TEST(RunJudgeTest, ADriftSaysThatTheKernelsRoundingIsBiased) {
   const RunDescription run = SyntheticRun();
   RunJudge judge(JudgeOptions{}, run);
