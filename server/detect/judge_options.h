@@ -200,108 +200,110 @@ struct OwnOptions {
   int32_t hold_batches = 3;       // In a row: information,
   int32_t persist_batches = 25;   // a warning,
   int32_t relearn_batches = 100;  // and the new normal.
-  // Parameters that have a gradient, and do not move.
-  struct FrozenOptions {
-    // In a row that cover it, and in which others move; also those in which nothing moves.
-    int32_t samples = 2;
-    // Of the median parameter's gradient, each the root of its mean square: a gradient.  That of a key's
-    // bias, which is 0 but for rounding, is 10^-6 of it and less.
-    double gradient_share = 1e-3;
-  };
+};
 
-  struct ContextOptions {
-    // The first steps of a run are not judged: the learning rate warms up, heads
-    // take shape and all of them grow.
-    int64_t warmup_steps = 700;
-    // After an announced change, for trends.
-    int64_t settle_steps = 200;
-    // Of the learning rate between two reports: a change, announced or not.
-    double rate_factor = 1.5;
-  };
+// Parameters that have a gradient, and do not move.
+struct FrozenOptions {
+  // In a row that cover it, and in which others move; also those in which nothing moves.
+  int32_t samples = 2;
+  // Of the median parameter's gradient, each the root of its mean square: a gradient.  That of a key's
+  // bias, which is 0 but for rounding, is 10^-6 of it and less.
+  double gradient_share = 1e-3;
+};
 
-  struct AlertOptions {
-    int64_t resolve_steps = 1000;  // Without evidence before an alert resolves.
-    int64_t cooldown_steps = 500;  // After which the same cause may open again.
-    int32_t heads_max = 32;        // Named per alert.
-    // A drift names at least so many heads of its layer: those that a rule has
-    // found, then the next in line.
-    int32_t suspects_min = 3;
-    int32_t evidence_max = 32;          // Pieces per transition.
-    double hook_overhead_max = 0.02;    // Share of the step's time.
-    int32_t hook_overhead_steps = 200;  // For so long.
-  };
+struct ContextOptions {
+  // The first steps of a run are not judged: the learning rate warms up, heads
+  // take shape and all of them grow.
+  int64_t warmup_steps = 700;
+  // After an announced change, for trends.
+  int64_t settle_steps = 200;
+  // Of the learning rate between two reports: a change, announced or not.
+  double rate_factor = 1.5;
+};
 
-  // What can be switched off: the built-in rules, and the tests of the drift
-  // rule one by one, and what own signals are held against beside limits.  What is off is still followed, so that it
-  // can be switched on again, but never holds.  drift.leak off: as if no key leak were measured.
-  enum class Builtin : uint8_t {
-    kDrift,
-    kDriftGrowth,
-    kDriftLevel,
-    kDriftCommonMode,
-    kDriftLeak,
-    kTies,
-    kNorm,
-    kLogits,
-    kLoss,
-    kGradient,
-    kNonfinite,
-    kDisagreement,
-    kSilent,
-    kOverhead,
-    kKernel,
-    kArithmetic,
-    kOwn,
-    kOwnPast,
-    kFrozen,
-  };
-  inline constexpr int kBuiltins = 19;
+struct AlertOptions {
+  int64_t resolve_steps = 1000;  // Without evidence before an alert resolves.
+  int64_t cooldown_steps = 500;  // After which the same cause may open again.
+  int32_t heads_max = 32;        // Named per alert.
+  // A drift names at least so many heads of its layer: those that a rule has
+  // found, then the next in line.
+  int32_t suspects_min = 3;
+  int32_t evidence_max = 32;          // Pieces per transition.
+  double hook_overhead_max = 0.02;    // Share of the step's time.
+  int32_t hook_overhead_steps = 200;  // For so long.
+};
 
-  struct BuiltinSet {
-    uint32_t bits = 0;  // 1 << Builtin
+// What can be switched off: the built-in rules, and the tests of the drift
+// rule one by one, and what own signals are held against beside limits.  What is off is still followed, so that it can
+// be switched on again, but never holds.  drift.leak off: as if no key leak were measured.
+enum class Builtin : uint8_t {
+  kDrift,
+  kDriftGrowth,
+  kDriftLevel,
+  kDriftCommonMode,
+  kDriftLeak,
+  kTies,
+  kNorm,
+  kLogits,
+  kLoss,
+  kGradient,
+  kNonfinite,
+  kDisagreement,
+  kSilent,
+  kOverhead,
+  kKernel,
+  kArithmetic,
+  kOwn,
+  kOwnPast,
+  kFrozen,
+};
+inline constexpr int kBuiltins = 19;
 
-    BuiltinSet() = default;
-    BuiltinSet(std::initializer_list<Builtin> rules) {
-      for (const Builtin rule : rules) Add(rule);
-    }
-    bool has(Builtin rule) const { return (bits >> static_cast<uint32_t>(rule) & 1u) != 0; }
-    void Add(Builtin rule) { bits |= 1u << static_cast<uint32_t>(rule); }
-    bool operator==(const BuiltinSet&) const = default;
-  };
+struct BuiltinSet {
+  uint32_t bits = 0;  // 1 << Builtin
 
-  struct UserRule;  // user_rule.h
+  BuiltinSet() = default;
+  BuiltinSet(std::initializer_list<Builtin> rules) {
+    for (const Builtin rule : rules) Add(rule);
+  }
+  bool has(Builtin rule) const { return (bits >> static_cast<uint32_t>(rule) & 1u) != 0; }
+  void Add(Builtin rule) { bits |= 1u << static_cast<uint32_t>(rule); }
+  bool operator==(const BuiltinSet&) const = default;
+};
 
-  struct JudgeOptions {
-    TrendOptions trend;
-    DriftOptions drift;
-    LeakOptions leak;
-    TiesOptions ties;
-    NormOptions norm;
-    LogitsOptions logits;
-    LossOptions loss;
-    KernelOptions kernel;
-    ArithmeticOptions arithmetic;
-    OwnOptions own;
-    FrozenOptions frozen;
-    ContextOptions context;
-    AlertOptions alert;
-    BuiltinSet off;
-    // Beside the built-in ones; null = none.
-    std::shared_ptr<const std::vector<UserRule>> rules;
+struct UserRule;  // user_rule.h
 
-    // Whether neither this nor, for a test of a rule, that rule is off.
-    bool is_on(Builtin rule) const {
-      const bool of_drift = rule >= Builtin::kDriftGrowth && rule <= Builtin::kDriftLeak;
-      const bool of_own = rule == Builtin::kOwnPast;
-      return !off.has(rule) && !(of_drift && off.has(Builtin::kDrift)) && !(of_own && off.has(Builtin::kOwn));
-    }
-  };
+struct JudgeOptions {
+  TrendOptions trend;
+  DriftOptions drift;
+  LeakOptions leak;
+  TiesOptions ties;
+  NormOptions norm;
+  LogitsOptions logits;
+  LossOptions loss;
+  KernelOptions kernel;
+  ArithmeticOptions arithmetic;
+  OwnOptions own;
+  FrozenOptions frozen;
+  ContextOptions context;
+  AlertOptions alert;
+  BuiltinSet off;
+  // Beside the built-in ones; null = none.
+  std::shared_ptr<const std::vector<UserRule>> rules;
 
-  // Fixed size of the windows in memory.
-  inline constexpr int32_t kWindowBatchesMax = 64;
-  // Of an own signal's past: so many batches, of which the newest is so many old.
-  inline constexpr int32_t kOwnWindowBatches = 64;
-  inline constexpr int32_t kOwnLagBatches = 12;
+  // Whether neither this nor, for a test of a rule, that rule is off.
+  bool is_on(Builtin rule) const {
+    const bool of_drift = rule >= Builtin::kDriftGrowth && rule <= Builtin::kDriftLeak;
+    const bool of_own = rule == Builtin::kOwnPast;
+    return !off.has(rule) && !(of_drift && off.has(Builtin::kDrift)) && !(of_own && off.has(Builtin::kOwn));
+  }
+};
+
+// Fixed size of the windows in memory.
+inline constexpr int32_t kWindowBatchesMax = 64;
+// Of an own signal's past: so many batches, of which the newest is so many old.
+inline constexpr int32_t kOwnWindowBatches = 64;
+inline constexpr int32_t kOwnLagBatches = 12;
 
 }  // namespace bellwether::server
 
