@@ -47,7 +47,8 @@ enum class Family : uint8_t {
   kOwn,
   kFrozen,
 };
-inline constexpr int kFamilies = 11;
+inline constexpr int kFamilies = 12;
+static_assert(kFamilies == static_cast<int>(Family::kFrozen) + 1);
 
 const char* NameOf(Rule rule);
 

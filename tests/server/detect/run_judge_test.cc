@@ -954,7 +954,7 @@ TEST(RunJudgeTest, AFrozenParameterIsToldUntilItMoves) {
   judge.Observe(TensorSampleAt(run, 10, 1), &out);
   ASSERT_EQ(out.size(), 1u);
   EXPECT_EQ(out[0].rule, "frozen");
-  EXPECT_EQ(out[0].key, "k1");
+  EXPECT_EQ(out[0].key, "l1");
   EXPECT_EQ(out[0].severity, Severity::kWarning);
   EXPECT_EQ(out[0].cause, "frozen parameters");
   EXPECT_EQ(out[0].first_step, 0);
@@ -965,7 +965,7 @@ TEST(RunJudgeTest, AFrozenParameterIsToldUntilItMoves) {
   EXPECT_EQ(judge.stage(), 0);
   // A restart tells nothing twice, and ends it in its time.
   const std::string saved = judge.Save();
-  EXPECT_EQ(saved.substr(0, 4), "BWJ7");
+  EXPECT_EQ(saved.substr(0, 4), "BWJ8");
   RunJudge restored(JudgeOptions{}, run);
   restored.SetRows(FourTensors());
   ASSERT_TRUE(restored.Restore(saved));
