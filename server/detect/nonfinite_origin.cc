@@ -291,6 +291,10 @@ bool FollowsFromCounts(SignalId id) {
 
 // Values of the run and of heads; an origin among other things is not looked for.
 bool IsLookedAt(SignalId id) {
+  // A sequence whose labels are all masked has a mean of NaN, and jobs drop it.
+  if (id == SignalId::kLossSequenceSum || id == SignalId::kLossSequenceMax || id == SignalId::kLossMicrobatchMax) {
+    return false;
+  }
   const Granularity granularity = FindSignal(id)->granularity;
   return granularity == Granularity::kRun || OfHeads(granularity);
 }
@@ -598,7 +602,8 @@ class Search {
 
   void NameRun() {
     for (const SignalId id : sample_.signals()) {
-      if (FindSignal(id)->granularity != Granularity::kRun || !IsBad(id, sample_.scalar(id))) continue;
+      if (!IsLookedAt(id) || FindSignal(id)->granularity != Granularity::kRun || !IsBad(id, sample_.scalar(id)))
+        continue;
       Finding& finding = found_.findings.emplace_back();
       finding.rule = Rule::kNonfinite;
       finding.stage = 5;

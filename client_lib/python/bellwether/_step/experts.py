@@ -128,7 +128,8 @@ class Experts:
         """
         self._begun = True
         model = self._model() if self._watching else None
-        if model is None or self.not_measured is not None:
+        # Copies count them, too: all tensor-parallel ranks tell one layout.
+        if model is None or self.not_measured not in (None, COPY):
             return
         found: list[Router] = []
         for name, _, router in routers(model):

@@ -19,7 +19,7 @@ from .._native import c_api
 from .._native.run_client import Block, ClientError, RunClient
 from .._util import log
 from .law_rows import LawRows
-from .own_numbers import OwnNumbers, Told, ToldOnce
+from .own_numbers import TOLD_MAX, OwnNumbers, Told, ToldOnce
 from .sample import Sample
 from .sequence_losses import SequenceLosses, ToldLosses
 
@@ -149,10 +149,13 @@ class Frames:
         self.drain(client, everything=False)
 
     def add_to(self, step: int, told: ToldOnce) -> bool:
-        """To a step that has ended.  False: its frame is gone."""
+        """To a step that has ended.  False: its frame is gone.
+        Raises ValueError beyond TOLD_MAX."""
         newest = self._waiting[-1] if self._waiting else None
         if newest is None or newest.step != step:
             return False
+        if sum(one.name == told.name for one in newest.own) >= TOLD_MAX:
+            raise ValueError(f"told {TOLD_MAX} times in one step")
         newest.own.append(told)
         return True
 

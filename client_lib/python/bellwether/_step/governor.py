@@ -38,6 +38,8 @@ class Governor:
         before, self.base = self.period, max(1, min(period, PERIOD_MAX))
         self.period = self.base
         self._next -= before - self.period  # One period behind the last sample.
+        if self._in_step:
+            self._next = -(-self._next // self.period) * self.period
         self._used.clear()
 
     def due(self, step: int) -> bool:

@@ -97,6 +97,10 @@ class ToldLosses:
         return numbers[0], numbers[1], largest, (counted, repeated)
 
 
+def _elsewhere(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.device.type != "cpu"
+
+
 def _of_labels(labels: Tensor, ignored: int) -> Tensor:
     """float64 [2]: how many count, and how many of those are the same as the one before."""
     counts = labels != ignored
@@ -106,6 +110,9 @@ def _of_labels(labels: Tensor, ignored: int) -> Tensor:
 
 def read(losses: Any, ids: Any, labels: Any, ignored: int, plain: bool) -> ToldLosses:
     """Raises ValueError or TypeError for what cannot be read."""
+    for name, several in (("losses", losses), ("ids", ids)):
+        if isinstance(several, (list, tuple)) and any(_elsewhere(x) for x in several):
+            raise TypeError(f"{name}: tensors on a GPU must be one tensor, which is not waited for")
     if not isinstance(losses, Tensor):
         losses = torch.as_tensor(losses, dtype=torch.float64, device="cpu")
     for name, t in (("losses", losses), ("labels", labels)):

@@ -48,17 +48,20 @@ class Arriving:
     """Tensors on their way to the host."""
 
     def __init__(self, tensors: list[Tensor]) -> None:
-        self._event: Any = None
+        self._events: list[Any] = []
         self._host = tensors
         if any(t.is_cuda for t in tensors):
             self._host = [torch.empty_like(t, device="cpu", pin_memory=t.is_cuda) for t in tensors]
             for host, t in zip(self._host, tensors):
                 host.copy_(t, non_blocking=True)
-            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._event.record()
+        for device in {t.device for t in tensors if t.is_cuda}:
+            with torch.cuda.device(device):  # Its stream has the copies from it.
+                event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                event.record()
+            self._events.append(event)
 
     def ready(self) -> bool:
-        return self._event is None or bool(self._event.query())
+        return all(event.query() for event in self._events)
 
     def values(self) -> list[Any]:
         return [t.tolist() for t in self._host]

@@ -253,6 +253,9 @@ class Tensors:
         """What was measured in this step."""
         if self._here is not None:  # What no optimizer holds, as far as is known.
             self._measure_after(list(self._here.values()))
+        if not self._parts.after:  # Clipped, and then no step: the job has skipped it.
+            self._forget()
+            return None
         parts = self._parts
         measured = any(True for _ in parts.all())
         found = TensorSample(parts, len(self.rows.names), self._moments, self._lags)

@@ -93,7 +93,7 @@ class BeginTap:
 
     def input(self, args: Any) -> None:
         """The module's forward begins."""
-        if self._open:
+        if self._open and torch.is_grad_enabled() and not capturing():
             self._open = False
             self._begins()
             self._told(args)

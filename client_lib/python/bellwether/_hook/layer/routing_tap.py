@@ -155,28 +155,31 @@ class RoutingTap:
             return IN_GRAPH
         if checkpointed() and torch._C._len_torch_dispatch_stack() > 0:
             return CACHED  # What is added there would be found where the recomputation looks.
-        router = self.routing.router
         with torch.no_grad(), apart():
             try:
-                routed = by_reading(router.read, output, router.experts, router.top_k)
+                return self._read(output)
             except Exception as e:  # Another release's router, or what the user gave as read=.
                 return f"{UNREAD}: {in_words(e)}"
-            if routed is None:
-                return OTHER_RESULT
-            tensors = [routed.logits, routed.chosen, routed.kept, routed.loads]
-            there = [t.detach() for t in tensors if isinstance(t, Tensor)]
-            if any(wrapped(t) or not readable(t) for t in there):
-                return OTHER_TYPE
-            rows = routed.logits if routed.logits is not None else routed.chosen
-            if rows is not None and rows.numel() == 0:
-                return EMPTY
-            if not there and routed.loads is None:
-                return OTHER_RESULT
-            device = there[0].device if there else torch.device("cpu")
-            sums = measure(routed, router.experts, device)
-            self._add_cosine(sums)
-            tokens = rows.numel() // rows.shape[-1] if rows is not None else 0
-            self.routing.add(tokens, routed, sums)
+
+    def _read(self, output: Any) -> Optional[str]:
+        router = self.routing.router
+        routed = by_reading(router.read, output, router.experts, router.top_k)
+        if routed is None:
+            return OTHER_RESULT
+        tensors = [routed.logits, routed.chosen, routed.kept, routed.loads]
+        there = [t.detach() for t in tensors if isinstance(t, Tensor)]
+        if any(wrapped(t) or not readable(t) for t in there):
+            return OTHER_TYPE
+        rows = routed.logits if routed.logits is not None else routed.chosen
+        if rows is not None and rows.numel() == 0:
+            return EMPTY
+        if not there and routed.loads is None:
+            return OTHER_RESULT
+        device = there[0].device if there else torch.device("cpu")
+        sums = measure(routed, router.experts, device)
+        self._add_cosine(sums)
+        tokens = rows.numel() // rows.shape[-1] if rows is not None else 0
+        self.routing.add(tokens, routed, sums)
         return None
 
     def _add_cosine(self, sums: Tensor) -> None:
