@@ -18,13 +18,13 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 from bellwether_process import ROOT, Server, free_port, wait_for
 
-from bellwether.client import Block, RunClient, RunOptions
+from bellwether.client import Block, OwnValues, RunClient, RunOptions
 
 DASHBOARDS = ROOT / "dashboards"
 LAYERS = HEADS = 4
 EVERY = 10  # Steps between two frames.
 SICK = (1, 0)
-MODULE = 8  # Of the granularities.
+TENSOR, MODULE = 7, 8  # Of the granularities.
 HEAD_SIGNALS = {
     "rows": 1024.0, "common_mode_sum": 1024.0, "spread_sum": 1024.0, "key_leak_sum": 1e-4, "key_gradient_sum": 1.0,
     "tied_rows_bf16": 50.0, "logit_max": 9.0, "entropy_sum": 512.0, "delta_bias_sum": 0.01, "delta_bias_sumsq": 1e-3, "wq_sigma": 2.0,
@@ -42,6 +42,7 @@ class Trainer:
         self._without = without
         self._random = random.Random(run)
         self._named = False  # The one row of its modules.
+        self._parameters = False  # Its two have names.
         self.step = 0
 
     def __enter__(self) -> Trainer:
@@ -51,7 +52,8 @@ class Trainer:
         self._client.close()
 
     def report(self, **unusual: float) -> None:
-        """One frame; a value of a head signal is the sick head's, law_difference that of lm_head."""
+        """One frame; a value of a head signal is the sick head's, law_difference that of lm_head,
+        tensor_moved that of one of two parameters, clip_share the job's own, of at most 1."""
         blocks = []
         for name, usual in RUN_SIGNALS.items():
             blocks.append(Block(name, [unusual.get(name, usual * self._random.uniform(0.98, 1.02))]))
@@ -65,7 +67,13 @@ class Trainer:
             if not self._named:
                 self._named = self._client.push_names(MODULE, ["lm_head dx=dW"]) == 1
             blocks += [Block("law_difference", [unusual["law_difference"]], 0, 1), Block("law_variance", [1.0], 0, 1)]
-        assert self._client.push(self.step, blocks)
+        if "tensor_moved" in unusual:
+            if not self._parameters:
+                self._parameters = self._client.push_names(TENSOR, ["embed", "head"]) == 2
+            blocks += [Block("tensor_moved", [1.0, unusual["tensor_moved"]], 0, 2)]
+            blocks += [Block(name, [1.0, 1.0], 0, 2) for name in ("tensor_elements", "tensor_grad_sumsq", "tensor_grad_max")]
+        own = [OwnValues("clip_share", [unusual["clip_share"]], high=1.0)] if "clip_share" in unusual else []
+        assert self._client.push(self.step, blocks, own=own)
         self.step += EVERY
         if self.step % 500 == 0:
             assert self._client.flush(20)

@@ -347,11 +347,20 @@ def test_a_router_of_logits_alone_is_read_with_top_k() -> None:
     same(found, expected | {"router_row_cosine_max": cosine_of(router.scores.weight)})
 
 
-def test_a_reading_that_raises_costs_the_router_alone() -> None:
+@pytest.mark.parametrize(
+    "read",
+    (
+        lambda output: output["nothing"],
+        lambda output: (output["logits"], [0, 1]),
+        lambda output: (output["logits"], torch.tensor(1)),
+        lambda output: (output["logits"], output["logits"].argmax(1), torch.ones(3)),
+    ),
+)
+def test_a_reading_that_raises_costs_the_router_alone(read: Any) -> None:
     router, host = Own(), Host()
-    wrap_router(router, read=lambda output: output["nothing"])
+    wrap_router(router, read=read)
     _, routing = told(router, lambda: router(torch.randn(ROWS, WIDTH)), host)
-    assert routing.sums is None and host.left_out[0].startswith(routing_tap.UNREAD)
+    assert routing.sums is None and len(host.left_out) == 1 and not host.errors
 
 
 @pytest.mark.parametrize(
@@ -435,9 +444,14 @@ def test_a_router_of_unknown_size_is_told() -> None:
     assert found.left_out["0", experts_module.HOW_MANY] == 1
 
 
-def test_one_tensor_parallel_rank_tells() -> None:
-    found = placed(tree("layers.0.gate"), [], Parallel(tensor=(1, 2)))
-    assert found.not_measured == experts_module.COPY and not found.layers
+def test_one_tensor_parallel_rank_tells_and_all_have_its_layout() -> None:
+    model = tree("layers.0.gate", "layers.3.gate")
+    first, second = (placed(model, [], Parallel(tensor=(rank, 2))) for rank in range(2))
+    assert second.not_measured == experts_module.COPY
+    assert first.layers_needed() == second.layers_needed() == 2 and first.most == second.most
+    second.begin_step(True)
+    model.get_submodule("layers.0.gate")(torch.randn(ROWS, WIDTH))
+    assert second.sample() is None
 
 
 def test_rows_of_large_routers_are_compared_in_turn(

@@ -85,6 +85,13 @@ def test_new_period_counts_from_the_last_sample() -> None:
     assert governor.due(step + 1010) and not governor.due(step + 1009)
 
 
+def test_new_period_keeps_ranks_on_common_steps() -> None:
+    governor = Governor(100, 0.005, in_step=True)
+    governor.sampled(1000, 0.001)
+    governor.set_base(30)
+    assert governor.due(1050) and not governor.due(1049)
+
+
 def test_rate_jumps() -> None:
     watch = RateWatch()
     warm_up = [1e-3 * (i + 1) / 10 for i in range(10)]

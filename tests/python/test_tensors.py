@@ -195,6 +195,26 @@ def test_clipping_is_not_seen_in_gradients(tmp_path: Path) -> None:
     assert_told(tmp_path / "a.bwrun", kept)
 
 
+def test_a_step_that_the_job_skips_itself_is_not_told(tmp_path: Path) -> None:
+    """It clips, sees that the norm is no number, and goes on."""
+    torch.manual_seed(0)
+    model = Model(SHAPE)
+    path = tmp_path / "a.bwrun"
+    monitor = bellwether.attach(model, run="tensors", record=str(path), every=1, **ALL)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for step in range(6):
+        optimizer.zero_grad()
+        model(batch(SHAPE, step)).square().mean().backward()
+        if step == 3:
+            next(model.parameters()).grad.fill_(math.nan)  # type: ignore[union-attr]
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        if torch.isfinite(norm):
+            optimizer.step()
+        monitor.step()
+    monitor.detach()
+    assert {step for step, of in told_in(path).items() if any(of.values())} == {0, 1, 2, 4, 5}
+
+
 @pytest.mark.parametrize("clip", [None, 1e-4])
 def test_steps_are_told_apart_without_attention(clip: Optional[float], tmp_path: Path) -> None:
     torch.manual_seed(0)

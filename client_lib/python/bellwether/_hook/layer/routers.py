@@ -204,6 +204,10 @@ def by_reading(read: Read, output: Any, experts: int, top_k: Optional[int]) -> O
         not found.logits.is_floating_point() or found.logits.shape[-1:] != (experts,)
     ):
         return None
+    if found.chosen is not None and (not _integers(found.chosen) or found.chosen.dim() == 0):
+        return None
+    if found.kept is not None and (found.chosen is None or found.kept.shape != found.chosen.shape):
+        return None
     if found.chosen is None and found.loads is None and found.logits is not None:
         if top_k is None or top_k > experts:
             return found
