@@ -172,8 +172,10 @@ def test_its_graphs_are_those_that_it_has_without_us(
     eager = train(kind, "", tmp_path / "e.bwrun").recorded
     assert eager.keys() == watched.recorded.keys()
     for step, signals in eager.items():
-        assert signals.keys() == watched.recorded[step].keys()
-        for name in signals.keys() - TIMES:
+        # Activations end where anything is compiled.
+        names = {name for name in signals if not name.startswith("module_")}
+        assert names == {n for n in watched.recorded[step] if not n.startswith("module_")}
+        for name in names - TIMES:
             values = signals[name]
             got = watched.recorded[step][name]
             assert np.allclose(got, values, rtol=1e-3, atol=1e-6, equal_nan=True), (step, name)
