@@ -109,9 +109,11 @@ def test_a_training_whose_weights_flip_is_called_broken(
 
 
 def test_known_faults_are_told_apart() -> None:
-    broken = {"alerts": ["{}"], "known": [], "samples": 4, "questions": {}}
+    broken = {"alerts": ['{"rule": "kernel"}'], "known": [], "samples": 4, "questions": {}}
     assert law_sweep.outcome(broken) == "BROKEN"
     assert law_sweep.outcome({**broken, "known": ["cudnn-rows-without-keys"]}) == "known"
+    of_norms = {**broken, "alerts": ['{"rule": "arithmetic"}'], "known": ["x"]}
+    assert law_sweep.outcome(of_norms) == "BROKEN"
     assert law_sweep.outcome({"alerts": [], "known": ["x"], "samples": 4}) == "right"
     assert law_sweep.outcome({**broken, "alerts": [], "samples": 0}) == "unasked"
     of_modules = {**broken, "alerts": [], "samples": 0, "questions": {"dx=dW": 3}}

@@ -111,7 +111,7 @@ TEST(AdviceTest, FirstActionIsAlwaysOneOfTheRunbooks) {
       }
     }
   }
-  EXPECT_EQ(told.size(), 19u);
+  EXPECT_EQ(told.size(), 21u);
 }
 
 class AdviceOfAlertsTest : public testing::Test {
