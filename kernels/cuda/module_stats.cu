@@ -21,7 +21,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 constexpr int kWidth = 4;
-constexpr int kJoinThreads = 1024;
+constexpr int kJoinThreads = 512;
 static_assert(kModuleTile == 32 * kWidth);
 
 template <class Element>
