@@ -15,6 +15,7 @@ from typing import Any, Optional
 import pytest
 import torch
 import torch._dynamo
+from told_tensors import Told, rows_told
 from torch import Tensor, nn
 
 import bellwether
@@ -45,14 +46,12 @@ from bellwether._step.tensor_rows import global_name
 from gpu import DEVICES
 from models import Attention, Shape, batch, through
 from no_waiting import DEVICE, NoWaiting
-from recording import Recording
 from tap_host import Host as TapHost
 
 SHAPE = Shape()
 WATCHED: dict[str, Any] = {
     "stats": ["drift", "modules"], "every": 1, "overhead_budget": 1e9, "run": "modules",
 }  # fmt: skip
-Told = dict[int, dict[str, dict[str, float]]]  # Step -> activation -> signal -> value.
 
 
 class Gated(nn.Module):
@@ -158,22 +157,7 @@ def wanted_of_logits(logits: Tensor) -> dict[str, float]:
 
 
 def told_in(path: Path) -> Told:
-    recording = Recording(path, ended=True)
-    names: list[str] = []
-    for message in recording.messages:
-        if message.WhichOneof("body") == "names" and message.names.granularity == c_api.MODULE:
-            names[message.names.first :] = list(message.names.names)
-    told: Told = {}
-    for frame in recording.frames:
-        of_step = told.setdefault(frame.step, {})
-        for block in frame.blocks:
-            signal = recording.names[block.signal]
-            if signal not in (*SIGNALS, *GRADIENT_SIGNALS, *LOGIT_SIGNALS):
-                continue
-            for i, value in enumerate(block.values):
-                if torch.tensor(value).view(torch.int32) != c_api.NOT_MEASURED_BITS:
-                    of_step.setdefault(names[block.layer_begin + i], {})[signal] = value
-    return told
+    return rows_told(path, c_api.MODULE, (*SIGNALS, *GRADIENT_SIGNALS, *LOGIT_SIGNALS))
 
 
 def trained(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from pathlib import Path
 from typing import Optional
 
@@ -14,31 +15,37 @@ from bellwether._step.tensor_sample import SIGNALS, TURN_SIGNALS
 
 from recording import Recording
 
-Told = dict[int, dict[str, dict[str, float]]]  # Step -> parameter -> signal -> value.
+Told = dict[int, dict[str, dict[str, float]]]  # Step -> row -> signal -> value.
 
 
-def told_in(path: Path) -> Told:
+def rows_told(
+    path: Path, granularity: int, signals: Collection[str], all_rows: bool = False
+) -> Told:
+    """What a recording has of named rows: of each step those of which something is told, or all
+    that have names."""
     recording = Recording(path, ended=True)
     names: list[str] = []
     for message in recording.messages:
-        if message.WhichOneof("body") == "names" and message.names.granularity == c_api.TENSOR:
+        if message.WhichOneof("body") == "names" and message.names.granularity == granularity:
             names[message.names.first :] = list(message.names.names)
     told: Told = {}
     for frame in recording.frames:
-        of_step = told.setdefault(frame.step, {name: {} for name in names})
+        of_step = told.setdefault(frame.step, {name: {} for name in names} if all_rows else {})
         for block in frame.blocks:
             signal = recording.names[block.signal]
-            if signal not in (*SIGNALS, *TURN_SIGNALS):
-                continue
-            for i, value in enumerate(block.values):
+            for i, value in enumerate(block.values if signal in signals else ()):
                 if not is_missing(value):
-                    of_step[names[block.layer_begin + i]][signal] = value
+                    of_step.setdefault(names[block.layer_begin + i], {})[signal] = value
     return told
+
+
+def told_in(path: Path) -> Told:
+    return rows_told(path, c_api.TENSOR, (*SIGNALS, *TURN_SIGNALS), all_rows=True)
 
 
 def is_missing(value: float) -> bool:
     bits = torch.tensor([value], dtype=torch.float32).view(torch.int32)
-    return int(bits) == 0x7FC0BE11
+    return int(bits) == c_api.NOT_MEASURED_BITS
 
 
 @dataclasses.dataclass
