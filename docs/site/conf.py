@@ -26,7 +26,7 @@ CHAPTERS = {
               "examples/README.md"],
     "Understand": ["docs/console.md", "docs/concepts/detection.md", "docs/concepts/judged.md",
                    "docs/concepts/granularities.md", "docs/concepts/own_signals.md",
-                   "docs/concepts/experts.md", "docs/concepts/losses.md", "docs/concepts/baselines.md",
+                   "docs/concepts/experts.md", "docs/concepts/fp8.md", "docs/concepts/losses.md", "docs/concepts/baselines.md",
                    "docs/concepts/spectra.md", "docs/concepts/attention.md",
                    "docs/concepts/laws.md",
                    "docs/concepts/actions.md", "docs/paper.md"],

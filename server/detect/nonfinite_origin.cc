@@ -165,6 +165,12 @@ Side SideOf(SignalId id) {
     case SignalId::kTensorMomentumNorms:
     case SignalId::kTensorMomentumAlignment:
     case SignalId::kRouterRowCosineMax:
+    case SignalId::kTensorSigma:
+    case SignalId::kTensorSigmaResidual:
+    case SignalId::kEmbeddingMeanSumsq:
+    case SignalId::kEmbeddingMeanNorm:
+    case SignalId::kNormGainLastBin:
+    case SignalId::kNormGainLastBinShare:
       return kWeights;
     // Whoever adds a signal says here on which side of a step it is measured.
     case SignalId::kNone:
@@ -242,6 +248,19 @@ Side SideOf(SignalId id) {
     case SignalId::kLogitsMarginSum:
     case SignalId::kLogitsLogZ:
     case SignalId::kLogitsMargin:
+    case SignalId::kModuleMeanSumsq:
+    case SignalId::kModuleMeanNorm:
+    case SignalId::kFp8Elements:
+    case SignalId::kFp8Saturated:
+    case SignalId::kFp8Zeros:
+    case SignalId::kFp8NonzeroInputs:
+    case SignalId::kFp8Flushed:
+    case SignalId::kFp8Nonfinite:
+    case SignalId::kFp8Scale:
+    case SignalId::kFp8AmaxAge:
+    case SignalId::kFp8SaturatedShare:
+    case SignalId::kFp8ZeroShare:
+    case SignalId::kFp8FlushedShare:
       return kForward;
   }
   return kForward;

@@ -35,6 +35,7 @@ from bellwether._native import c_api
 from bellwether._step.activation_sample import (
     GRADIENT_SIGNALS,
     LOGIT_SIGNALS,
+    MEAN_SIGNALS,
     SIGNALS,
     ActivationSample,
 )
@@ -157,7 +158,8 @@ def wanted_of_logits(logits: Tensor) -> dict[str, float]:
 
 
 def told_in(path: Path) -> Told:
-    return rows_told(path, c_api.MODULE, (*SIGNALS, *GRADIENT_SIGNALS, *LOGIT_SIGNALS))
+    signals = (*SIGNALS, *GRADIENT_SIGNALS, *LOGIT_SIGNALS, *MEAN_SIGNALS)
+    return rows_told(path, c_api.MODULE, signals)
 
 
 def trained(
@@ -339,6 +341,8 @@ def test_models_of_transformers_have_names_and_gradients(tmp_path: Path) -> None
     ids = torch.randint(0, 64, (2, 16))
     logits: list[Tensor] = []
     words: list[Tensor] = []
+    hidden: list[Tensor] = []
+    model.lm_head.register_forward_pre_hook(lambda _, args: hidden.append(args[0].detach()))
     for _ in range(3):
         out = model(input_ids=ids, labels=ids, use_cache=False)
         logits.append(out.logits.detach().double())
@@ -350,13 +354,19 @@ def test_models_of_transformers_have_names_and_gradients(tmp_path: Path) -> None
     told = told_in(tmp_path / "a.bwrun")[2]
     blocks = [f"model.layers.{at}" for at in range(2)]
     parts = ("", ".self_attn", ".mlp product")
-    around = {"model.embed_tokens": words[2], "lm_head": logits[2]}
+    around = {
+        "model.embed_tokens": words[2], "lm_head": logits[2],
+        "lm_head input": hidden[2].double(),
+    }  # fmt: skip
     assert set(told) == {block + part for block in blocks for part in parts} | set(around)
     for name, x in around.items():
         want = wanted_of([x.flatten(0, -2)])
         assert {k: told[name][k] for k in want} == pytest.approx(want, rel=1e-5)
     want = wanted_of_logits(logits[2])
     assert {k: told["lm_head"][k] for k in want} == pytest.approx(want, rel=1e-5)
+    tokens = around["lm_head input"].flatten(0, -2)
+    mean = float(len(tokens) * tokens.mean(0).square().sum())
+    assert told["lm_head input"]["module_mean_sumsq"] == pytest.approx(mean, rel=1e-5)
     assert not set(LOGIT_SIGNALS) & set(told["model.embed_tokens"])
     assert all(told[block]["module_grad_sumsq"] > 0 for block in blocks)
     assert status["errors"] == 0 and status["modules"]["left_out"] == {}

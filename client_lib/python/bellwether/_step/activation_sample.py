@@ -6,13 +6,11 @@ import array
 import math
 from typing import Optional
 
-import torch
-
 from .._hook.layer.activation_tap import Activation
 from .._hook.layer.logits import STATS as LOGIT_STATS
 from .._native import c_api
 from .._native.run_client import Block, RunClient
-from .law_rows import LawRows, ranges
+from .law_rows import LawRows, ranges, told
 from .tapped_modules import Arriving
 
 SIGNALS = (
@@ -27,6 +25,7 @@ SIGNALS = (
 )
 GRADIENT_SIGNALS = ("module_grad_elements", "module_grad_sumsq", "module_grad_nonfinite")
 LOGIT_SIGNALS = tuple(f"logits_{name}" for name in LOGIT_STATS)
+MEAN_SIGNALS = ("module_mean_sumsq",)
 _RANGES_MAX = 4  # Of rows in a frame; a block each for each signal.
 
 
@@ -53,9 +52,13 @@ class ActivationSample:
 
     def __init__(self, names: list[str], measured: list[Activation]) -> None:
         self._names, self._measured = names, measured
+        means = [(of, t) for of in measured if (t := of.mean_sumsq()) is not None]
+        self._with_mean = [of for of, _ in means]
         logits = (of.logits for of in measured)
         self._arriving = Arriving(
-            [t for of in measured for t in (of.x, of.grad)] + [t for t in logits if t is not None]
+            [t for of in measured for t in (of.x, of.grad)]
+            + [t for t in logits if t is not None]
+            + [t for _, t in means]
         )
 
     def ready(self) -> bool:
@@ -72,6 +75,7 @@ class ActivationSample:
         """
         values = self._arriving.values()
         logits = iter(values[2 * len(self._measured) :])
+        means = dict(zip(map(id, self._with_mean), values[len(values) - len(self._with_mean) :]))
         table: dict[int, tuple[float, ...]] = {}
         missing = (c_api.NOT_MEASURED,)
         for at, of in enumerate(self._measured):
@@ -88,25 +92,18 @@ class ActivationSample:
                     else missing * len(GRADIENT_SIGNALS)
                 )
                 words = missing * len(LOGIT_SIGNALS)
-                table[number] = x + grad + (words if of_words is None else tuple(of_words))
+                table[number] = (
+                    x + grad + (words if of_words is None else tuple(of_words))
+                    + tuple(means.get(id(of), missing))
+                )  # fmt: skip
         if client is None:
             return []
         named = rows.tell(client)
-        signals = (*SIGNALS, *GRADIENT_SIGNALS, *LOGIT_SIGNALS)
+        signals = (*SIGNALS, *GRADIENT_SIGNALS, *LOGIT_SIGNALS, *MEAN_SIGNALS)
         numbers = sorted(number for number in table if number < named)
         found = []
         for of_range in ranges(numbers, min(_RANGES_MAX, room // len(signals))):
             lines = (table.get(n, missing * len(signals)) for n in of_range)
             for signal, column in zip(signals, zip(*lines)):
-                found += _told(signal, array.array("f", column), of_range.start)
+                found += told(signal, array.array("f", column), of_range.start)
         return found
-
-
-def _told(signal: str, values: array.array[float], first: int) -> list[Block]:
-    """From the first to the last row that has it."""
-    bits = torch.frombuffer(values, dtype=torch.int32)
-    there = (bits != c_api.NOT_MEASURED_BITS).nonzero().flatten().tolist()
-    if not there:
-        return []
-    begin, end = there[0], there[-1] + 1
-    return [Block(signal, values[begin:end], first + begin, end - begin)]

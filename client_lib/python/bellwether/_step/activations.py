@@ -35,21 +35,23 @@ NO_BLOCKS = "no attention module lies in a list of blocks"
 MANY = f"there are more than {ROWS_MAX} activations"
 PART = "its logits may be of some of the words: tensor parallelism"
 PRODUCT = "product"  # Behind the name of a gated MLP.
+GIVEN = "input"  # Behind the name of lm_head.
 
 
 class _Row:
     """
     begins     the module's forward may be the first that is seen of a step
     of_logits  it returns the logits of all words
+    of_mean    the mean over tokens is measured, too
     """
 
     def __init__(
         self, module: nn.Module, of_input: bool = False, gradients: bool = False,
-        begins: bool = False, of_logits: bool = False,
+        begins: bool = False, of_logits: bool = False, of_mean: bool = False,
     ) -> None:  # fmt: skip
         self.module = weakref.ref(module)
         self.of_input, self.gradients, self.begins = of_input, gradients, begins
-        self.of_logits = of_logits
+        self.of_logits, self.of_mean = of_logits, of_mean
 
 
 class Activations(TappedModules[Activation]):
@@ -102,6 +104,7 @@ class Activations(TappedModules[Activation]):
                 if not whole:
                     self.leave_out(name, PART)
                 self._add(name, _Row(module, of_logits=whole))
+                self._add(f"{name} {GIVEN}", _Row(module, of_input=True, of_mean=True))
 
     def _add(self, name: str, row: _Row) -> None:
         place, space, what = name.partition(" ")
@@ -133,7 +136,8 @@ class Activations(TappedModules[Activation]):
                 devices.setdefault(device, []).append(at)
         for device, rows in devices.items():
             of_logits = {at for at in rows if self._rows[at].of_logits}
-            for into in new_activations(rows, device, of_logits):
+            of_mean = {at for at in rows if self._rows[at].of_mean}
+            for into in new_activations(rows, device, of_logits, of_mean):
                 row = self._rows[into.row]
                 module = row.module()
                 if module is not None:

@@ -211,6 +211,9 @@ class Frames:
                 blocks += frame.sample.activations.blocks(
                     client, self.law_rows, scale if scale else 1.0, gradients, room
                 )
+            if frame.sample.fp8 is not None:
+                room = c_api.BLOCKS_MAX - len(blocks)
+                blocks += frame.sample.fp8.blocks(client, self.law_rows, frame.step, room)
             self.last.update(frame.sample.summary(gradients))
             self._overflows = 0 if gradients else self._overflows + 1
             self._sample_again = 0 < self._overflows <= OVERFLOWS_MAX

@@ -14,6 +14,8 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Optional, Protocol
 
+import torch
+
 from .._native import c_api
 from .._native.run_client import Block, RunClient
 
@@ -148,3 +150,13 @@ def ranges(numbers: Sequence[int], at_most: int) -> list[range]:
     wide = sorted((i for i, gap in enumerate(gaps) if gap > _GAP_MAX), key=lambda i: -gaps[i])
     cuts = [-1, *sorted(wide[: at_most - 1]), len(numbers) - 1]
     return [range(numbers[a + 1], numbers[b] + 1) for a, b in zip(cuts, cuts[1:])]
+
+
+def told(signal: str, values: array.array[float], first: int) -> list[Block]:
+    """From the first to the last row that has it."""
+    bits = torch.frombuffer(values, dtype=torch.int32)
+    there = (bits != c_api.NOT_MEASURED_BITS).nonzero().flatten().tolist()
+    if not there:
+        return []
+    begin, end = there[0], there[-1] + 1
+    return [Block(signal, values[begin:end], first + begin, end - begin)]

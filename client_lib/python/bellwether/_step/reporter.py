@@ -25,6 +25,7 @@ from .balances import Balances
 from .cost import Cost
 from .events import Events
 from .experts import Experts
+from .fp8 import Fp8
 from .frames import Frames
 from .governor import Governor, RateWatch
 from .hello import run_options
@@ -46,6 +47,7 @@ class Breadth:
     tensors: Tensors
     activations: Activations
     experts: Experts
+    fp8: Fp8
 
 
 class Reporter:
@@ -86,6 +88,10 @@ class Reporter:
     @property
     def experts(self) -> Experts:
         return self.breadth.experts
+
+    @property
+    def fp8(self) -> Fp8:
+        return self.breadth.fp8
 
     # ---- the layout ----
 
@@ -159,6 +165,7 @@ class Reporter:
         self.balances.watch()
         self.activations.watch()
         self.experts.watch()
+        self.fp8.watch()
 
     def laws_end(self) -> None:
         """torch.compile is asked for something."""
@@ -166,6 +173,7 @@ class Reporter:
         self.balances.compiled()
         self.activations.compiled()
         self.experts.compiled()
+        self.fp8.compiled()
 
     def begin_laws(self, sampled: bool) -> None:
         """A step begins that asks them, or none."""
@@ -183,6 +191,7 @@ class Reporter:
                 weights.gram_batch, weights.replicas, self.linears.sample(),
                 self.balances.sample(), self.rest.sample(), self.tensors.sample(),
                 self.link.named, self.activations.sample(), self.experts.sample(),
+                self.fp8.sample(),
             )  # fmt: skip
             for layer in self._layers:
                 for part in (layer.sums, layer.wq, layer.wk):

@@ -112,6 +112,15 @@ class ExpertsStatus(TypedDict):
     left_out: dict[str, int]  # "router: why", how often.
 
 
+class Fp8Status(TypedDict):
+    """Tensors in 8 bits."""
+
+    modules: int  # That may have products in 8 bits, and have their turn.
+    seen: int  # Those among them of which something was measured.
+    not_measured: Optional[str]  # Why none is.
+    left_out: dict[str, int]  # "module: why", how often.
+
+
 class _AlwaysThere(TypedDict):
     live: bool
     why_off: str  # "" while it watches.
@@ -140,6 +149,7 @@ class Status(_AlwaysThere, total=False):
     tensors: TensorsStatus
     modules: ModulesStatus
     experts: ExpertsStatus
+    fp8: Fp8Status
     losses: LossesStatus
     capture: Optional[CaptureStatus]  # None without capture_dir.
     actions: Optional[ActionsStatus]  # None before attach() and after detach().
@@ -229,6 +239,11 @@ def status(steps: Steps, actions: Optional[ActionsStatus]) -> Status:
         "routers": dict(experts.layers), "experts": experts.most,
         "not_measured": experts.not_measured,
         "left_out": {f"{name}: {why}": n for (name, why), n in experts.left_out.items()},
+    }  # fmt: skip
+    fp8 = reporter.fp8
+    found["fp8"] = {
+        "modules": len(fp8.names), "seen": len(fp8.rows), "not_measured": fp8.not_measured,
+        "left_out": {f"{name}: {why}": n for (name, why), n in fp8.left_out.items()},
     }  # fmt: skip
     found["losses"] = reporter.frames.losses.status
     found["step"] = steps.current_step()

@@ -36,6 +36,7 @@ from .activations import Activations
 from .at_rest import AtRest
 from .balances import Balances
 from .experts import Experts
+from .fp8 import Fp8
 from .frames import number_at_hand
 from .governor import Governor
 from .health import Health
@@ -84,6 +85,7 @@ class Steps:
                 ),
                 Activations(self, self.model, self.layers, self.parallel),
                 Experts(self, self.model, self.parallel),
+                Fp8(self, self.model, self.parallel),
             ),
         )  # fmt: skip
         self.discovery: Optional[Discovery] = None
@@ -406,6 +408,7 @@ class Steps:
         self.reporter.begin_laws(known and self.measures("linear"))
         self.reporter.activations.begin_step(known and self.measures("modules"))
         self.reporter.experts.begin_step(known and self.measures("experts"))
+        self.reporter.fp8.begin_step(known and self.measures("fp8"))
 
     def stop_sampling(self) -> None:
         """The device measures nothing more in this step."""
@@ -413,6 +416,7 @@ class Steps:
         self.reporter.begin_laws(False)
         self.reporter.activations.begin_step(False)
         self.reporter.experts.begin_step(False)
+        self.reporter.fp8.begin_step(False)
 
     def _measure_weights(self) -> None:
         if self._sampling and self.measures("sigma"):

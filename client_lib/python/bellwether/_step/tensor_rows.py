@@ -81,7 +81,7 @@ class TensorRows:
         self, model: Callable[[], Optional[nn.Module]], placed: Parallel, all_report: bool,
         first_names: Callable[[], list[str]],
     ) -> None:  # fmt: skip
-        self._model, self._placed = model, placed
+        self.model, self._placed = model, placed
         self.all_report, self._first_names = all_report, first_names
         self.names: list[str] = []
         self.left_out: dict[str, str] = {}  # By parameter: why something of it is not measured.
@@ -97,7 +97,7 @@ class TensorRows:
             self.left_out.setdefault(name, why)
 
     def leave_out_all(self, why: str) -> None:
-        model = self._model() if not self.left_out else None
+        model = self.model() if not self.left_out else None
         for name, p in model.named_parameters() if model is not None else ():
             if p.requires_grad:
                 self.leave_out(global_name(name, self._placed), why)
@@ -156,7 +156,7 @@ class TensorRows:
         """By the id of the parameter."""
         found: dict[int, Row] = {}
         self.copies = {}
-        model = self._model()
+        model = self.model()
         flat = model is not None and is_fully_sharded(model)
         self.elements, position = 0, -1
         for own_name, p in model.named_parameters() if model is not None else ():

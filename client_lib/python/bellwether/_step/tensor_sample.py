@@ -12,6 +12,9 @@ from torch import Tensor
 
 from .._native import c_api
 from .._native.run_client import Block
+from .law_rows import told
+from .weight_sample import SIGNALS as WEIGHT_SIGNALS
+from .weight_sample import WeightPart
 
 SIGNALS = (
     "tensor_elements",
@@ -59,6 +62,7 @@ class Parts:
     moments: list[Part] = dataclasses.field(default_factory=list)
     after: list[Part] = dataclasses.field(default_factory=list)
     pieces: list[Part] = dataclasses.field(default_factory=list)
+    weights: list[WeightPart] = dataclasses.field(default_factory=list)
 
     def all(self) -> Iterator[Part]:
         yield from (*self.grads, *self.before, *self.moments, *self.after, *self.pieces)
@@ -75,7 +79,9 @@ class TensorSample:
         self._moments, self._lags = moments, lags
 
     def ready(self) -> bool:
-        return all(part.ready() for part in self._parts.all())
+        return all(part.ready() for part in self._parts.all()) and all(
+            part.ready() for part in self._parts.weights
+        )
 
     def blocks(self, named: int, room: int) -> list[Block]:
         """For at most so many blocks, of the first `named` rows.  Must be ready."""
@@ -91,6 +97,9 @@ class TensorSample:
             if len(of) == 0 or bool((values.view(torch.int32) == c_api.NOT_MEASURED_BITS).all()):
                 continue
             found.append(Block(signal, array.array("f", values.tolist()), of.start, len(of)))
+        for signal in WEIGHT_SIGNALS:
+            values = table[signal][:named]
+            found += told(signal, array.array("f", values.tolist()), 0)
         return found[: max(room, 0)]
 
     def _table(self) -> dict[str, Tensor]:
@@ -99,7 +108,8 @@ class TensorSample:
             (self._rows,), c_api.NOT_MEASURED_BITS, dtype=torch.int32, device="cpu"
         )
         table = {
-            signal: missing.clone().view(torch.float32) for signal in (*SIGNALS, *TURN_SIGNALS)
+            signal: missing.clone().view(torch.float32)
+            for signal in (*SIGNALS, *TURN_SIGNALS, *WEIGHT_SIGNALS)
         }
 
         def put(signal: str, rows: list[int], values: Tensor) -> None:
@@ -122,6 +132,8 @@ class TensorSample:
             known = bits[part.rows] >= 0
             moved = (bits[part.rows] != part.column("weight_bits"))[known]
             put("tensor_moved", [r for r, k in zip(part.rows, known.tolist()) if k], moved)
+        for of_weights in parts.weights:
+            of_weights.put(put)
         for part in parts.pieces:
             put("tensor_change_sumsq", part.rows, part.column("change_sumsq"))
             put("tensor_change_weight_sumsq", part.rows, part.column("weight_sumsq"))

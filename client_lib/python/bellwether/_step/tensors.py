@@ -22,8 +22,10 @@ from .._kernels.large_tensors import cpu_statistics, flat
 from .._kernels.memory import Memories
 from .._kernels.tensors import Entry, statistics
 from .frames import number_at_hand
+from .tensor_kinds import Kinds
 from .tensor_rows import MOMENTS_ELSEWHERE, Row, TensorRows
 from .tensor_sample import Part, Parts, TensorSample
+from .weight_sample import WeightSamples
 
 TURNS = 25  # Samples until each parameter had its turn, or fewer.
 COPIED_LEAST = 1 << 16  # Elements.
@@ -52,6 +54,7 @@ class Tensors:
         self._unheld: set[int] = set()  # Of those: rows that no optimizer is known to hold.
         self._late: set[int] = set()  # Of those: rows whose gradients a closure is yet to make.
         self._clipped: set[int] = set()
+        self._weights = WeightSamples(Kinds(rows.model))
 
     def begin_step(self, step: int, sampled: bool) -> None:
         self._sampled, self._step = sampled, step
@@ -248,6 +251,7 @@ class Tensors:
                     weight = flat(row.weight)[begin:end]
                     pieces.append((row, Entry(weight=weight, before=before)))
             self._measure(self._parts.pieces, pieces)
+            self._parts.weights += self._weights.measure(rows, self._turn)
 
     def sample(self) -> Optional[TensorSample]:
         """What was measured in this step."""

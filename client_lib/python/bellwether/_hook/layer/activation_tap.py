@@ -33,10 +33,15 @@ class Activation:
 
     x, grad   float64 [STATS], added to
     logits    float64, as logits.py has them, where x is that
+    of_mean   the mean over tokens is measured, too
     """
 
-    def __init__(self, row: int, x: Tensor, grad: Tensor, of_logits: bool = False) -> None:
+    def __init__(
+        self, row: int, x: Tensor, grad: Tensor, of_logits: bool = False, of_mean: bool = False
+    ) -> None:
         self.row, self.x, self.grad = row, x, grad
+        self._of_mean, self._tokens = of_mean, 0
+        self._total: Optional[Tensor] = None  # float64 [channels], over tokens.
         self.logits = new_logits(x.device) if of_logits else None
         self.calls = 0  # That are in x.
         self.gradients = 0
@@ -54,12 +59,29 @@ class Activation:
         with host.lock:
             channels = None if gradient else self._of_channels(x)
             add_activation(host.memories.of(x.device), x, out, channels)
+        if self._of_mean and not gradient:
+            self._add_tokens(x)
         if self.logits is not None and not gradient and x.shape[-1] > 1:
             add_logits(x, self.logits)
         if gradient:
             self.gradients += 1
         else:
             self.calls += 1
+
+    def _add_tokens(self, x: Tensor) -> None:
+        rows = torch.nan_to_num(x.reshape(-1, x.shape[-1]), 0.0, 0.0, 0.0)
+        total = rows.sum(0, dtype=torch.float32).double()
+        if self._total is None:
+            self._total = torch.zeros_like(total)
+        if self._total.shape == total.shape:
+            self._total += total
+            self._tokens += rows.shape[0]
+
+    def mean_sumsq(self) -> Optional[Tensor]:
+        """Tokens times the squared norm of their mean, float64 [1]; None: not asked for."""
+        if self._total is None:
+            return None
+        return self._total.square().sum().reshape(1) / self._tokens
 
     def _of_channels(self, x: Tensor) -> Optional[Tensor]:
         if self._channels is None:
@@ -71,11 +93,15 @@ class Activation:
 
 
 def new_activations(
-    rows: list[int], device: torch.device, of_logits: Collection[int] = ()
-) -> list[Activation]:
-    """All in one piece of memory.  of_logits: rows that are logits"""
+    rows: list[int], device: torch.device, of_logits: Collection[int] = (),
+    of_mean: Collection[int] = (),
+) -> list[Activation]:  # fmt: skip
+    """All in one piece of memory.  of_logits, of_mean: rows of which more is measured"""
     slab = torch.zeros(len(rows), 2, STATS, dtype=torch.float64, device=device)
-    return [Activation(row, x, grad, row in of_logits) for row, (x, grad) in zip(rows, slab)]
+    return [
+        Activation(row, x, grad, row in of_logits, row in of_mean)
+        for row, (x, grad) in zip(rows, slab)
+    ]
 
 
 class BeginTap:

@@ -1,0 +1,91 @@
+"""Which parameters tell more than all do: norms' gains, tables of words, and the matrices whose
+spectral norm is in every sample.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Callable, Iterable
+from typing import Optional
+
+from torch import nn
+
+from .linears import is_head
+from .tensor_rows import Row
+
+ALWAYS_MAX = 512  # Matrices whose spectral norm is in every sample.
+# What attention's output projection is called, in a module that is called like attention.
+_OUT = re.compile(
+    r"att(n|ention)\w*\.(\w+\.)*(o_proj|out_proj|c_proj|proj|dense|wo|out|to_out|linear_proj)(\.0)?"
+    r"\.weight$",
+    re.IGNORECASE,
+)
+_SHIFTS = ("bias", "beta", "b")
+# A norm whose parameter is its gain less 1.
+_LESS_ONE = re.compile(
+    r"\b1(\.0)?\s*\+\s*(self\.)?(weight|scale|gamma)|\b(self\.)?(weight|scale|gamma)\s*\+\s*1\b"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """
+    gain      of a norm: what is added to the parameter to make it one
+    table     a row of it belongs to a word, or to a position
+    always    its spectral norm is in every sample
+    """
+
+    gain: Optional[float] = None
+    table: bool = False
+    always: bool = False
+
+
+_NONE = Kind()
+
+
+class Kinds:
+    """model  gives the model, None once it is gone"""
+
+    def __init__(self, model: Callable[[], Optional[nn.Module]]) -> None:
+        self._model = model
+        self._known: dict[str, Kind] = {}  # By the row's name.
+
+    def of(self, rows: Iterable[Row]) -> list[tuple[Row, Kind]]:
+        rows = list(rows)
+        if any(row.name not in self._known for row in rows):
+            self._find(rows)
+        return [(row, self._known[row.name]) for row in rows]
+
+    def _find(self, rows: list[Row]) -> None:
+        found: dict[int, Kind] = {}
+        model = self._model()
+        modules = list(model.named_modules()) if model is not None else []
+        words = [m for _, m in modules if isinstance(m, nn.Embedding)]
+        output = getattr(model, "get_output_embeddings", lambda: None)()
+        for name, module in modules:
+            head = is_head(name, module, words, output)
+            table = head or type(module).__name__.endswith("Embedding")
+            norm = "norm" in type(module).__name__.lower()
+            for own, p in module._parameters.items():
+                if p is None:
+                    continue
+                if table and own == "weight" and p.dim() == 2:
+                    always = head or (id(p) in found and found[id(p)].always)
+                    found[id(p)] = Kind(table=True, always=always)
+                elif norm and p.dim() == 1 and own not in _SHIFTS:
+                    found[id(p)] = Kind(gain=_less_one(type(module)))
+        for row in rows:
+            kind = found.get(id(row.of), _NONE)
+            out = row.weight.dim() == 2 and _OUT.search(row.name) is not None
+            kept = sum(known.always for known in self._known.values())
+            always = (kind.always or out) and kept < ALWAYS_MAX
+            self._known[row.name] = dataclasses.replace(kind, always=always)
+
+
+def _less_one(norm: type[nn.Module]) -> float:
+    try:
+        return 1.0 if _LESS_ONE.search(inspect.getsource(norm)) else 0.0
+    except (OSError, TypeError):  # It has none: of C, or of a shell.
+        return 0.0
