@@ -14,6 +14,7 @@ from typing import Any, Optional
 import pytest
 import torch
 import torch._dynamo
+from fp8_models import E4M3, E5M2, SHAPE, SIDES, Kept, Model, ScaledLinear
 from told_tensors import Told, rows_told
 from torch import Tensor, nn
 
@@ -34,7 +35,6 @@ from bellwether._step.fp8 import NO_SCALE, NONE, TURNS, may_have_products
 from bellwether._step.fp8_sample import SIGNALS, Ages
 from bellwether._step.tapped_modules import COMPILED
 
-from fp8_models import E4M3, E5M2, SHAPE, SIDES, Kept, Model, ScaledLinear
 from gpu import DEVICES
 from models import batch
 from no_waiting import DEVICE, NoWaiting
@@ -247,10 +247,10 @@ class TapHost(Host):
 class Tapped:
     """One module's tap in one step."""
 
-    def __init__(self, module: nn.Module, device: torch.device = torch.device("cpu")) -> None:
+    def __init__(self, module: nn.Module) -> None:
         self.host = TapHost()
         runs = Runs(self.host)  # type: ignore[arg-type]
-        self.of = new_quantised([0], device)[0]
+        self.of = new_quantised([0], torch.device("cpu"))[0]
         self.tap = Fp8Tap(runs, module, self.of)
         self.end = scaled_products.listen(runs.product)
         self.module = module
@@ -399,7 +399,8 @@ class Engine(nn.Module):
         self.weight = nn.Parameter(torch.randn(width, width) / width**0.5)
         self.fp8_meta: dict[str, Any] = {"recipe": None}
         if meta:
-            self.fp8_meta |= {"scaling_fwd": self.Kept(4.0, 8.0, 1.0), "scaling_bwd": self.Kept(0.5, 1)}
+            self.fp8_meta["scaling_fwd"] = self.Kept(4.0, 8.0, 1.0)
+            self.fp8_meta["scaling_bwd"] = self.Kept(0.5, 1.0)
 
     def forward(self, x: Tensor) -> Tensor:
         return x @ self.weight.to(x.dtype)
