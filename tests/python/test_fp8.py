@@ -88,7 +88,7 @@ def trained(
         for name, module in model.scaled().items():
             module.step, module.kept = step, kept[-1].setdefault(name, {})
         for part in range(micro):
-            x = batch(SHAPE, step * micro + part, device=device).to(dtype)
+            x = batch(SHAPE, step * micro + part, tokens=48, device=device).to(dtype)
             (model(x).float().square().mean() / micro).backward()
         optimizer.step()
     status = None
