@@ -20,7 +20,7 @@ from torch.nn import functional as F
 import bellwether
 from bellwether._native import c_api
 from bellwether._step import spectral_norms
-from bellwether._step.spectral_norms import FIRST_STEPS, STEPS, bidiagonal, sigmas, start
+from bellwether._step.spectral_norms import FIRST_STEPS, STEPS, sigmas, start, tridiagonal
 from bellwether._step.tensor_kinds import Kind, Kinds
 from bellwether._step.tensor_rows import Row
 from bellwether._step.tensors import TURNS
@@ -153,7 +153,7 @@ def test_values_equal_a_recomputation_in_float64(
             assert value <= float(values[0]) + near
             assert float((values - value).abs().min()) <= residual + near
             if name in ALWAYS and step > 5:
-                assert value == pytest.approx(float(values[0]), rel=1e-3), (step, name)
+                assert value == pytest.approx(float(values[0]), rel=2e-3), (step, name)
     assert turned == matrices
     assert any(of["layers.0.norm.weight"]["norm_gain_last_bin"] > 0 for of in told.values())
 
@@ -163,7 +163,7 @@ def test_a_matrix_that_stands_still_is_exact_after_some_samples() -> None:
     matrices = [torch.randn(300, 200), torch.randn(200, 300), torch.randn(500, 40).bfloat16()]
     starts = [start(w.shape[1], CPU) for w in matrices]
     for sample in range(8):
-        b, starts = bidiagonal(matrices, starts, STEPS if sample else FIRST_STEPS)
+        b, starts = tridiagonal(matrices, starts, STEPS if sample else FIRST_STEPS)
         sigma, residual = sigmas(b)
         for w, got, rest in zip(matrices, sigma, residual):
             assert float(got) <= naive_sigma(w) * (1 + 1e-6)
@@ -176,9 +176,9 @@ def test_a_matrix_that_stands_still_is_exact_after_some_samples() -> None:
 
 def test_pieces_of_16_bits_give_what_the_whole_gives(monkeypatch: pytest.MonkeyPatch) -> None:
     w = torch.randn(70, 30).half()
-    whole, _ = bidiagonal([w], [start(30, CPU)], STEPS)
-    monkeypatch.setattr(spectral_norms, "_AT_ONCE", 300)
-    pieces, _ = bidiagonal([w], [start(30, CPU)], STEPS)
+    whole, _ = tridiagonal([w], [start(30, CPU)], STEPS)
+    monkeypatch.setattr(spectral_norms, "_PIECE", 300)
+    pieces, _ = tridiagonal([w], [start(30, CPU)], STEPS)
     assert torch.allclose(whole, pieces, rtol=1e-5)
 
 
@@ -188,14 +188,14 @@ def test_matrices_of_zeros_and_nans_hurt_no_other() -> None:
     broken[2, 3] = torch.nan
     matrices = [torch.zeros(20, 30), broken, torch.randn(9, 7), torch.randn(1, 5)]
     starts = [start(w.shape[1], CPU) for w in matrices]
-    b, starts = bidiagonal(matrices, starts, FIRST_STEPS)
+    b, starts = tridiagonal(matrices, starts, FIRST_STEPS)
     sigma, _ = sigmas(b)
     assert sigma[0] == 0 and sigma[1].isnan()
     for at in (2, 3):
         assert float(sigma[at]) == pytest.approx(naive_sigma(matrices[at]), rel=1e-5)
     assert all(float(v.norm()) == pytest.approx(1.0, rel=1e-5) for v in starts)
     matrices[0], matrices[1] = torch.eye(20, 30) * 3, torch.eye(5, 6)
-    sigma, _ = sigmas(bidiagonal(matrices, starts, STEPS)[0])
+    sigma, _ = sigmas(tridiagonal(matrices, starts, STEPS)[0])
     assert sigma[:2].tolist() == pytest.approx([3.0, 1.0], rel=1e-5)
 
 
@@ -296,7 +296,7 @@ def test_nothing_waits_for_a_gpu() -> None:
     matrices = [torch.empty(8, 4, device=DEVICE), torch.empty(3, 9, device=DEVICE)]
     starts = [torch.empty(w.shape[1], device=DEVICE) for w in matrices]
     with NoWaiting() as seen:
-        bidiagonal(matrices, starts, STEPS)
+        tridiagonal(matrices, starts, STEPS)
         start(5, torch.device(DEVICE))
         last_bin(torch.empty(2, 40, device=DEVICE))
         mean_sumsq(torch.empty(5, 4, device=DEVICE))

@@ -1,13 +1,13 @@
-"""The largest singular values of whole matrices, by a few steps of Golub-Kahan's Lanczos from where
-the last sample ended.
+"""The largest singular values of whole matrices, by a few steps of Lanczos from where the last
+sample ended.
 
-    W V = U B, B upper bidiagonal, V and U with orthonormal columns, steps + 1 vectors v
-    sigma = largest singular value of B, with the singular vectors p and q
-    residual = |W^T (U p) - sigma V q| = beta p_last;  the next start is V q
+    G = W^T W,  G V = V T + beta v e^T, T tridiagonal, V with orthonormal columns, one for each step
+    sigma = root of theta, the largest eigenvalue of T, with the eigenvector y
+    residual = |G V y - theta V y| / sigma = beta |y_last| / sigma;  the next start is V y
 
 All matrices of a device go together: a step is two products for each, and a few operations for all.
-B comes to the host, where sigma is computed.  Source: Golub and Kahan 1965; what the norm of W_O
-and of lm_head says, docs/concepts/granularities.md.
+On a CPU both are made of a piece of the matrix while it is in the cache, so a step reads the matrix
+once.  T comes to the host, where sigma is computed.  Source: textbook, as kernels/.../spectral.h.
 """
 
 from __future__ import annotations
@@ -19,10 +19,19 @@ from torch import Tensor
 
 STEPS = 4
 FIRST_STEPS = 12  # Of a matrix that has no start yet.
-_AT_ONCE = 1 << 25  # Elements of a matrix in 16 bits that are in float32 at a time.
+_PIECE = 1 << 18  # Elements of a matrix that are read at a time on a CPU,
+_PIECE_ON_GPUS = 1 << 25  # and on a GPU, of one in 16 bits, which becomes float32.
 _SQUARINGS = 12
 _TINY = 1e-30
 _SPENT = 1e-5
+
+
+def pieces(w: Tensor) -> Sequence[Tensor]:
+    """Some rows of a matrix at a time: what float32 copies are made of, or what fits a cache."""
+    on_gpu = w.device.type != "cpu"
+    if on_gpu and w.dtype == torch.float32:
+        return [w]
+    return torch.split(w, max(1, (_PIECE_ON_GPUS if on_gpu else _PIECE) // max(1, w.shape[1])))
 
 
 def start(width: int, device: torch.device) -> Tensor:
@@ -32,35 +41,16 @@ def start(width: int, device: torch.device) -> Tensor:
     return v * v.square().sum().rsqrt()
 
 
-def _pieces(w: Tensor) -> Sequence[Tensor]:
-    """In float32, some rows at a time."""
-    if w.dtype == torch.float32:
-        return [w]
-    return torch.split(w, max(1, _AT_ONCE // max(1, w.shape[1])))
+def _times_gram(w: Tensor, v: Tensor, into: Tensor) -> None:
+    """into = W^T W v; it begins as 0."""
+    for piece in pieces(w):
+        rows = piece.float()
+        into.addmv_(rows.t(), torch.mv(rows, v))
 
 
-def _times(w: Tensor, v: Tensor, into: Tensor) -> None:
-    begin = 0
-    for piece in _pieces(w):
-        end = begin + piece.shape[0]
-        torch.mv(piece.float(), v, out=into[begin:end])
-        begin = end
-
-
-def _times_transposed(w: Tensor, u: Tensor, into: Tensor) -> None:
-    begin = 0
-    for piece in _pieces(w):
-        end = begin + piece.shape[0]
-        if begin == 0:
-            torch.mv(piece.float().t(), u[begin:end], out=into)
-        else:
-            into.addmv_(piece.float().t(), u[begin:end])
-        begin = end
-
-
-def _norm(x: Tensor) -> Tensor:
+def _dot(a: Tensor, b: Tensor) -> Tensor:
     """float64 [matrices, 1]"""
-    return x.square().sum(1, keepdim=True, dtype=torch.float64).sqrt()
+    return (a * b).sum(1, keepdim=True, dtype=torch.float64)
 
 
 def _unit(x: Tensor, norm: Tensor) -> Tensor:
@@ -68,62 +58,51 @@ def _unit(x: Tensor, norm: Tensor) -> Tensor:
     return x * torch.where(norm == 0, 0.0, norm.reciprocal()).to(x.dtype)
 
 
-def _or_none(norm: Tensor, largest: Tensor) -> Tensor:
-    """What is left by rounding is 0: there are no more vectors."""
-    return torch.where(norm < _SPENT * largest, 0.0, norm)
-
-
-def bidiagonal(
+def tridiagonal(
     matrices: Sequence[Tensor], starts: Sequence[Tensor], steps: int
 ) -> tuple[Tensor, list[Tensor]]:
     """matrices [outputs, inputs] of one device, float32 or of 16 bits; starts  unit vectors of
-    float32 [inputs].  Returns float64 [matrices, 2, steps], the diagonal of B and what stands right
+    float32 [inputs].  Returns float64 [matrices, 2, steps], the diagonal of T and what stands right
     of it, its last element beta; and the next starts.  Nothing waits for a GPU."""
-    device = matrices[0].device
-    count = len(matrices)
-    rows, width = (max(w.shape[i] for w in matrices) for i in range(2))
+    device, count = matrices[0].device, len(matrices)
+    width = max(w.shape[1] for w in matrices)
     v = torch.zeros(count, width, dtype=torch.float32, device=device)
     for into, of in zip(v, starts):
         into[: of.shape[0]] = of
     vectors, diagonal = [v], list[Tensor]()
     beside: list[Tensor] = []
     largest = torch.zeros(count, 1, dtype=torch.float64, device=device)
-    u_before = torch.zeros(count, rows, dtype=torch.float32, device=device)
     for _ in range(steps):
-        u = torch.zeros(count, rows, dtype=torch.float32, device=device)
-        for at, w in enumerate(matrices):
-            _times(w, v[at, : w.shape[1]], u[at, : w.shape[0]])
-        if beside:
-            u.addcmul_(u_before, beside[-1].float(), value=-1)
-        norm = _norm(u)
-        largest = torch.maximum(largest, norm)
-        diagonal.append(_or_none(norm, largest))
-        u = _unit(u, diagonal[-1])
         r = torch.zeros(count, width, dtype=torch.float32, device=device)
         for at, w in enumerate(matrices):
-            _times_transposed(w, u[at, : w.shape[0]], r[at, : w.shape[1]])
-        r.addcmul_(v, diagonal[-1].float(), value=-1)
+            _times_gram(w, v[at, : w.shape[1]], r[at, : w.shape[1]])
+        diagonal.append(_dot(v, r))
+        largest = torch.maximum(largest, diagonal[-1])
         known = torch.stack(vectors, 1)  # [matrices, vectors, width]
-        r = r - torch.bmm(torch.bmm(r[:, None], known.mT), known)[:, 0]
-        beside.append(_or_none(_norm(r), largest))
-        v, u_before = _unit(r, beside[-1]), u
+        for _ in range(2):  # The second one takes off what rounding has left of the first.
+            r = r - torch.bmm(torch.bmm(r[:, None], known.mT), known)[:, 0]
+        norm = _dot(r, r).sqrt()
+        # What rounding alone has left is nothing: there are no more vectors.
+        beside.append(torch.where(norm < _SPENT * largest, 0.0, norm))
+        v = _unit(r, beside[-1])
         vectors.append(v)
-    b = torch.stack([torch.cat(diagonal, 1), torch.cat(beside, 1)], 1)
-    found = torch.bmm(_top(b)[:, None].float(), torch.stack(vectors[:-1], 1))[:, 0]
-    norm = _norm(found)
+    t = torch.stack([torch.cat(diagonal, 1), torch.cat(beside, 1)], 1)
+    found = torch.bmm(_top(t)[:, None].float(), torch.stack(vectors[:-1], 1))[:, 0]
+    norm = _dot(found, found).sqrt()
     there = (norm > _TINY) & norm.isfinite()  # Not of what is 0, or not finite.
     found = torch.where(there, _unit(found, norm), vectors[0])
-    return b, [of[: w.shape[1]] for of, w in zip(found, matrices)]
+    return t, [of[: w.shape[1]] for of, w in zip(found, matrices)]
 
 
-def _matrix(b: Tensor) -> Tensor:
+def _matrix(t: Tensor) -> Tensor:
     """[matrices, steps, steps]"""
-    return torch.diag_embed(b[:, 0]) + torch.diag_embed(b[:, 1, :-1], offset=1)
+    beside = torch.diag_embed(t[:, 1, :-1], offset=1)
+    return torch.diag_embed(t[:, 0]) + beside + beside.mT
 
 
-def _top(b: Tensor) -> Tensor:
-    """float64 [matrices, steps]: about the right singular vector of B, by squaring B^T B."""
-    power = _matrix(b).mT @ _matrix(b)
+def _top(t: Tensor) -> Tensor:
+    """float64 [matrices, steps]: about the first eigenvector of T, by squaring."""
+    power = _matrix(t)
     for _ in range(_SQUARINGS):
         size = power.abs().amax((1, 2), keepdim=True).clamp(min=_TINY)
         power = power / size
@@ -132,14 +111,15 @@ def _top(b: Tensor) -> Tensor:
     return power.gather(1, at[:, None, None].expand(-1, 1, power.shape[2]))[:, 0]
 
 
-def sigmas(b: Tensor) -> tuple[Tensor, Tensor]:
-    """sigma and residual, float64 [matrices], of what bidiagonal() gave, on the CPU; NaN where
+def sigmas(t: Tensor) -> tuple[Tensor, Tensor]:
+    """sigma and residual, float64 [matrices], of what tridiagonal() gave, on the CPU; NaN where
     something is not finite."""
-    finite = b.isfinite().flatten(1).all(1)
-    sigma = torch.full((len(b),), torch.nan, dtype=torch.float64, device="cpu")
+    finite = t.isfinite().flatten(1).all(1)
+    sigma = torch.full((len(t),), torch.nan, dtype=torch.float64, device="cpu")
     residual = sigma.clone()
     if bool(finite.any()):
-        p, values, _ = torch.linalg.svd(_matrix(b[finite]))
-        sigma[finite] = values[:, 0]
-        residual[finite] = b[finite, 1, -1] * p[:, -1, 0].abs()
+        values, vectors = torch.linalg.eigh(_matrix(t[finite]))
+        sigma[finite] = root = values[:, -1].clamp(min=0).sqrt()
+        rest = t[finite, 1, -1] * vectors[:, -1, -1].abs()
+        residual[finite] = torch.where(root > 0, rest / root, 0.0)
     return sigma, residual

@@ -74,9 +74,10 @@ def last_bin(gains: Tensor) -> Tensor:
 
 def mean_sumsq(table: Tensor) -> Tensor:
     """n norm(mean row)^2 of [n, width], float64."""
-    total = table.sum(0, dtype=torch.float32).double()
-    found: Tensor = total.square().sum() / table.shape[0]
-    return found
+    total = torch.zeros(table.shape[1], dtype=torch.float64, device=table.device)
+    for piece in spectral_norms.pieces(table):
+        total += piece.float().sum(0)
+    return total.square().sum() / table.shape[0]
 
 
 class WeightSamples:
@@ -138,6 +139,6 @@ class WeightSamples:
             for row, w in zip(rows, matrices)
         ]
         steps = spectral_norms.FIRST_STEPS if first else spectral_norms.STEPS
-        b, starts = spectral_norms.bidiagonal(matrices, starts, steps)
+        t, starts = spectral_norms.tridiagonal(matrices, starts, steps)
         self._starts.update((row.number, start) for row, start in zip(rows, starts))
-        return WeightPart("tensor_sigma", [row.number for row in rows], b)
+        return WeightPart("tensor_sigma", [row.number for row in rows], t)
