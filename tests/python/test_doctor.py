@@ -15,7 +15,12 @@ from typing import Any, Optional
 import pytest
 
 from bellwether.client import Counters
-from bellwether.tools.doctor import layer_findings, monitor_findings, tensor_findings
+from bellwether.tools.doctor import (
+    fp8_findings,
+    layer_findings,
+    monitor_findings,
+    tensor_findings,
+)
 
 from conftest import ROOT
 
@@ -246,9 +251,18 @@ def test_a_samples_share_of_the_parameters_is_said() -> None:
     told = {"rows": 60, "elements": 1, "copied": 1, "refused": 0, "left_out": left_out}
     covered, *named = [finding.text for finding in tensor_findings({"tensors": told})]
     assert covered.startswith("60 parameters tell their gradient, and whether they moved, in every")
-    assert covered.endswith("and moments, 3 of them a sample, in turn")
+    assert covered.endswith("moments, and most spectral norms, 3 of them a sample, in turn")
     assert named[0] == "p0: not told, or not all of it: no second moment"
     assert len(named) == 9 and named[8].startswith("2 or more further parameters")
     (refused,) = tensor_findings({"tensors": told | {"rows": 0, "refused": 1, "left_out": {}}})
     assert refused.ok is False and "16384 parameters of 256 bytes" in refused.text
     assert tensor_findings({"tensors": told | {"rows": 0, "left_out": {}}}) == []
+
+
+def test_a_samples_share_of_8_bits_is_said() -> None:
+    told: dict[str, Any] = {"modules": 20, "seen": 7, "not_measured": None, "left_out": {"a: b": 2}}
+    covered, named = [finding.text for finding in fp8_findings({"fp8": told})]
+    assert covered.startswith("20 modules") and "3 of them a sample" in covered
+    assert covered.endswith("of 7 it was seen so far") and named == "8 bits, a: b"
+    (why,) = fp8_findings({"fp8": told | {"not_measured": "no", "left_out": {}}})
+    assert why.text.endswith("no") and fp8_findings({}) == []

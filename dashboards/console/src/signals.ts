@@ -81,6 +81,7 @@ export const runSignals: Signal[] = [
 ];
 
 const tensorTurns = 25;
+const fp8Turns = 8;
 const moduleTurns = 64;
 
 /** On the model map, and drawn for a chosen row. */
@@ -103,6 +104,12 @@ export const rowSignals: RowSignal[] = [
     anchor: 1, help: 'How far gradients are beyond what the second moment expects: about one or less while it follows them.' },
   { name: 'tensor_momentum_alignment', of: 'tensor', part: 'tensor_momentum_dot', turns: tensorTurns, label: 'Momentum alignment',
     scale: 'signed', help: 'Cosine of gradient and momentum. Parameters take turns.' },
+  { name: 'tensor_sigma', of: 'tensor', part: 'tensor_sigma', turns: tensorTurns, label: 'Spectral norm', scale: 'log',
+    help: "Largest singular value of a matrix. lm_head and attention's output projections have it in each sample." },
+  { name: 'embedding_mean_norm', of: 'tensor', part: 'embedding_mean_sumsq', turns: 1, label: 'Mean row of embeddings', scale: 'linear',
+    help: "Norm of the mean row over the root of the rows' mean squared norm: one where all rows are the same." },
+  { name: 'norm_gain_last_bin_share', of: 'tensor', part: 'norm_gain_last_bin', turns: 1, label: 'Gains in the last bin', scale: 'linear',
+    help: "Share of a norm's gains that the MX format of eight bits would clamp to its largest number." },
   { name: 'module_rms', of: 'module', part: 'module_sumsq', turns: 1, label: 'Activation RMS', scale: 'log',
     help: 'Root of the mean square of what the module returns.' },
   { name: 'module_largest', of: 'module', part: 'module_largest', turns: 1, label: 'Largest activation', scale: 'log',
@@ -121,6 +128,18 @@ export const rowSignals: RowSignal[] = [
     help: "Root of the mean square of the gradient at the block's input." },
   { name: 'module_grad_nonfinite', of: 'module', part: 'module_grad_nonfinite', turns: 1, label: 'Gradient at the input, not finite',
     scale: 'linear', help: "Elements of the gradient at the block's input that are NaN or infinite." },
+  { name: 'module_mean_norm', of: 'module', part: 'module_mean_sumsq', turns: 1, label: 'Mean of what lm_head is given', scale: 'linear',
+    help: 'Norm of the mean over tokens over their root mean square: one where all tokens are the same.' },
+  { name: 'fp8_saturated_share', of: 'module', part: 'fp8_saturated', turns: fp8Turns, label: '8 bits, saturated', scale: 'log',
+    help: 'Share of the elements at the largest number of their format of eight bits. Modules take turns.' },
+  { name: 'fp8_flushed_share', of: 'module', part: 'fp8_flushed', turns: fp8Turns, label: '8 bits, became zero', scale: 'log',
+    help: 'Of the elements that were not zero before: the share that is zero in eight bits.' },
+  { name: 'fp8_zero_share', of: 'module', part: 'fp8_zeros', turns: fp8Turns, label: '8 bits, zeros', scale: 'log',
+    help: 'Share of the elements that are zero in eight bits.' },
+  { name: 'fp8_scale', of: 'module', part: 'fp8_scale', turns: fp8Turns, label: '8 bits, scale', scale: 'log',
+    help: 'Largest scale that a product is given: an element is its eight bits times that.' },
+  { name: 'fp8_amax_age', of: 'module', part: 'fp8_amax_age', turns: fp8Turns, label: '8 bits, age of the scale', scale: 'linear',
+    help: 'Steps since the first sample with the scale of now.' },
   { name: 'law_z', of: 'module', part: 'law_difference', turns: moduleTurns, label: 'Laws of layers, z', scale: 'signed',
     help: 'Difference of the law that the row names, in units of what rounding gives. Modules take turns.' },
 ];

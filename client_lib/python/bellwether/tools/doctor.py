@@ -24,6 +24,7 @@ from .._hook.layer.notes import FROZEN, why
 from .._hook.model import already_compiled
 from .._native import c_api
 from .._server import private_server
+from .._step.fp8 import TURNS as FP8_TURNS
 from .._step.tensors import TURNS
 from .._util.ranks import ASIDE
 
@@ -219,7 +220,8 @@ def tensor_findings(status: dict[str, Any]) -> list[Finding]:
             Finding(
                 None,
                 f"{told['rows']} parameters tell their gradient, and whether they moved, in every "
-                f"sample; the size of the change, and moments, {turn} of them a sample, in turn",
+                f"sample; the size of the change, moments, and most spectral norms, {turn} of them "
+                "a sample, in turn",
             )
         )
     if told["refused"]:
@@ -234,6 +236,21 @@ def tensor_findings(status: dict[str, Any]) -> list[Finding]:
     return found
 
 
+def fp8_findings(status: dict[str, Any]) -> list[Finding]:
+    """What a sample covers of tensors in 8 bits, where stats= names fp8."""
+    told = status.get("fp8") or {"modules": 0, "seen": 0, "not_measured": None, "left_out": {}}
+    found = []
+    if told["not_measured"]:
+        found.append(Finding(None, f"no tensors in 8 bits are told: {told['not_measured']}"))
+    elif told["modules"]:
+        turn = -(-told["modules"] // FP8_TURNS)
+        text = f"{told['modules']} modules may multiply in 8 bits, {turn} of them a sample, in turn"
+        found.append(Finding(None, f"{text}; of {told['seen']} it was seen so far"))
+    for name in list(told["left_out"])[:_LEFT_OUT_NAMED]:
+        found.append(Finding(None, f"8 bits, {name}"))
+    return found
+
+
 def monitor_findings(monitor: Any) -> list[Finding]:
     """The whole story of one monitor: layers, link, errors, price."""
     status = monitor.status()
@@ -241,7 +258,7 @@ def monitor_findings(monitor: Any) -> list[Finding]:
     met = {id for layer in status["layers"] for id in layer.get("known_faults", ())}
     for entry in known_kernels.named(met):
         found.append(Finding(None, f"known, a hint (--kernels tells): {entry}"))
-    found += tensor_findings(status)
+    found += tensor_findings(status) + fp8_findings(status)
     if status["errors"]:
         found.append(Finding(False, f"{status['errors']} errors, the last: {status['last_error']}"))
     for reason, times in status["numbers_left_out"].items():
