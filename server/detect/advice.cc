@@ -39,6 +39,10 @@ enum class Case : uint8_t {
   kOwn,
   kRoundedAway,
   kFrozen,
+  kExpertsUnused,
+  kExpertsDead,
+  kSequencesOnce,
+  kSequencesStay,
 };
 
 constexpr char kGoBack[] = "Stop, or go back to a checkpoint";
@@ -132,8 +136,23 @@ constexpr Row kRows[] = {
      "whether a step is taken. Where some do not move, they are in no group of an optimizer, or in one with a rate of "
      "0. What shall not train is frozen by requires_grad_(False), and then told no more. What was trained since "
      "{begin} was trained without them."},
+    {Family::kExperts, "information", "Look whether the data needs the named experts",
+     "They have had tokens in few samples, or in none. In a fine-tune to one kind of text that may be right. In "
+     "training from the start they are parameters that nothing trains: raise the weight of the balancing loss, or let "
+     "their bias grow."},
+    {Family::kExperts, "warning", "Look at the router's balancing loss, its bias and its learning rate",
+     "Experts that had tokens get none, or all tokens go to the same few. An expert without tokens has no gradient, "
+     "and does not come back by itself. The router's z-loss, a lower learning rate for it and noise on its logits "
+     "help before, not after. Resume from a checkpoint from before {begin}, or set the router's rows of the dead "
+     "experts anew."},
+    {Family::kSequences, "information", "Look at the named sequences; nothing to do unless they stay",
+     "One batch is not what batches were. The event of the step has the ids that the job gave, hashed if not allowed "
+     "otherwise: put them on the list of what the data loader skips."},
+    {Family::kSequences, "warning", "Look at the data, and at what reads it",
+     "Batch after batch is not what it was since {begin}: a damaged file, a reader that repeats one token, labels that "
+     "are not shifted. If the data is meant to change, announce it (mon.event)."},
 };
-static_assert(std::size(kRows) == static_cast<size_t>(Case::kFrozen) + 1);
+static_assert(std::size(kRows) == static_cast<size_t>(Case::kSequencesStay) + 1);
 
 const Row& RowOf(Case which) { return kRows[static_cast<size_t>(which)]; }
 
@@ -172,6 +191,10 @@ Case CaseOf(Family family, const RunDescription& run, const AdviceState& state) 
       return Case::kArithmetic;
     case Family::kOwn:
       return information ? Case::kOwnSpike : Case::kOwn;
+    case Family::kExperts:
+      return information ? Case::kExpertsUnused : Case::kExpertsDead;
+    case Family::kSequences:
+      return information ? Case::kSequencesOnce : Case::kSequencesStay;
     case Family::kFrozen:
       break;
   }

@@ -48,6 +48,10 @@ const char* NameOf(Rule rule) {
       return "own";
     case Rule::kFrozen:
       return "frozen";
+    case Rule::kExperts:
+      return "experts";
+    case Rule::kSequences:
+      return "sequences";
     case Rule::kUser:
       return "user";
   }

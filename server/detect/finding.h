@@ -28,6 +28,8 @@ enum class Rule : uint8_t {
   kArithmetic,
   kOwn,
   kFrozen,
+  kExperts,
+  kSequences,
   kUser,  // A rule that people wrote; its name is in user_rule.h.
 };
 
@@ -46,9 +48,11 @@ enum class Family : uint8_t {
   kArithmetic,
   kOwn,
   kFrozen,
+  kExperts,
+  kSequences,
 };
-inline constexpr int kFamilies = 12;
-static_assert(kFamilies == static_cast<int>(Family::kFrozen) + 1);
+inline constexpr int kFamilies = 14;
+static_assert(kFamilies == static_cast<int>(Family::kSequences) + 1);
 
 const char* NameOf(Rule rule);
 

@@ -211,6 +211,30 @@ struct FrozenOptions {
   double gradient_share = 1e-3;
 };
 
+// Experts without tokens, and routers that send all to the same ones: expert_watch.h.
+struct ExpertsOptions {
+  int32_t samples = 8;  // In a row; and so many times as many as ever before.
+  // With tokens, so that it is known how often an expert has none.  The gaps of one that is sent tokens by
+  // chance are exponential; that one is 8 times as long as the longest of 15 has a chance of 5e-6.
+  int32_t seen = 16;
+  int32_t start_samples = 64;  // Without any from the first one on.
+  double tokens = 4;           // Of the mean expert, below which nothing is said of the breadth.
+  double breadth = 0.05;       // Below which a router has collapsed,
+  double breadth_fall = 8;     // and so many times below all of its best 64 samples.
+};
+
+// Losses and labels of sequences: sequence_watch.h.
+struct SequencesOptions {
+  double repeated_share = 0.95;  // Of the labels are the same as the one before,
+  double usual_share = 0.5;      // and were so in no step of the past.
+  double labels = 64;            // That count, below which a step says nothing.
+  // Beyond all of its past by so many times its range, and so many times the largest of it.
+  double range_factor = 2;
+  double rise_factor = 1.5;
+  int32_t hold_values = 3;       // In a row: a warning,
+  int32_t relearn_values = 100;  // and the new normal.
+};
+
 struct ContextOptions {
   // The first steps of a run are not judged: the learning rate warms up, heads
   // take shape and all of them grow.
@@ -256,8 +280,10 @@ enum class Builtin : uint8_t {
   kOwn,
   kOwnPast,
   kFrozen,
+  kExperts,
+  kSequences,
 };
-inline constexpr int kBuiltins = 19;
+inline constexpr int kBuiltins = 21;
 
 struct BuiltinSet {
   uint32_t bits = 0;  // 1 << Builtin
@@ -285,6 +311,8 @@ struct JudgeOptions {
   ArithmeticOptions arithmetic;
   OwnOptions own;
   FrozenOptions frozen;
+  ExpertsOptions experts;
+  SequencesOptions sequences;
   ContextOptions context;
   AlertOptions alert;
   BuiltinSet off;

@@ -108,6 +108,18 @@ constexpr const char* kBuiltinSentences[] = {
     "{frozen.samples} samples in a row while others do; or none moves. A warning, at any step. Where its change may be "
     "too small for 16 bits it is information, and none while the learning rate rises. One that has stood still before "
     "must do so for four times as long.",
+    "An expert that had tokens in {experts.seen} samples has had none in {experts.samples} in a row, and in "
+    "{experts.samples} times as many as ever before: a warning. One that had some in fewer, or "
+    "never, and has none in {experts.start_samples} samples is information. Or the breadth of a layer is below "
+    "{experts.breadth}, and "
+    "{experts.breadth_fall} times below all of its best 64 samples, for {experts.samples} samples: a warning. It is "
+    "how many experts share the load, beyond those that each token is sent to: 1 is balanced, 0 always the same. "
+    "Samples of which the mean expert has fewer than {experts.tokens} tokens say nothing of it.",
+    "Of the labels that count, {sequences.repeated_share} or more are the same as the one before, where they were "
+    "{sequences.usual_share} in no step of the past; steps of fewer than {sequences.labels} labels say nothing. Or the "
+    "largest loss of a sequence lies beyond all of its past by {sequences.range_factor} times its range, also of the "
+    "logarithms, and is {sequences.rise_factor} times the largest of it. The past are the last 128 to 256 steps. "
+    "Information; {sequences.hold_values} steps in a row are a warning, {sequences.relearn_values} the new normal.",
 };
 static_assert(std::size(kBuiltinSentences) == kBuiltins);
 

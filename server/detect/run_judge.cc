@@ -19,6 +19,7 @@
 #include "server/detect/arithmetic_watch.h"
 #include "server/detect/change_watch.h"
 #include "server/detect/detector_bank.h"
+#include "server/detect/expert_watch.h"
 #include "server/detect/head_rules.h"
 #include "server/detect/judge_options.h"
 #include "server/detect/law_watch.h"
@@ -26,6 +27,7 @@
 #include "server/detect/nonfinite_origin.h"
 #include "server/detect/own_watch.h"
 #include "server/detect/rule_fields.h"
+#include "server/detect/sequence_watch.h"
 #include "server/detect/tensor_watch.h"
 #include "server/detect/user_rules.h"
 
@@ -39,7 +41,8 @@ constexpr uint32_t kExcusesMagic = 0x344a5742;   // "BWJ4": no kernel was judged
 constexpr uint32_t kLawsMagic = 0x354a5742;      // "BWJ5": no other layer was judged.
 constexpr uint32_t kLayersMagic = 0x364a5742;    // "BWJ6": no own signal was judged.
 constexpr uint32_t kOwnMagic = 0x374a5742;       // "BWJ7": no parameter was judged.
-constexpr uint32_t kTensorsMagic = 0x384a5742;   // "BWJ8"
+constexpr uint32_t kTensorsMagic = 0x384a5742;   // "BWJ8": no expert and no sequence was judged.
+constexpr uint32_t kExpertsMagic = 0x394a5742;   // "BWJ9"
 
 // A loss scaler needs 16 steps in a row to find its factor, from its first one of 2^16 on.
 constexpr int32_t kOverflowsMax = 32;
@@ -81,6 +84,8 @@ struct RunJudge::State {
   ArithmeticWatch arithmetic;
   OwnWatch own;
   TensorWatch parameters;
+  ExpertWatch experts;
+  SequenceWatch sequences;
   UserRules user;
   AlertEngine alerts;
   int64_t first_step = -1;
@@ -107,6 +112,8 @@ struct RunJudge::State {
         arithmetic(from.arithmetic),
         own(from.own),
         parameters(from.frozen),
+        experts(from.experts),
+        sequences(from.sequences),
         user(from, description.layout),
         alerts(from.alert),
         attempt(description.attempt) {
@@ -150,6 +157,12 @@ struct RunJudge::State {
     a(parameters);
     alerts.VisitLater(Family::kFrozen, a);
   }
+  template <class A>
+  void VisitExperts(A& a) {
+    a(experts), a(sequences);
+    alerts.VisitLater(Family::kExperts, a);
+    alerts.VisitLater(Family::kSequences, a);
+  }
   // The part that belongs to the rules that people wrote.
   template <class A>
   void VisitUserRules(A& a) {
@@ -159,6 +172,8 @@ struct RunJudge::State {
   uint64_t user_rules_fingerprint() const { return options.rules == nullptr ? 0 : Fingerprint(*options.rules); }
   const RowNames* tensor_names() const { return rows == nullptr ? nullptr : &rows->tensors; }
   bool on(Builtin rule) const { return options.is_on(rule); }
+  // The first steps, and those behind an announced change, are not judged.
+  bool excuses_trends(int64_t step) const { return step < options.context.warmup_steps || step < excused_until; }
   void ForgetTrends() {
     heads.ForgetTrends();
     user.Forget();
@@ -191,6 +206,8 @@ struct RunJudge::State {
   void JudgeArithmetic(const StepSample& sample, std::vector<AlertTransition>* out);
   void JudgeOwn(const StepSample& sample, std::vector<AlertTransition>* out);
   void JudgeTensors(const StepSample& sample, std::vector<AlertTransition>* out);
+  void JudgeExperts(const StepSample& sample, std::vector<AlertTransition>* out);
+  void JudgeSequences(const StepSample& sample, std::vector<AlertTransition>* out);
   void JudgeNonfinite(const StepSample& sample, std::vector<AlertTransition>* out);
   void JudgeReplicas(const StepSample& sample, std::vector<Finding>* findings) const;
   void JudgeDisagreements(const StepSample& sample, std::vector<AlertTransition>* out);
@@ -261,6 +278,7 @@ void RunJudge::State::Announce(const AnnouncedChange& change) {
   loss.Excuse(risen || change.kind != EventKind::kRestore);
   user.Excuse();
   own.Forget();
+  experts.Forget();
 }
 
 void RunJudge::State::BeginRepairs(int64_t step, std::vector<AlertTransition>* out) {
@@ -354,6 +372,21 @@ void RunJudge::State::JudgeOwn(const StepSample& sample, std::vector<AlertTransi
 void RunJudge::State::JudgeTensors(const StepSample& sample, std::vector<AlertTransition>* out) {
   if (!parameters.Observe(sample, tensor_names()) || !on(Builtin::kFrozen)) return;
   alerts.Update(Family::kFrozen, sample.step, run, parameters.findings(), out);
+}
+
+void RunJudge::State::JudgeExperts(const StepSample& sample, std::vector<AlertTransition>* out) {
+  if (excuses_trends(sample.step)) return alerts.CouldNotLook(Family::kExperts, sample.step);
+  if (!experts.Observe(sample) || !on(Builtin::kExperts)) return;
+  alerts.Update(Family::kExperts, sample.step, run, experts.findings(), out);
+}
+
+void RunJudge::State::JudgeSequences(const StepSample& sample, std::vector<AlertTransition>* out) {
+  const SequenceWatch::Context context{.excused = sample.step < excused_until,
+                                       .quiet_steps = options.alert.resolve_steps};
+  const bool warming = sample.step < options.context.warmup_steps;
+  if (warming || context.excused) alerts.CouldNotLook(Family::kSequences, sample.step);
+  if (warming || !sequences.Observe(sample, context) || !on(Builtin::kSequences)) return;
+  alerts.Update(Family::kSequences, sample.step, run, sequences.findings(), out);
 }
 
 // Copies of a tensor that differ.  A tensor has two sums, of which both or one may differ.
@@ -457,6 +490,8 @@ void RunJudge::Observe(const StepSample& sample, std::vector<AlertTransition>* o
     s.arithmetic.Rewind();
     s.own.Rewind();
     s.parameters.Rewind();
+    s.experts.Rewind();
+    s.sequences.Rewind();
     s.user.Forget();
     s.ahead.clear();
     // Not what was announced behind the checkpoint.
@@ -477,12 +512,14 @@ void RunJudge::Observe(const StepSample& sample, std::vector<AlertTransition>* o
   s.JudgeArithmetic(sample, out);
   s.JudgeOwn(sample, out);
   s.JudgeTensors(sample, out);
+  s.JudgeExperts(sample, out);
+  s.JudgeSequences(sample, out);
   if (s.on(Builtin::kDisagreement)) s.JudgeDisagreements(sample, out);
   if (s.on(Builtin::kOverhead)) s.JudgeOverhead(sample, out);
   const float loss = sample.scalar(SignalId::kLoss);
   const float gradient = sample.scalar(SignalId::kGradNorm);
   const bool warming = sample.step < s.options.context.warmup_steps;
-  const bool excused = warming || sample.step < s.excused_until;
+  const bool excused = s.excuses_trends(sample.step);
   s.WatchRate(sample);
   s.loss.ObserveLoss(sample.step, loss);  // Ignores what is not finite.
   s.loss.ObserveGradient(sample.step, gradient);
@@ -552,6 +589,7 @@ void RunJudge::OnEvent(const RunEvent& event, std::vector<AlertTransition>* out)
       }
       break;
     default:
+      s.sequences.OnEvent(event);
       break;
   }
 }
@@ -616,6 +654,8 @@ void RunJudge::SetOptions(const JudgeOptions& options, std::vector<AlertTransiti
   s.arithmetic.SetOptions(options.arithmetic);
   s.own.SetOptions(options.own);
   s.parameters.SetOptions(options.frozen);
+  s.experts.SetOptions(options.experts);
+  s.sequences.SetOptions(options.sequences);
   // What a family's alert can come from; without any of it, it ends.
   const std::pair<Family, std::vector<Builtin>> sources[] = {
       {Family::kRounding, {Builtin::kDrift, Builtin::kTies, Builtin::kNorm}},
@@ -630,6 +670,8 @@ void RunJudge::SetOptions(const JudgeOptions& options, std::vector<AlertTransiti
       {Family::kArithmetic, {Builtin::kArithmetic}},
       {Family::kOwn, {Builtin::kOwn}},
       {Family::kFrozen, {Builtin::kFrozen}},
+      {Family::kExperts, {Builtin::kExperts}},
+      {Family::kSequences, {Builtin::kSequences}},
   };
   for (const auto& [family, rules] : sources) {
     if (std::none_of(rules.begin(), rules.end(), [&](Builtin rule) { return s.on(rule); }))
@@ -648,21 +690,23 @@ int32_t RunJudge::stage_of(int32_t layer, int32_t head) const {
 uint32_t RunJudge::alerts_firing() const { return state_->alerts.alerts_firing(); }
 size_t RunJudge::memory_bytes() const {
   return sizeof(State) + state_->heads.memory_bytes() + state_->user.memory_bytes() + state_->own.memory_bytes() +
-         state_->parameters.memory_bytes();
+         state_->parameters.memory_bytes() + state_->experts.memory_bytes();
 }
 
 std::string RunJudge::Save() const {
   std::string out;
   StateWriter writer(&out);
   // With neither servers of before read it: those of a cluster are replaced one after the other.
-  const bool tensors = state_->parameters.has_seen();
+  const bool experts = state_->experts.has_seen() || state_->sequences.has_seen();
+  const bool tensors = state_->parameters.has_seen() || experts;
   const bool own = state_->own.has_seen() || tensors;
   const bool layers = state_->arithmetic.samples() > 0 || own;
   const bool laws = state_->laws.samples() > 0 || layers;
   const bool excuses = state_->excuses() || laws;
   const bool kept = state_->kept() || excuses;
   const bool numbered = state_->numbered() || kept;
-  writer(tensors    ? kTensorsMagic
+  writer(experts    ? kExpertsMagic
+         : tensors  ? kTensorsMagic
          : own      ? kOwnMagic
          : layers   ? kLayersMagic
          : laws     ? kLawsMagic
@@ -677,6 +721,7 @@ std::string RunJudge::Save() const {
     // First: a key must not be given twice, also where the rest cannot be read.
     std::vector<uint32_t> numbers = state_->alerts.numbered();
     // As it was written before there were families more.
+    if (!experts) numbers.resize(numbers.size() - 2);
     if (!tensors) numbers.pop_back();
     if (!own) numbers.pop_back();
     if (!layers) numbers.pop_back();
@@ -698,6 +743,7 @@ std::string RunJudge::Save() const {
   if (layers) state_->VisitArithmetic(writer);
   if (own) state_->VisitOwn(writer);
   if (tensors) state_->VisitTensors(writer);
+  if (experts) state_->VisitExperts(writer);
   // Left out where it says nothing: servers of before read the rest.
   if (const uint32_t families = state_->alerts.went_back(); families != 0) writer(families);
   return out;
@@ -717,7 +763,8 @@ bool RunJudge::Restore(std::string_view saved) {
   reader(layout.layers);
   reader(layout.heads);
   reader(layout.kv_heads);
-  const bool tensors = magic == kTensorsMagic;
+  const bool experts = magic == kExpertsMagic;
+  const bool tensors = magic == kTensorsMagic || experts;
   const bool own = magic == kOwnMagic || tensors;
   const bool layers = magic == kLayersMagic || own;
   const bool laws = magic == kLawsMagic || layers;
@@ -753,11 +800,13 @@ bool RunJudge::Restore(std::string_view saved) {
   if (fits && layers) fresh->VisitArithmetic(reader);
   if (fits && own) fresh->VisitOwn(reader);
   if (fits && tensors) fresh->VisitTensors(reader);
+  if (fits && experts) fresh->VisitExperts(reader);
   uint32_t went_back = 0;
   if (fits && reader.ok() && !reader.at_end()) reader(went_back);
   if (!fits || !reader.at_end() || !fresh->heads.Consistent() || !fresh->changes.Consistent() ||
       !fresh->laws.Consistent() || !fresh->arithmetic.Consistent() || !fresh->own.Consistent() ||
-      !fresh->parameters.Consistent() || fresh->ahead.size() > kChangesAheadMax)
+      !fresh->parameters.Consistent() || !fresh->experts.Consistent() || !fresh->sequences.Consistent() ||
+      fresh->ahead.size() > kChangesAheadMax)
     return begin_afresh();
   if (fingerprint == fresh->user_rules_fingerprint()) {
     StateReader rules_reader(of_rules);

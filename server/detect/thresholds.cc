@@ -104,6 +104,21 @@ constexpr Threshold kThresholds[] = {
     BW_ROW(frozen, samples, 1, 10000, "samples", "that a parameter with a gradient, or all of them, must stand still"),
     BW_ROW(frozen, gradient_share, 0, 1, "of the median parameter's", "that a gradient must have"),
 
+    BW_ROW(experts, samples, 1, 10000, "samples", "in a row, and times as many as ever before, without a token"),
+    BW_ROW(experts, seen, 1, 10000, "samples", "with tokens after which an expert is judged by its past"),
+    BW_ROW(experts, start_samples, 1, 10000, "samples", "without a token from the start: information"),
+    BW_ROW(experts, tokens, 0, 1e9, "tokens", "of the mean expert, below which a sample says nothing of the breadth"),
+    BW_ROW(experts, breadth, 0, 1, "", "of a layer's load, below which its router has collapsed"),
+    BW_ROW(experts, breadth_fall, 1, 1e6, "times", "that it must be below all of its best 64 samples"),
+
+    BW_ROW(sequences, repeated_share, 0, 1, "of the labels", "that are the same as the one before"),
+    BW_ROW(sequences, usual_share, 0, 1, "of the labels", "that were so in no step of the past"),
+    BW_ROW(sequences, labels, 0, 1e9, "labels", "that count, below which a step says nothing of them"),
+    BW_ROW(sequences, range_factor, 0, 1000, "of the past's range", "that a loss must be beyond all of the past"),
+    BW_ROW(sequences, rise_factor, 1, 1e6, "times the past's largest", "that it must be, too"),
+    BW_ROW(sequences, hold_values, 1, 1000, "values", "in a row: a warning"),
+    BW_ROW(sequences, relearn_values, 1, 10000, "values", "in a row that are the new normal"),
+
     BW_ROW(context, warmup_steps, 0, 1e7, "steps", "at the start of a run of which nothing is said"),
     BW_ROW(context, settle_steps, 0, 1e7, "steps", "after an announced change of which nothing is said, but of states"),
     BW_ROW(context, rate_factor, 1, 1e6, "", "of the learning rate between two reports: a change, announced or not"),
@@ -126,6 +141,8 @@ constexpr ThresholdOrder kOrders[] = {
     {"loss.persist_steps", "loss.critical_steps"},
     {"own.hold_batches", "own.persist_batches"},
     {"own.persist_batches", "own.relearn_batches"},
+    {"sequences.usual_share", "sequences.repeated_share"},
+    {"sequences.hold_values", "sequences.relearn_values"},
 };
 
 // Converts to whatever a field is; never run.
@@ -172,14 +189,16 @@ static_assert(RowCount("kernel") == FieldCount<KernelOptions>());
 static_assert(RowCount("arithmetic") == FieldCount<ArithmeticOptions>());
 static_assert(RowCount("own") == FieldCount<OwnOptions>());
 static_assert(RowCount("frozen") == FieldCount<FrozenOptions>());
+static_assert(RowCount("experts") == FieldCount<ExpertsOptions>());
+static_assert(RowCount("sequences") == FieldCount<SequencesOptions>());
 static_assert(RowCount("context") == FieldCount<ContextOptions>());
 static_assert(RowCount("alert") == FieldCount<AlertOptions>());
 static_assert(SectionCount() + 2 == FieldCount<JudgeOptions>(), "beside the sections there are off and rules");
 
 constexpr const char* kBuiltinNames[] = {
-    "drift",  "drift.growth", "drift.level", "drift.common_mode", "drift.leak",   "ties",   "norm",
-    "logits", "loss",         "gradient",    "nonfinite",         "disagreement", "silent", "overhead",
-    "kernel", "arithmetic",   "own",         "own.past",          "frozen"};
+    "drift",  "drift.growth", "drift.level", "drift.common_mode", "drift.leak",   "ties",    "norm",
+    "logits", "loss",         "gradient",    "nonfinite",         "disagreement", "silent",  "overhead",
+    "kernel", "arithmetic",   "own",         "own.past",          "frozen",       "experts", "sequences"};
 static_assert(std::size(kBuiltinNames) == kBuiltins);
 
 }  // namespace

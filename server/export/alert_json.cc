@@ -29,6 +29,8 @@ constexpr NamedRule kNames[] = {
     {"arithmetic", "BellwetherArithmeticWrong"},
     {"own", "BellwetherOwnSignal"},
     {"frozen", "BellwetherParametersFrozen"},
+    {"experts", "BellwetherExpertsDead"},
+    {"sequences", "BellwetherSequencesOdd"},
 };
 
 // For a fragment of an address: everything but unreserved characters.

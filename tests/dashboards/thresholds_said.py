@@ -33,6 +33,9 @@ DETECTION = (
     "{loss.impulse_sigma} standard deviations above the {loss.window_values} values before it, {loss.impulse_values} times in a row",
     "{loss.gradient_factor} times its geometric mean and {loss.impulse_sigma} standard deviations of its logarithm; for {loss.persist_steps} steps",
     "a parameter has a gradient and does not move, in {frozen.samples} samples that cover it",
+    "that had tokens gets none in {experts.samples} samples, and in {experts.samples} times as many as ever before",
+    "{sequences.repeated_share:%} of a batch's labels are the same as the one before",
+    "{sequences.hold_values} steps in a row: a warning",
     "the hook takes more than {alert.hook_overhead_max:%} of the step for {alert.hook_overhead_steps} steps",
     "Up to a sigma of {norm.rescue_sigma_max} runs were rescued",
     "An alert resolves after {alert.resolve_steps} steps without evidence. Its kind then stays quiet for {alert.cooldown_steps}",
@@ -82,6 +85,16 @@ RUNBOOKS = {
         "to {own.rise_factor} times its median, or fallen by {own.fall_share:%} of it",
     ),
     "parametersfrozen": ("{frozen.samples} samples",),
+    "expertsdead": (
+        "had some in {experts.seen} samples has had none in {experts.samples} in a row, and in {experts.samples} times as many",
+        "is below {experts.breadth}, and {experts.breadth_fall} times below all of its best 64 samples, for {experts.samples} samples",
+        "and none in {experts.start_samples}",
+    ),
+    "sequencesodd": (
+        "{sequences.repeated_share:%} of its labels or more are the same as the one before, where they were {sequences.usual_share:%}",
+        "by {sequences.range_factor} times its range, also of the logarithms, and {sequences.rise_factor} times its largest",
+        "{sequences.hold_values} in a row are a warning",
+    ),
     "ranksmissing": (),
     "hookoverbudget": ("more than {alert.hook_overhead_max:%} of the step, for {alert.hook_overhead_steps} steps",),
 }

@@ -52,8 +52,9 @@ class Trainer:
         self._client.close()
 
     def report(self, **unusual: float) -> None:
-        """One frame; a value of a head signal is the sick head's, law_difference that of lm_head,
-        tensor_moved that of one of two parameters, clip_share the job's own, of at most 1."""
+        """One frame.  A value of a head signal is the sick head's, law_difference that of lm_head, and
+        tensor_moved that of one of two parameters.  expert_load is that of one of two experts of each
+        layer, clip_share the job's own, of at most 1."""
         blocks = []
         for name, usual in RUN_SIGNALS.items():
             blocks.append(Block(name, [unusual.get(name, usual * self._random.uniform(0.98, 1.02))]))
@@ -72,6 +73,10 @@ class Trainer:
                 self._parameters = self._client.push_names(TENSOR, ["embed", "head"]) == 2
             blocks += [Block("tensor_moved", [1.0, unusual["tensor_moved"]], 0, 2)]
             blocks += [Block(name, [1.0, 1.0], 0, 2) for name in ("tensor_elements", "tensor_grad_sumsq", "tensor_grad_max")]
+        if "expert_load" in unusual:
+            blocks += [Block("expert_load", [unusual["expert_load"], 100.0] * LAYERS, 0, LAYERS, 0, 2)]
+        if "loss_sequence_max" in unusual:
+            blocks.append(Block("loss_sequence_max", [unusual["loss_sequence_max"] * self._random.uniform(0.98, 1.02)]))
         own = [OwnValues("clip_share", [unusual["clip_share"]], high=1.0)] if "clip_share" in unusual else []
         assert self._client.push(self.step, blocks, own=own)
         self.step += EVERY

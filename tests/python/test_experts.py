@@ -31,7 +31,7 @@ from bellwether.settings import STATS
 
 from models import Model, Shape, batch
 from no_waiting import DEVICE, NoWaiting
-from recording import Recording
+from recording import Recording, replayed_alerts
 from tap_host import Host as TapHost
 
 ALL: dict[str, Any] = {"stats": frozenset(STATS)}
@@ -515,11 +515,12 @@ def overheard(model: nn.Module) -> Iterator[dict[int, Any]]:
 
 def trained(
     path: Path | None, steps: int = 6, change: Callable[[Any, int], None] = lambda m, s: None,
-    dtype: torch.dtype = torch.float32, make: Callable[[], Any] = mixtral, **settings: Any,
+    dtype: torch.dtype = torch.float32, make: Callable[[], Any] = mixtral, rate: float = 0.1,
+    **settings: Any,
 ) -> tuple[list[Tensor], list[dict[int, Any]], Any]:  # fmt: skip
     torch.manual_seed(3)
     model = make().to(dtype).train()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
     handle, status, kept = None, None, []
     if path is not None:
         given = {"every": 1, "overhead_budget": 1e9, **ALL, **settings}
@@ -578,6 +579,15 @@ def test_nothing_is_told_where_it_was_not_asked_for(tmp_path: Path) -> None:
     assert not any("expert_load" in found for found in recording.steps().values())
 
 
+RULES = "thresholds: {context: {warmup_steps: 0}}"
+
+
+def alerts_of(path: Path) -> list[Any]:
+    rules = path.with_suffix(".yml")
+    rules.write_text(RULES)
+    return replayed_alerts(path, "--rules", str(rules))
+
+
 def told_of(path: Path, step: int, layer: int, signal: str) -> Any:
     return Recording(path, ended=True).steps()[step][signal][layer]
 
@@ -598,6 +608,22 @@ def test_a_dead_expert_is_told_in_the_next_sample(tmp_path: Path) -> None:
         assert told_of(path, step, 1, "expert_load")[5] == 0
     for step in range(1, BROKEN):
         assert told_of(path, step, 1, "expert_load")[5] > 0
+
+
+def test_the_server_names_a_dead_expert_and_a_collapsed_router(tmp_path: Path) -> None:
+    def breaks(model: Any, step: int) -> None:
+        if step == 70:
+            with torch.no_grad():
+                model.model.layers[0].mlp.router.bias[2] = 1e3
+                model.model.layers[1].mlp.router.bias[5] = -1e4
+
+    path = tmp_path / "a.bwrun"
+    trained(path, steps=100, make=gpt_oss, rate=1e-3)
+    assert alerts_of(path) == []
+    trained(path, steps=90, change=breaks, make=gpt_oss, rate=1e-3)
+    said = str([alert["summary"] for alert in alerts_of(path)])
+    assert "the router of layer 0 sends its tokens to the same few experts: expert 2" in said, said
+    assert "of layer 1 has had no token in 8 samples, after having some: 5" in said, said
 
 
 def test_a_router_whose_rows_become_one_is_told(tmp_path: Path) -> None:

@@ -25,8 +25,9 @@ constexpr int64_t kOnset = 1500;
 constexpr int64_t kAction = 4500;
 constexpr int64_t kLast = 9500;
 
-const char* const kRules[] = {"drift",        "ties",   "norm",     "logits", "loss",       "gradient", "nonfinite",
-                              "disagreement", "silent", "overhead", "kernel", "arithmetic", "own",      "frozen"};
+const char* const kRules[] = {"drift",     "ties",         "norm",    "logits",   "loss",   "gradient",
+                              "nonfinite", "disagreement", "silent",  "overhead", "kernel", "arithmetic",
+                              "own",       "frozen",       "experts", "sequences"};
 
 RunDescription Description() {
   RunDescription run;
@@ -35,6 +36,7 @@ RunDescription Description() {
   run.layout.modules = 1;
   run.layout.own = 1;
   run.layout.tensors = 2;
+  run.layout.experts = 2;
   run.attention.score_dtype = "bf16";
   return run;
 }
@@ -54,6 +56,8 @@ StepSample SampleAt(const RunDescription& run, int64_t step, const std::string& 
                                                       0.02 * normal(random) + (is("loss") ? since / 500 : 0));
   sample.Add(SignalId::kGradNorm)[0] =
       static_cast<float>(0.6 * std::exp(0.1 * normal(random)) * (is("gradient") ? 1000 : 1));
+  // Not all of the time: what is so in a hundred steps is the new normal.
+  sample.Add(SignalId::kLossSequenceMax)[0] = is("sequences") && step % 20 == 0 ? 50.0f : 3.0f;
   if (is("overhead")) {
     sample.Add(SignalId::kHookSeconds)[0] = 0.5;
     sample.Add(SignalId::kStepSeconds)[0] = 1;
@@ -89,6 +93,8 @@ StepSample SampleAt(const RunDescription& run, int64_t step, const std::string& 
     for (float& value : sample.Add(signal)) value = 1;
   }
   if (is("frozen")) sample.Add(SignalId::kTensorMoved)[1] = 0;
+  for (float& load : sample.Add(SignalId::kExpertLoad)) load = 100;
+  if (is("experts")) sample.Add(SignalId::kExpertLoad)[1] = 0;
   if (is("disagreement")) sample.disagreements.push_back({SignalId::kWqSigma, kIll.layer, kIll.head, 1, 2});
   return sample;
 }

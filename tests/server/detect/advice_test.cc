@@ -40,6 +40,8 @@ const std::map<Family, std::vector<std::string>> kRunbooks = {
     {Family::kArithmetic, {"arithmeticwrong"}},
     {Family::kOwn, {"ownsignal"}},
     {Family::kFrozen, {"parametersfrozen"}},
+    {Family::kExperts, {"expertsdead"}},
+    {Family::kSequences, {"sequencesodd"}},
 };
 
 std::string Runbook(const std::string& name) {
@@ -111,7 +113,7 @@ TEST(AdviceTest, FirstActionIsAlwaysOneOfTheRunbooks) {
       }
     }
   }
-  EXPECT_EQ(told.size(), 21u);
+  EXPECT_EQ(told.size(), 25u);
 }
 
 class AdviceOfAlertsTest : public testing::Test {

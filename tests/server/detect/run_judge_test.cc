@@ -694,7 +694,7 @@ TEST(RunJudgeTest, LayoutsFromOneHeadToTheLargestAreJudged) {
     EXPECT_EQ(judge.stage_of(layers - 1, heads - 1), 0);
     EXPECT_EQ(judge.stage_of(layers, 0), 0);
     // 4 windows of 64 means and little else a head.
-    EXPECT_LT(judge.memory_bytes(), static_cast<size_t>(layers) * static_cast<size_t>(heads) * 1400 + 18432);
+    EXPECT_LT(judge.memory_bytes(), static_cast<size_t>(layers) * static_cast<size_t>(heads) * 1400 + 22528);
   }
 }
 
@@ -992,6 +992,67 @@ TEST(RunJudgeTest, AFrozenParameterIsSilentWhereTheRuleIsOff) {
   judge.SetOptions(options, &out);
   ASSERT_EQ(out.size(), 2u);
   EXPECT_THAT(out[1].summary, testing::HasSubstr("the rule was switched off"));
+}
+
+// Two layers of four experts, of which the first of the second layer may be dead, and a loss of sequences.
+StepSample ExpertSampleAt(const RunDescription& run, int64_t step, bool dead, float lost) {
+  RunDescription grown = run;
+  grown.layout.experts = 4;
+  StepSample sample = SampleAt(grown, {.drift_from = -1}, step);
+  for (float& load : sample.Add(SignalId::kExpertLoad)) load = 100;
+  for (float& tokens : sample.Add(SignalId::kRouterTokens)) tokens = 200;
+  if (dead) sample.Add(SignalId::kExpertLoad)[4] = 0;
+  sample.Add(SignalId::kLossSequenceMax)[0] = lost + 0.01f * static_cast<float>(step % 7);
+  return sample;
+}
+
+TEST(RunJudgeTest, DeadExpertsAndOddSequencesAreAlertsOfTheirOwn) {
+  const RunDescription run = SyntheticRun();
+  RunJudge judge(JudgeOptions{}, run);
+  std::vector<AlertTransition> out;
+  int64_t step = 0;
+  for (; step < 3800; step += 10) judge.Observe(ExpertSampleAt(run, step, false, 3), &out);
+  EXPECT_TRUE(out.empty());
+  for (int i = 0; i < 8; ++i, step += 10) judge.Observe(ExpertSampleAt(run, step, true, 3), &out);
+  ASSERT_EQ(out.size(), 1u);
+  EXPECT_EQ(out[0].rule, "experts");
+  EXPECT_EQ(out[0].key, "m1");
+  EXPECT_EQ(out[0].cause, "dead expert");
+  EXPECT_EQ(out[0].strongest, (Head{1, -1}));
+  EXPECT_TRUE(out[0].heads.empty());
+  EXPECT_EQ(out[0].evidence[0].where, (Head{1, 0}));
+  EXPECT_THAT(out[0].advice, testing::StartsWith("Look at the router's balancing loss, its bias"));
+  judge.OnEvent(
+      {.step = step, .kind = EventKind::kAnnotation, .value = 50, .text = "largest losses of sequences: 50 ab"}, &out);
+  judge.Observe(ExpertSampleAt(run, step, true, 50), &out);
+  ASSERT_EQ(out.size(), 2u);
+  EXPECT_EQ(out[1].rule, "sequences");
+  EXPECT_EQ(out[1].key, "n1");
+  EXPECT_EQ(out[1].severity, Severity::kInfo);
+  EXPECT_EQ(out[1].evidence[0].text, "50 ab");
+  const std::string saved = judge.Save();
+  EXPECT_EQ(saved.substr(0, 4), "BWJ9");
+  RunJudge restored(JudgeOptions{}, run);
+  ASSERT_TRUE(restored.Restore(saved));
+  EXPECT_EQ(restored.Save(), saved);
+  // Both end when they have been well for long enough.
+  const int64_t end = step + 1010;
+  for (step += 10; step <= end; step += 10) restored.Observe(ExpertSampleAt(run, step, false, 3), &out);
+  ASSERT_EQ(out.size(), 4u);
+  EXPECT_EQ(out[2].state, AlertState::kResolved);
+  EXPECT_EQ(out[3].state, AlertState::kResolved);
+}
+
+TEST(RunJudgeTest, FirstStepsAndChangesExcuseExpertsAndSequences) {
+  const RunDescription run = SyntheticRun();
+  RunJudge judge(JudgeOptions{}, run);
+  std::vector<AlertTransition> out;
+  int64_t step = 0;
+  for (; step < 700; step += 10) judge.Observe(ExpertSampleAt(run, step, step > 300, step > 300 ? 50 : 3), &out);
+  for (; step < 3800; step += 10) judge.Observe(ExpertSampleAt(run, step, false, 3), &out);
+  judge.OnEvent({.step = step, .kind = EventKind::kData, .text = "other data"}, &out);
+  for (; step < 4400; step += 10) judge.Observe(ExpertSampleAt(run, step, true, 50), &out);
+  EXPECT_TRUE(out.empty());
 }
 
 TEST(RunJudgeTest, AGradientThatIsNotFiniteNamesItsParameter) {

@@ -1,0 +1,108 @@
+// expert_watch.h: experts that get no tokens any more, and routers that send all to the same ones.
+//
+// idle      An expert that had tokens in experts.seen samples gets none: in so many samples in a row, and
+//           in so many times as many as ever before.  One that is sent tokens only now and then has a
+//           habit of being idle, and is judged by that.
+// unused    It gets none in experts.start_samples of them, and had so in fewer before, or never.  A
+//           fine-tune may well have such experts, so this is information.
+// collapsed The tokens of a layer go to few experts.  Its breadth is (n - k) / (experts - k), where n is
+//           the effective number of experts, (sum of loads)^2 / sum of loads^2, and k how many a token is
+//           sent to: 1 is balanced, 0 always the same.  Where the router is sure, with an entropy below
+//           experts.breadth of the largest, one expert that all tokens are sent to is enough.  The breadth
+//           is below experts.breadth, and so many times below all of its best kExpertsBlock samples, for
+//           experts.samples in a row.  What has never been broad, as batches that are mostly padding, is
+//           not told.
+//
+// The first steps, and those behind an announced change, are neither judged nor learnt from.
+//
+// The state is 16 bytes an expert.  Not thread-safe.
+
+#ifndef BELLWETHER_SERVER_DETECT_EXPERT_WATCH_H_
+#define BELLWETHER_SERVER_DETECT_EXPERT_WATCH_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "server/detect/finding.h"
+#include "server/detect/judge_options.h"
+#include "server/model/step_sample.h"
+
+namespace bellwether::server {
+
+inline constexpr int32_t kExpertsBlock = 64;  // Samples of a layer, of which the least breadth counts.
+inline constexpr uint32_t kExpertsToldMax = 8;
+
+class ExpertWatch {
+ public:
+  explicit ExpertWatch(const ExpertsOptions& options) : options_(options) {}
+  void SetOptions(const ExpertsOptions& options) { options_ = options; }
+
+  // Judges a sample.  False: it tells of no expert.
+  bool Observe(const StepSample& sample);
+  // What is wrong now, in the layers of this sample and others: the worst first.
+  std::vector<Finding>* findings() { return &findings_; }
+  // Something announced may change what is usual: it is learnt anew.  What is wrong stays so.
+  void Forget();
+  // A new attempt begins.
+  void Rewind();
+  bool has_seen() const { return !routers_.empty(); }
+  size_t memory_bytes() const { return experts_.capacity() * sizeof(Expert) + routers_.capacity() * sizeof(Router); }
+
+  template <class A>
+  void Visit(A& a) {
+    a(columns_), a(told_), a(experts_), a(routers_);
+  }
+  bool Consistent() const;
+
+ private:
+  struct Expert {
+    uint16_t seen = 0;     // In so many samples it had tokens,
+    uint16_t idle = 0;     // in so many it had none since,
+    uint16_t longest = 0;  // and of those before.
+    bool told = false;
+    int64_t since = -1;  // The first of `idle`.
+    template <class A>
+    void Visit(A& a) {
+      a(seen), a(idle), a(longest), a(told), a(since);
+    }
+  };
+  struct Router {
+    uint16_t count = 0;      // Samples of the block under way.
+    uint16_t collapsed = 0;  // In a row.
+    bool told = false;
+    float least = 0;            // Breadth of the block under way,
+    float best = -1;            // and the largest of those of whole blocks; -1: none.
+    float breadth = -1;         // In the last sample,
+    float load = 0, ideal = 0;  // load of its busiest expert there, and of the mean one,
+    float entropy = -1;         // and its entropy over the largest one; -1: not known.
+    int32_t busiest = -1, experts = 0;
+    int64_t since = -1;
+    template <class A>
+    void Visit(A& a) {
+      a(count), a(collapsed), a(told), a(least), a(best), a(breadth), a(load), a(ideal), a(entropy), a(busiest);
+      a(experts), a(since);
+    }
+  };
+  enum class State : uint8_t { kWell, kUnused, kIdle };
+
+  State StateOf(const Expert& expert) const;
+  bool IsCollapsed(const Router& router) const { return router.collapsed >= options_.samples; }
+  void TakeLoads(std::span<const float> loads, int64_t step, Expert* experts);
+  void TakeBreadth(std::span<const float> loads, double tokens, int64_t step, Router* router);
+  void Tell();
+  // Whether what is wrong since now has room in the alert's words.
+  bool IsNews(bool* told);
+
+  ExpertsOptions options_;
+  int32_t columns_ = 0;          // Experts of a layer.
+  uint32_t told_ = 0;            // News since nothing was wrong.
+  std::vector<Expert> experts_;  // [layer][expert]
+  std::vector<Router> routers_;  // [layer]
+  std::vector<Finding> findings_;
+};
+
+}  // namespace bellwether::server
+
+#endif  // BELLWETHER_SERVER_DETECT_EXPERT_WATCH_H_
