@@ -102,8 +102,10 @@ class Fp8Sample:
             return []
         named = rows.tell(client)
         numbers = sorted(number for number in table if number < named)
+        of_ranges = ranges(numbers, min(_RANGES_MAX, room // len(SIGNALS)))
+        rows.not_sent += len(table) - (len(numbers) if of_ranges else 0)
         found: list[Block] = []
-        for of_range in ranges(numbers, min(_RANGES_MAX, room // len(SIGNALS))):
+        for of_range in of_ranges:
             lines = (table.get(n, _MISSING) for n in of_range)
             for signal, column in zip(SIGNALS, zip(*lines)):
                 found += told(signal, array.array("f", column), of_range.start)

@@ -52,17 +52,12 @@ class Quantised:
         largest = _LARGEST.get(q.dtype)
         if largest is None or not readable(q) or q.device != self.slab.device:
             return False
-        bits = q.detach().view(torch.uint8) & 0x7F
-        zero = bits == 0
-        counts = [
-            torch.count_nonzero(bits == largest),
-            torch.count_nonzero(zero),
-            torch.count_nonzero(bits > largest),
-        ]
+        counts = _counts(q.detach().view(torch.uint8), largest)
         seen = before is not None and before.shape == q.shape and readable(before)
         if seen and before is not None and before.device == q.device:
-            there = before.detach() != 0
-            counts += [torch.count_nonzero(there), torch.count_nonzero(there.logical_and_(zero))]
+            # What is not 0 in q was not 0 before.
+            there = torch.count_nonzero(before.detach())
+            counts += [there, (there - q.numel() + counts[1]).clamp(min=0)]
             self.before_seen = True
         self.slab[0] += q.numel()
         self.slab[1 : 1 + len(counts)] += torch.stack(counts)
@@ -81,6 +76,17 @@ class Quantised:
             self.slab[6:] = scale.reshape(())
         else:
             self.slab[6:] = torch.stack([scale.max(), scale.sum()])
+
+
+def _counts(bits: Tensor, largest: int) -> list[Tensor]:
+    """How many elements are the largest number, 0, and not finite."""
+    if bits.device.type == "cpu":  # In one pass.
+        flat = (bits if bits.is_contiguous() else bits.t()).reshape(-1)
+        found = torch.bincount(flat, minlength=256).view(2, 128).sum(0)
+        return [found[largest], found[0], found[largest + 1 :].sum()]
+    bits = bits & 0x7F
+    zeros = bits.numel() - torch.count_nonzero(bits)
+    return [torch.count_nonzero(bits == largest), zeros, torch.count_nonzero(bits > largest)]
 
 
 class Runs(threading.local):
