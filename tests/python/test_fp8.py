@@ -387,6 +387,43 @@ def test_plain_linear_layers_have_no_products_in_8_bits() -> None:
     assert [may_have_products(m) for m in modules] == [False, False, False, True, True]
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_torchaos_layers_tell_what_they_multiply(tmp_path: Path) -> None:
+    torchao = pytest.importorskip("torchao.float8")
+
+    def change(model: Model) -> None:
+        for block in model.layers:
+            block.mlp = nn.Sequential(
+                nn.Linear(SHAPE.width, 80, bias=False), nn.GELU(), nn.Linear(80, SHAPE.width)
+            ).bfloat16()
+            torchao.convert_to_float8_training(block.mlp)
+            for name in ("0", "2"):
+                keep(block.mlp.get_submodule(name))
+
+    kept: list[list[Tensor]] = []
+
+    def keep(module: nn.Module) -> None:
+        mine: list[Tensor] = []
+        kept.append(mine)
+        module.register_forward_pre_hook(lambda _, args: mine.append(args[0].detach().clone()))
+
+    _, status, _ = trained(tmp_path / "a.bwrun", steps=TURNS + 2, change=change)
+    names = [f"layers.{block}.mlp.{at}" for block in range(2) for at in (0, 2)]
+    assert status["fp8"]["seen"] == 4
+    rows = set()
+    for step, of_step in told_in(tmp_path / "a.bwrun").items():
+        rows |= set(of_step)
+        for name, inputs in zip(names, kept):
+            if f"{name} fp8:x" in of_step:
+                x = inputs[step].flatten(0, -2).float()
+                scale = torch.finfo(E4M3).max / x.abs().amax().double()
+                q = (x * scale.float()).clamp(-448, 448).to(E4M3)
+                want = wanted_of([Kept(q, x, 1 / scale)])
+                got = of_step[f"{name} fp8:x"]
+                assert {k: got[k] for k in want} == pytest.approx(want, rel=1e-6)
+    assert rows == {f"{name} fp8:{side}" for name in names for side in SIDES}
+
+
 class Engine(nn.Module):
     """Keeps its scales as Transformer Engine's modules do with delayed scaling."""
 

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 import bellwether
 from bellwether._native import c_api
-from bellwether._step import spectral_norms
+from bellwether._step import spectral_norms, weight_sample
 from bellwether._step.spectral_norms import FIRST_STEPS, STEPS, sigmas, start, tridiagonal
 from bellwether._step.tensor_kinds import Kind, Kinds
 from bellwether._step.tensor_rows import Row
@@ -283,6 +283,17 @@ def test_kinds_are_found_by_modules_and_names() -> None:
     }
 
 
+def test_matrices_beyond_a_limit_begin_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weight_sample, "STARTS_MAX", 10)
+    model = nn.ModuleList(nn.Linear(8, 4, bias=False) for _ in range(2))
+    samples = WeightSamples(Kinds(lambda: model))
+    steps = []
+    for _ in range(2):
+        parts = samples.measure(rows_of(model), range(2))
+        steps.append([(part.rows, part._host.shape[2]) for part in parts])
+    assert steps == [[([0, 1], FIRST_STEPS)], [([1], FIRST_STEPS), ([0], STEPS)]]
+
+
 def test_norms_that_store_a_gain_less_1_tell_the_gain() -> None:
     norm = ShiftedNorm(64)
     norm.weight.data.fill_(0.9)
@@ -301,3 +312,21 @@ def test_nothing_waits_for_a_gpu() -> None:
         last_bin(torch.empty(2, 40, device=DEVICE))
         mean_sumsq(torch.empty(5, 4, device=DEVICE))
     assert seen.operations
+
+
+def test_parts_of_a_table_tell_at_least_its_mean_row() -> None:
+    torch.manual_seed(0)
+    table = torch.randn(64, 8) + 0.5
+    by_rows = sum(float(mean_sumsq(part)) for part in table.split(20))
+    by_columns = sum(float(mean_sumsq(part)) for part in table.split(3, dim=1))
+    assert by_rows >= naive_mean_sumsq(table)
+    assert by_columns == pytest.approx(naive_mean_sumsq(table), rel=1e-5)
+
+
+def test_parts_of_a_matrix_tell_at_most_its_norm() -> None:
+    torch.manual_seed(0)
+    matrix = torch.randn(64, 30)
+    parts = list(matrix.split(40))
+    starts = [start(30, CPU) for _ in parts]
+    sigma, _ = sigmas(tridiagonal(parts, starts, FIRST_STEPS)[0])
+    assert 0.5 * naive_sigma(matrix) < float(sigma.max()) <= naive_sigma(matrix)

@@ -51,6 +51,7 @@ class Kinds:
     def __init__(self, model: Callable[[], Optional[nn.Module]]) -> None:
         self._model = model
         self._known: dict[str, Kind] = {}  # By the row's name.
+        self._less: dict[type[nn.Module], float] = {}  # By the norm: what its gain is less.
 
     def of(self, rows: Iterable[Row]) -> list[tuple[Row, Kind]]:
         rows = list(rows)
@@ -75,7 +76,10 @@ class Kinds:
                     always = head or (id(p) in found and found[id(p)].always)
                     found[id(p)] = Kind(table=True, always=always)
                 elif norm and p.dim() == 1 and own not in _SHIFTS:
-                    found[id(p)] = Kind(gain=_less_one(type(module)))
+                    of = type(module)
+                    if of not in self._less:
+                        self._less[of] = _less_one(of)
+                    found[id(p)] = Kind(gain=self._less[of])
         for row in rows:
             kind = found.get(id(row.of), _NONE)
             out = row.weight.dim() == 2 and _OUT.search(row.name) is not None

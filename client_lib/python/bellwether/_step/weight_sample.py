@@ -30,6 +30,7 @@ SIGNALS = (
     "norm_gain_last_bin",
 )
 BLOCK = 32  # Elements of an MX format that have a scale together.
+STARTS_MAX = 1 << 22  # Elements that are kept of matrices which take turns.
 Put = Callable[[str, list[int], Tensor], None]
 
 
@@ -76,7 +77,8 @@ def mean_sumsq(table: Tensor) -> Tensor:
     """n norm(mean row)^2 of [n, width], float64."""
     total = torch.zeros(table.shape[1], dtype=torch.float64, device=table.device)
     for piece in spectral_norms.pieces(table):
-        total += piece.float().sum(0)
+        # Torch's sums of 16 bits are slow on CPUs.
+        total += piece.sum(0, dtype=torch.float32) if piece.is_cuda else piece.float().sum(0)
     return total.square().sum() / table.shape[0]
 
 
@@ -84,6 +86,7 @@ class WeightSamples:
     def __init__(self, kinds: Kinds) -> None:
         self._kinds = kinds
         self._starts: dict[int, Tensor] = {}  # By row.
+        self._kept = 0  # Elements of them.
 
     def measure(self, rows: Iterable[Row], turn: range) -> list[WeightPart]:
         """turn  positions of parameters whose turn it is"""
@@ -120,19 +123,19 @@ class WeightSamples:
             row for row, kind in rows
             if row.weight.dim() == 2 and (kind.always or row.position in turn)
         ]  # fmt: skip
-        found = []
-        for first in (True, False):
-            of = [row for row in chosen if self._is_first(row) is first]
-            if of:
-                found.append(self._sigmas(of, first))
-        return found
+        always = {row.number for row, kind in rows if kind.always}
+        new = {row.number for row in chosen if self._is_first(row)}
+        groups = [
+            [row for row in chosen if (row.number in new) is first] for first in (True, False)
+        ]
+        return [self._sigmas(of, first, always) for of, first in zip(groups, (True, False)) if of]
 
     def _is_first(self, row: Row) -> bool:
         known = self._starts.get(row.number)
         place = row.weight.device, row.weight.shape[1]
         return known is None or (known.device, known.shape[0]) != place
 
-    def _sigmas(self, rows: list[Row], first: bool) -> WeightPart:
+    def _sigmas(self, rows: list[Row], first: bool, always: set[int]) -> WeightPart:
         matrices = [row.weight for row in rows]
         starts = [
             spectral_norms.start(w.shape[1], w.device) if first else self._starts[row.number]
@@ -140,5 +143,11 @@ class WeightSamples:
         ]
         steps = spectral_norms.FIRST_STEPS if first else spectral_norms.STEPS
         t, starts = spectral_norms.tridiagonal(matrices, starts, steps)
-        self._starts.update((row.number, start) for row, start in zip(rows, starts))
+        width = max(w.shape[1] for w in matrices)  # They lie in one piece of memory.
+        for row, start in zip(rows, starts):
+            if first and row.number not in always:
+                if self._kept + width > STARTS_MAX:
+                    continue  # It begins anew in its next turn.
+                self._kept += width
+            self._starts[row.number] = start
         return WeightPart("tensor_sigma", [row.number for row in rows], t)

@@ -32,7 +32,7 @@ STATS = ("elements", *COUNTS, "scale", "scales")  # The largest scale, and their
 _META = ((X, "scaling_fwd", 0), (W, "scaling_fwd", 1), (DY, "scaling_bwd", 0))
 _NODES_MAX = 16  # That are walked behind a result.
 
-OTHER_FORMAT = "its tensors are in another format than E4M3 and E5M2"
+OTHER_FORMAT = "its tensors are in another format than E4M3 and E5M2, or not torch's own"
 OTHER_SHAPE = "its products are not of its input and its weight"
 NO_BACKWARD = "its backward is not that of a torch.autograd.Function"
 
@@ -69,7 +69,7 @@ class Quantised:
         """A tensor, or a list that begins with one."""
         if isinstance(scale, (list, tuple)):
             scale = scale[0] if scale else None
-        if not isinstance(scale, Tensor) or scale.numel() == 0 or scale.is_complex():
+        if not isinstance(scale, Tensor) or not readable(scale) or scale.numel() == 0:
             return
         scale = scale.detach().to(self.slab.device).double()
         if scale.numel() == 1:
@@ -158,9 +158,10 @@ class Fp8Tap:
         self._x = None
         if not runs or not self._open or W in self._wants:  # No product of its weight.
             return
-        if isinstance(output, Tensor) and output.grad_fn is not None:
+        y = output[0] if isinstance(output, (tuple, list)) and output else output
+        if isinstance(y, Tensor) and y.grad_fn is not None:
             given = args[0] if args else None
-            node = _function_behind(output, given.grad_fn if isinstance(given, Tensor) else None)
+            node = _function_behind(y, given.grad_fn if isinstance(given, Tensor) else None)
             if node is None:
                 self.left_out = NO_BACKWARD
                 return
@@ -201,8 +202,8 @@ class Fp8Tap:
         if own is None or sorted(b.shape) != sorted(own.shape):
             self.left_out = OTHER_SHAPE
             return
-        weight = own.detach()
-        if b.shape != weight.shape or b.shape[0] == b.shape[1]:
+        weight = None if wrapped(own) else own.detach()
+        if weight is not None and (b.shape != weight.shape or b.shape[0] == b.shape[1]):
             # Square ones, too: nn.Linear has the outputs first.
             weight = weight.t()
         self._add(X, a, scale_a, self._x)
