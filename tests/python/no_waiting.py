@@ -74,8 +74,12 @@ class _Written(TorchFunctionMode):
         of_numbers = made and not isinstance(args[0 if name != "new_tensor" else 1], Tensor)
         index = args[1] if name in ("__getitem__", "__setitem__") else None
         indices = index if isinstance(index, tuple) else (index,)
-        by_list = any(isinstance(i, list) for i in indices) and args[0].device.type == DEVICE
-        if of_numbers or by_list:
+        there = index is not None and args[0].device.type == DEVICE
+        by_list = there and any(isinstance(i, list) for i in indices)
+        # A slice is filled; to a single element the number is copied.
+        one = there and name == "__setitem__" and isinstance(args[2], (int, float))
+        one = one and all(isinstance(i, int) for i in indices) and len(indices) == args[0].dim()
+        if of_numbers or by_list or one:
             raise Waits(f"{name}: it copies numbers to the device")
         return found
 

@@ -5,6 +5,7 @@ Method: calls of norms of torch and transformers, healthy and damaged where no t
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Optional
@@ -55,6 +56,24 @@ def measured(
     assert not host.errors
     sample = BalanceSample(["it"], found, lambda _, why: left_out.append(why))
     return sample.laws().get("it"), sample.faults(1)
+
+
+def test_a_known_form_is_asked_alone_until_it_no_longer_fits() -> None:
+    torch.manual_seed(0)
+    forms: dict[int, int] = {}
+    asked = []
+    for name, wrong in (("gemma", ""), ("gemma", ""), ("llama", balance.OTHER_FORM), ("llama", "")):
+        module, run = case(name, torch.float32)
+        found: list[Any] = []
+        taps = Taps(Host())
+        measure = functools.partial(norm_laws, form=forms.get(0))
+        taps.add(module, EdgeTap(Host(), 0, module, Held(1 << 30), measure, found.append, print))
+        run()
+        taps.close()
+        asked.append(len(found[0].laws))
+        laws = BalanceSample(["it"], found, lambda *_: None, forms).laws()["it"]
+        assert laws.not_judged.get("y", "") == wrong
+    assert asked == [4, 1, 1, 4]
 
 
 def case(

@@ -152,14 +152,15 @@ def of_vector(differences: Tensor, variance: Tensor, alike: Tensor, share: float
     variance  by independent roundings
     alike     what each may be otherwise
     """
-    beyond = (differences.abs() - alike).clamp(min=0)
-    deviation = (TIMES * variance.double()).sqrt()
-    there = deviation > 0
-    if not bool(there.any()):
+    variance = TIMES * variance.double()
+    there = variance > 0
+    count = int(there.sum())
+    if count == 0:
         return Balance(0.0, 1.0, share)
-    vector = beyond[there] / deviation[there]
-    largest = float(vector.max())
-    return Balance(float(vector.norm()), float(there.sum()), share, largest=largest)
+    beyond = (differences.abs() - alike).clamp_(min=0)
+    squares = torch.where(there, beyond.square_() / variance, 0.0)
+    norm, largest = math.sqrt(float(squares.sum())), math.sqrt(float(squares.max()))
+    return Balance(norm, float(count), share, largest=largest)
 
 
 def unlike_a_softmax(

@@ -12,6 +12,7 @@ hooks of their own, and what _laws/balance.py takes for another loss.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable
 from typing import Any, Optional, Union
@@ -92,9 +93,11 @@ class BalanceSample:
 
     def __init__(
         self, names: list[str], measured: list[Union[RowsMeasured, VectorsMeasured]],
-        not_judged: Callable[[str, str], None],
+        not_judged: Callable[[str, str], None], forms: Optional[dict[int, int]] = None,
     ) -> None:  # fmt: skip
+        """forms  by the row: which form of a law the module has, once it is known"""
         self._names, self._measured, self._not_judged = names, measured, not_judged
+        self._forms = {} if forms is None else forms
         self._arriving = Arriving([t for m in measured for t in m.tensors()])
         self._found: Optional[dict[str, ModuleLaws]] = None
 
@@ -108,8 +111,11 @@ class BalanceSample:
             self._found = {}
             for m in self._measured:
                 given = [next(tensors) for _ in m.tensors()]
-                of = _laws_of(m, given) if isinstance(m, RowsMeasured) else _of_vectors(m, given)
-                found = self._found[self._names[m.row]] = of
+                if isinstance(m, RowsMeasured):
+                    found = _laws_of(m, given)
+                else:
+                    found = _of_vectors(m, given, self._forms)
+                self._found[self._names[m.row]] = found
                 for why in found.not_judged.values():
                     self._not_judged(self._names[m.row], why)
         return self._found
@@ -191,14 +197,17 @@ def _laws_of(measured: RowsMeasured, given: list[Any]) -> ModuleLaws:
     return found
 
 
-def _of_vectors(measured: VectorsMeasured, given: list[Any]) -> ModuleLaws:
+def _of_vectors(measured: VectorsMeasured, given: list[Any], forms: dict[int, int]) -> ModuleLaws:
     found, form = ModuleLaws(False), 0
     if measured.unlike is not None:
         unlike = given.pop(0)
         form = int(unlike.argmin())
         if not float(unlike[form]) <= FORM[measured.in_16_bits]:
             found.not_judged["y"] = OTHER_FORM
+            forms.pop(measured.row, None)
             return found
+        if len(measured.laws) > 1:
+            forms[measured.row] = form
     if measured.counts is not None:
         found.given_nonfinite, made = (int(n) for n in given.pop(0))
         found.made_nonfinite = None if measured.overflows else made
@@ -240,6 +249,7 @@ class Balances(TappedModules[Union[RowsMeasured, VectorsMeasured]]):
         self._words: list[weakref.ref[nn.Embedding]] = []
         self._capped = False
         self._samples = 0
+        self._forms: dict[int, int] = {}  # Of norms, by their rows, once they are known.
 
     def _find(self, model: nn.Module) -> None:
         words = [m for m in model.modules() if isinstance(m, nn.Embedding)]
@@ -311,7 +321,8 @@ class Balances(TappedModules[Union[RowsMeasured, VectorsMeasured]]):
             elif self.kinds[at] == GATE:
                 GateTap(*given, gate_laws, *then).listen(self._taps, module)
             else:
-                self._taps.add(module, EdgeTap(*given, norm_laws, *then))
+                measure = functools.partial(norm_laws, form=self._forms.get(row))
+                self._taps.add(module, EdgeTap(*given, measure, *then))
 
     def _finished(self, measured: RowsMeasured) -> None:
         if measured.fused and self._capped:
@@ -325,4 +336,6 @@ class Balances(TappedModules[Union[RowsMeasured, VectorsMeasured]]):
     def sample(self) -> Optional[BalanceSample]:
         """What was measured in this step."""
         measured = self._taken()
-        return BalanceSample(self.names, measured, self.leave_out) if measured else None
+        if not measured:
+            return None
+        return BalanceSample(self.names, measured, self.leave_out, self._forms)

@@ -31,14 +31,20 @@ GPU = "on GPUs they would cost too much"
 M = TypeVar("M")  # What is measured of a call.
 
 
-def compiles(model: nn.Module) -> bool:
+def compiling() -> bool:
     """Whether torch.compile is at work in this process: hooks would be traced, or compile what is
     there anew."""
     counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", None)
+    if not counters:
+        return False
     # Frames are not counted with fullgraph=True, graphs not where each frame breaks at once.
-    if counters and (counters["frames"]["total"] or counters["stats"]["unique_graphs"]):
-        return True
-    return any(
+    return bool(counters["frames"]["total"] or counters["stats"]["unique_graphs"])
+
+
+def compiles(model: nn.Module) -> bool:
+    """The same, or whether a part of the model will be compiled.  Asked once of a model: what is
+    given to torch.compile later is told to compiled()."""
+    return compiling() or any(
         getattr(m, "_compiled_call_impl", None) is not None or hasattr(m, "_orig_mod")
         for m in model.modules()
     )
@@ -119,13 +125,15 @@ class TappedModules(Generic[M]):
             return False
         if not self._found:
             self._found = True
-            if self.whole_weights and is_fully_sharded(model):
+            if compiles(model):
+                self.not_measured = COMPILED
+            elif self.whole_weights and is_fully_sharded(model):
                 self.not_measured = SHARDED
             else:
                 self._find(model)
         if self.not_measured not in (None, GPU) or not self.names:
             return False
-        if compiles(model):
+        if compiling():
             self.not_measured = COMPILED
             return False
         return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Optional
 
 import torch
@@ -21,14 +22,15 @@ class Rows:
     dim: int  # Rows of each.
     step: int = 1  # How far the rows of one head are apart.
 
-    def _evenly(self) -> Optional[int]:
+    @functools.cached_property
+    def _apart(self) -> Optional[int]:
         """How far the heads are apart; None if some are further than others."""
         apart = {b - a for a, b in zip(self.begins, self.begins[1:])} or {self.dim}
         return apart.pop() if len(apart) == 1 else None
 
     def of(self, matrix: Tensor) -> Tensor:
         """[heads, dim, width] of [total, width]: a view where the heads lie evenly."""
-        apart = self._evenly()
+        apart = self._apart
         if apart is None:
             return torch.stack([matrix[begin :: self.step][: self.dim] for begin in self.begins])
         row, column = matrix.stride()
@@ -39,7 +41,7 @@ class Rows:
 
     def places(self, device: torch.device) -> Tensor:
         """[heads, dim] numbers of the rows."""
-        apart, heads = self._evenly(), len(self.begins)
+        apart, heads = self._apart, len(self.begins)
         if apart is None:
             begins = torch.tensor(self.begins, device=device)
         else:  # Without a copy from the host, for which a GPU is waited for.
@@ -65,7 +67,11 @@ class Rows:
 
     def matrix(self, holder: nn.Module, head: int) -> Tensor:
         """[dim, width] of one head.  Raises Unreadable."""
-        return dataclasses.replace(self, begins=(self.begins[head],)).matrices(holder)[0]
+        found, base = self.projection(holder)
+        begin = self.begins[head]
+        if not found.updates:
+            return base[begin :: self.step][: self.dim]
+        return dataclasses.replace(self, begins=(begin,)).matrices(holder)[0]
 
     def spanning(self, holder: nn.Module, factors: low_rank.Factors) -> Tensor:
         """[heads, dim, any number], with the left singular vectors and values of each head's

@@ -12,13 +12,16 @@ from .adapters import LowRank, NotWhole, Unreadable, split
 from .parametrized import attribute
 from .quantised import UNPACKED_BYTES_MAX, Packed, packed
 
+_PLAIN = {"weight", "bias"}
+
 
 def resolve(holder: nn.Module, path: str) -> object:
     """The module or tensor at a dotted path, or None.  Of "x.weight" it is the module x, which may
     have adapters beside its weight."""
     item: object = holder
     for part in path.split("."):
-        parent, item = item, attribute(item, part)
+        child = item._modules.get(part) if isinstance(item, nn.Module) else None
+        parent, item = item, attribute(item, part) if child is None else child
     named = path.rpartition(".")[2] == "weight" and isinstance(item, Tensor)
     return parent if named and isinstance(parent, nn.Module) and parent is not holder else item
 
@@ -129,12 +132,24 @@ class Projection:
         return self.weight.data_ptr(), self.weight._version
 
 
+def _plain(item: object) -> Optional[nn.Parameter]:
+    """The weight of a module that has nothing but that and a bias: no adapter, and nothing that
+    computes it.  Most are such, and all are read in each sample."""
+    if not isinstance(item, nn.Module) or item._modules or item._parameters.keys() - _PLAIN:
+        return None
+    weight = item._parameters.get("weight")
+    return weight if type(weight) is nn.Parameter else None
+
+
 def read(item: object) -> Projection:
     """A projection by its module or its weight.  Raises Unreadable."""
     updates: list[LowRank] = []
     base: Optional[nn.Module] = None
-    weight = item
-    if isinstance(item, nn.Module):
+    plain = _plain(item)
+    weight = item if plain is None else plain
+    if plain is not None and isinstance(item, nn.Module):
+        base = item
+    elif isinstance(item, nn.Module):
         base, updates = split(item)
         weight = attribute(base, "weight")
     if not isinstance(weight, Tensor):

@@ -17,6 +17,7 @@ fp32, with the roundings of 16 bits.  So all is taken in the type of y where tha
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, Optional
 
 import torch
@@ -65,8 +66,14 @@ def _squares(parts: list[Tensor]) -> Tensor:
     return found  # type: ignore[no-any-return]
 
 
-def norm_laws(memory: Memory, module: nn.Module, x: Tensor, y: Tensor, got: Gradients) -> Laws:
-    """None where it is none of those."""
+def norm_laws(
+    memory: Memory, module: nn.Module, x: Tensor, y: Tensor, got: Gradients,
+    form: Optional[int] = None,
+) -> Laws:  # fmt: skip
+    """None where it is none of those.
+
+    form  which one it is of those that it may have, in their order; None = all are asked
+    """
     n = x.shape[-1]
     weight = module._parameters.get("weight")
     bias = module._parameters.get("bias")
@@ -85,10 +92,13 @@ def norm_laws(memory: Memory, module: nn.Module, x: Tensor, y: Tensor, got: Grad
         parts = {name: got.get(name, []) for name in ("x", "y")}
     one = torch.ones(n, dtype=torch.float64, device=x.device)
     gains = [one] if weight is None else [weight.detach().double()]
-    if weight is not None:
+    torchs = (nn.LayerNorm, nn.RMSNorm)
+    if weight is not None and type(module) not in torchs:  # Nemotron's is a LayerNorm with 1 + w.
         gains.append((1 + weight.detach().float()).double())
-    both = not isinstance(module, (nn.LayerNorm, nn.RMSNorm))
-    means = (False, True) if both else (isinstance(module, nn.LayerNorm),)
+    of_torch = isinstance(module, torchs)
+    means = (isinstance(module, nn.LayerNorm),) if of_torch else (False, True)
+    forms = list(itertools.product(gains, _eps(module, x), means))
+    forms = forms if form is None else forms[form : form + 1]
     shift = torch.zeros_like(one) if bias is None else bias.detach().double()
     kept_16 = isinstance(module, nn.LayerNorm) and x.dtype in _INSIDE_16
     inside = _INSIDE_16[x.dtype] if kept_16 else INSIDE
@@ -96,14 +106,10 @@ def norm_laws(memory: Memory, module: nn.Module, x: Tensor, y: Tensor, got: Grad
     d_x, d_y = ([part.reshape(-1, n) for part in parts[name]] for name in ("x", "y"))
     d_gain = None if kept_16 else got.get("weight")
     laws, rests = [], []
-    for gain in gains:
-        for eps in _eps(module, x):
-            for centred in means:
-                sums = norm_sums(
-                    memory, x_rows, y_rows, d_x, d_y, gain, shift, eps, centred, inside
-                )
-                laws.append(_laws(sums, gain, centred, d_gain, x_rows.shape[0]))
-                rests.append(sums.rest)
+    for gain, eps, centred in forms:
+        sums = norm_sums(memory, x_rows, y_rows, d_x, d_y, gain, shift, eps, centred, inside)
+        laws.append(_laws(sums, gain, centred, d_gain, x_rows.shape[0]))
+        rests.append(sums.rest)
     rest = torch.stack(rests, 1)
     unlike = rest[0] / rest[1].clamp(min=torch.finfo(torch.float64).tiny)
     return laws, unlike, None, False

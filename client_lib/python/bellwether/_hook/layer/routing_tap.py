@@ -86,7 +86,7 @@ def _entropy(logits: Tensor) -> Tensor:
 def measure(routed: Routed, experts: int, device: torch.device) -> Tensor:
     """As Routing has it, but for the cosine.  What is not there is 0."""
     found = torch.zeros(2 * experts + TAIL, dtype=torch.float64, device=device)
-    found[-TAIL + COSINE] = -2.0
+    found[-TAIL + COSINE].fill_(-2.0)  # A number that is assigned is copied there, and waited for.
     if routed.chosen is not None:
         found[:experts] = _counts(routed.chosen, experts)
         if routed.kept is not None:

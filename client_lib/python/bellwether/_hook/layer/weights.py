@@ -186,6 +186,8 @@ class Weights:
     def copies(self) -> Optional[tuple[Tensor, Tensor]]:
         """fp32 copies of W_Q and W_K of one width, for the rank of their change until the next
         sample."""
+        if self.wq is None or self.wq.device.type != "cpu":
+            return None
         where = self._readable()
         views = where[1].views(where[0]) if where is not None else None
         if views is None or any(w.device.type != "cpu" for w in views):
