@@ -1,6 +1,6 @@
 // What the laws of norms, lm_head and linear layers need: see law_modules.h.
 //
-// Work      norms: a block a row, and then a thread a feature, of some of the rows.  Logits: a block
+// Work      norms: a warp a row, and then a thread a feature, of some of the rows.  Logits: a block
 //           a row, twice through it.  Equal rows: a thread a row and group, into a table of keys.
 // Memory    reads each tensor of a norm three times, of which caches have all but the first; logits
 //           twice; of rows 16 columns.
@@ -66,18 +66,21 @@ __device__ __forceinline__ float RoundedTo(DType dtype, double x) {
   return dtype == DType::kFloat16 ? __half2float(__float2half_rn(value)) : value;
 }
 
+// A warp a row: of a block's many sums each would wait twice.
 // Grid: blocks, each with every so many rows.  Block: kThreads.
 __global__ void __launch_bounds__(kThreads) NormRowsKernel(const LawNormsParams p) {
   __shared__ double scratch[kThreads / 32];
   double unlike = 0, size = 0;
-  for (int64_t i = blockIdx.x; i < p.rows; i += gridDim.x) {
+  constexpr int kWarps = kThreads / 32;
+  const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
+  for (int64_t i = int64_t{blockIdx.x} * kWarps + warp; i < p.rows; i += int64_t{gridDim.x} * kWarps) {
     double mean = 0;
     if (p.centred) {
-      for (int64_t j = threadIdx.x; j < p.n; j += kThreads) mean += ElementAt(p.x, i, j);
-      mean = SumOverBlock(mean, scratch) / static_cast<double>(p.n);
+      for (int64_t j = lane; j < p.n; j += 32) mean += ElementAt(p.x, i, j);
+      mean = SumOverWarp(mean) / static_cast<double>(p.n);
     }
     NormRow row;
-    for (int64_t j = threadIdx.x; j < p.n; j += kThreads) {
+    for (int64_t j = lane; j < p.n; j += 32) {
       const Value y = ValueAt(p.y, i, j), d_x = ValueAt(p.d_x, i, j), d_y = ValueAt(p.d_y, i, j);
       const double c = ElementAt(p.x, i, j) - mean, w = y.value - p.shift[j], gained = p.gain[j] * d_y.value;
       row.squares += c * c;
@@ -92,23 +95,23 @@ __global__ void __launch_bounds__(kThreads) NormRowsKernel(const LawNormsParams 
       row.inside += d_y.value * d_y.value * y.ulp2 + w * w * d_y.ulp2;
       row.gained += gained * gained;
     }
-    row.squares = SumOverBlock(row.squares, scratch);
-    row.sizes = SumOverBlock(row.sizes, scratch);
-    row.c_d_x = SumOverBlock(row.c_d_x, scratch);
-    row.w_d_y = SumOverBlock(row.w_d_y, scratch);
-    row.d_x = SumOverBlock(row.d_x, scratch);
-    row.d_x_ulp2 = SumOverBlock(row.d_x_ulp2, scratch);
-    row.lost = SumOverBlock(row.lost, scratch);
-    row.c_lost = SumOverBlock(row.c_lost, scratch);
-    row.variance = SumOverBlock(row.variance, scratch);
-    row.inside = SumOverBlock(row.inside, scratch);
-    row.gained = SumOverBlock(row.gained, scratch);
-    if (threadIdx.x == 0) {
+    row.squares = SumOverWarp(row.squares);
+    row.sizes = SumOverWarp(row.sizes);
+    row.c_d_x = SumOverWarp(row.c_d_x);
+    row.w_d_y = SumOverWarp(row.w_d_y);
+    row.d_x = SumOverWarp(row.d_x);
+    row.d_x_ulp2 = SumOverWarp(row.d_x_ulp2);
+    row.lost = SumOverWarp(row.lost);
+    row.c_lost = SumOverWarp(row.c_lost);
+    row.variance = SumOverWarp(row.variance);
+    row.inside = SumOverWarp(row.inside);
+    row.gained = SumOverWarp(row.gained);
+    if (lane == 0) {
       StoreNormRow(
           p, row, mean, [](double x) { return sqrt(x); }, p.rows, p.row_stats + i);
     }
     const double r = sqrt(row.squares / static_cast<double>(p.n) + p.eps);
-    for (int64_t j = threadIdx.x; j < p.n; j += kThreads) {
+    for (int64_t j = lane; j < p.n; j += 32) {
       const double y = ElementAt(p.y, i, j), c = ElementAt(p.x, i, j) - mean;
       const double left = y - (c / r * p.gain[j] + p.shift[j]);
       unlike += left * left;
@@ -245,7 +248,9 @@ Status LawNorms(const LawNormsParams& p, void* stream) {
   Gpu gpu;
   BELLWETHER_KERNELS_RETURN_IF_ERROR(FindGpu(&gpu));
   const auto on = static_cast<cudaStream_t>(stream);
-  const auto blocks = static_cast<unsigned>(std::min<int64_t>(p.rows, 16 * gpu.multiprocessors));
+  constexpr int64_t kOfBlock = kThreads / 32;  // Rows.
+  const auto blocks =
+      static_cast<unsigned>(std::min<int64_t>((p.rows + kOfBlock - 1) / kOfBlock, 16 * gpu.multiprocessors));
   NormRowsKernel<<<blocks, kThreads, 0, on>>>(p);
   const int64_t columns = (p.n + kThreads - 1) / kThreads;
   const int64_t wanted = std::max<int64_t>(1, 16 * gpu.multiprocessors / columns);

@@ -9,6 +9,9 @@ agree and the third does not, its tensor is wrong.  What may differ is rounding,
                  again.  Their variance counts as often as a row has its equals, on average
   sums in fp32   of K terms: a share of the result of sqrt(K) 2^-24.  Tensor cores add 16 terms or
                  more at once and cut off what is beyond fp32: K / 16 times 2^-24, all of one sign
+  lm_head's dx   has most of its terms in common with all other rows: those of likely words.  So on
+                 a GPU what its partial sums lose is alike in all rows: a share of the absolute
+                 values, not of the sum.  cuBLAS keeps partial sums in 16 bits if it may
   fp32           its products may be made in TF32: all six tensors count, in TF32's grid
 
 A difference that no rounding makes is broken, from one sample.  ALARMS is what a run of any length
@@ -32,6 +35,8 @@ Z_MIN = 6.0
 _TIMES = 2  # That each rounding counts.
 _FP32 = 2.0**-24
 _AT_ONCE = 16  # Terms that a tensor core adds at least, before it cuts the sum off.
+# Of the absolute values, where partial sums of lm_head's dx have 16 bits.  Three times it was seen.
+_ALIKE_16 = 2.0**-11
 # Of |W dW|, |x dx| and |y dy| for each product of two numbers, on average.  Below it the products
 # come near 2^-126, where kernels may flush them and their operands to zero.
 _UNDERFLOW = 2.0**-102
@@ -49,6 +54,7 @@ class Side:
     equals: float = 1.0  # Rows that were rounded as a row is, itself included, on average.
     partner_nonfinite: int = 0
     result_nonfinite: int = 0
+    alike: float = 0.0  # Share of the size that may be lost alike in all rows: alike_share().
 
     def own_variance(self) -> float:
         rounding = _TIMES * self.result_variance * max(1.0, self.equals)
@@ -61,7 +67,13 @@ class Side:
         return again + self._sum_variance()
 
     def _sum_variance(self) -> float:
-        return (self.terms + (self.terms / _AT_ONCE) ** 2) * (_FP32 * self.sum) ** 2
+        sums = (self.terms + (self.terms / _AT_ONCE) ** 2) * (_FP32 * self.sum) ** 2
+        return sums + (self.alike * self.size) ** 2
+
+
+def alike_share(terms: int, in_16_bits: bool) -> float:
+    """Of dx of lm_head on a GPU.  in_16_bits  partial sums may be"""
+    return terms / _AT_ONCE * _FP32 + (_ALIKE_16 if in_16_bits else 0.0)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -53,7 +53,7 @@ from .linears import is_head, why_not
 from .tapped_modules import Arriving, TappedModules
 
 HEADS_MAX = 8
-HEADS_EVERY_ON_GPUS = 8  # A head is asked in one of so many samples there, with all its logits.
+HEADS_EVERY_ON_GPUS = 16  # A head is asked in one of so many samples there, with all its logits.
 NORM, EMBEDDING, GATE, ROUTER = "norms", "embeddings", "gates", "routers"
 SOFTCAP = "its model caps the logits, or has a z-loss, and its loss is not seen"
 DZ, DW = "dz:classes", "dW:classes"

@@ -26,7 +26,7 @@ from .._hook.layer.linear_tap import Held, LinearTap, Measured
 from .._hook.model.parallel import is_dtensor
 from .._kernels.probe import DTYPES
 from .._laws.balance import SMALL
-from .._laws.linear import PAIRS, TENSORS, Difference, Side, differences, fault, limit
+from .._laws.linear import PAIRS, TENSORS, Difference, Side, alike_share, differences, fault, limit
 from .._native import c_api
 from .law_rows import LawRow
 from .tapped_modules import Arriving, TappedModules
@@ -116,6 +116,13 @@ _EXPERTS = re.compile("Expert|Router|GLU")
 _STATS = {name: at for at, name in enumerate(c_api.LAW_PRODUCT_STATS)}
 
 
+def _reduces_in_16_bits(dtype: torch.dtype) -> bool:
+    """Whether cuBLAS may add up the parts of a product in its own type."""
+    name = {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(dtype)
+    setting = f"allow_{name}_reduced_precision_reduction"
+    return name is not None and bool(getattr(torch.backends.cuda.matmul, setting, True))
+
+
 def sides_of(measured: Measured, sums: list[list[float]], equals: list[Any]) -> dict[str, Side]:
     """The sums of law_products.h as what the laws compare."""
     of = {
@@ -130,6 +137,9 @@ def sides_of(measured: Measured, sums: list[list[float]], equals: list[Any]) -> 
     bias = of.pop("b", None)
     of.pop("c", None)
     found = {}
+    lost = 0.0
+    if "c" in measured.sides and measured.sums.is_cuda:
+        lost = alike_share(out, _reduces_in_16_bits(measured.dtype))
     for side, stats in of.items():
         mine, other = (result[side], "y" if result[side] == "x" else "x")
         total, size, variance = stats["sum"], stats["abs_sum"], stats[f"{mine}_variance"]
@@ -143,6 +153,7 @@ def sides_of(measured: Measured, sums: list[list[float]], equals: list[Any]) -> 
             equals={"y": alike[0], "x": alike[1], "w": 1.0}[side],
             partner_nonfinite=int(stats[f"{other}_nonfinite"]),
             result_nonfinite=int(stats[f"{mine}_nonfinite"]),
+            alike=lost if side == "x" else 0.0,
         )  # fmt: skip
     return found
 

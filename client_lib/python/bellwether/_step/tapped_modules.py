@@ -21,12 +21,9 @@ from .._hook.model.parallel import is_fully_sharded
 TURNS_MAX = 50
 HELD_BYTES_MAX = 256 << 20  # Outputs kept from a sampled step's forward to its backward.
 LEFT_OUT_MAX = 64  # Reasons that are remembered.
-# They would take more than a sampled step may cost there: docs/concepts/laws.md.
-ON_GPUS = False
 
 COMPILED = "the model, or a part of it, is compiled"
 SHARDED = "the weights are whole in the passes only (FSDP, ZeRO-3)"
-GPU = "on GPUs they would cost too much"
 
 M = TypeVar("M")  # What is measured of a call.
 
@@ -131,7 +128,7 @@ class TappedModules(Generic[M]):
                 self.not_measured = SHARDED
             else:
                 self._find(model)
-        if self.not_measured not in (None, GPU) or not self.names:
+        if self.not_measured is not None or not self.names:
             return False
         if compiling():
             self.not_measured = COMPILED
@@ -165,12 +162,7 @@ class TappedModules(Generic[M]):
 
     def _measures_on(self, module: nn.Module) -> bool:
         device = next((p.device for p in module.parameters()), None)
-        if device is None:
-            return False
-        if device.type != "cpu" and not ON_GPUS:
-            self.not_measured = GPU
-            return False
-        return self._host.cannot_measure_on(device.type) is None
+        return device is not None and self._host.cannot_measure_on(device.type) is None
 
     def _taken(self) -> list[M]:
         """What was measured in this step."""
