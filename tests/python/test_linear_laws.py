@@ -194,7 +194,7 @@ def test_long_sums_that_tensor_cores_cut_off_break_no_law() -> None:
 
 
 @pytest.mark.parametrize("reduced", (True, False))
-def test_alike_roundings_of_a_head_on_a_gpu_break_no_law(
+def test_alike_roundings_of_a_gpu_head_break_no_law(
     reduced: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In 250 steps of GPT-2 on an H100 its dx was off by 0.0015 of |x dx|, at most; by 0.0002

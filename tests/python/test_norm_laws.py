@@ -58,7 +58,7 @@ def measured(
     return sample.laws().get("it"), sample.faults(1)
 
 
-def test_a_known_form_is_asked_alone_until_it_no_longer_fits() -> None:
+def test_a_known_form_is_asked_alone_until_it_misfits() -> None:
     torch.manual_seed(0)
     forms: dict[int, int] = {}
     asked = []
