@@ -81,7 +81,7 @@ export const runSignals: Signal[] = [
 ];
 
 const tensorTurns = 25;
-const fp8Turns = 8;
+const fp8Turns = 16;
 const moduleTurns = 64;
 
 /** On the model map, and drawn for a chosen row. */

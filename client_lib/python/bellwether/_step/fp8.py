@@ -24,7 +24,7 @@ from .scaled_products import listen
 from .tapped_modules import TappedModules
 from .tensor_rows import global_name
 
-TURNS = 8
+TURNS = 16
 MODULES_MAX = 4096
 NONE = "no module with a weight has a forward of its own, as those with products in 8 bits have"
 NO_SCALE = "it keeps no scales: only delayed scaling does"

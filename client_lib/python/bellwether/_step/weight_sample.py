@@ -106,7 +106,10 @@ class WeightSamples:
                 widths.setdefault(row.weight.shape[0], []).append((row, kind))
         found = []
         for of in widths.values():
-            gains = [row.weight.float() + (kind.gain or 0.0) for row, kind in of]
+            gains = [
+                row.weight.float() + kind.gain if kind.gain else row.weight.float()
+                for row, kind in of
+            ]
             numbers = [row.number for row, _ in of]
             found.append(WeightPart("norm_gain_last_bin", numbers, last_bin(torch.stack(gains))))
         return found
