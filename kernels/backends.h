@@ -16,6 +16,7 @@
 #include "bellwether/kernels/law_products.h"
 #include "bellwether/kernels/law_sums.h"
 #include "bellwether/kernels/module_stats.h"
+#include "bellwether/kernels/moment_lag.h"
 #include "bellwether/kernels/probe.h"
 #include "bellwether/kernels/spectral.h"
 #include "bellwether/kernels/tensor_stats.h"
@@ -34,6 +35,7 @@ Status LawNorms(const LawNormsParams& params, uint32_t threads);
 Status LawProducts(const LawProductsParams& params, uint32_t threads);
 Status LawSums(const LawSumsParams& params, uint32_t threads);
 Status ModuleStats(const ModuleStatsParams& params, uint32_t threads);
+Status MomentLags(const MomentLagsParams& params);
 Status TensorStats(const TensorStatsParams& params, uint32_t threads);
 Status CenterKeys(const CenterKeysParams& params, uint32_t threads);
 Status SpectralNorms(const SpectralParams& params, uint32_t threads);
@@ -61,6 +63,7 @@ Status LawNorms(const LawNormsParams& params, void* stream);
 Status LawProducts(const LawProductsParams& params, void* stream);
 Status LawSums(const LawSumsParams& params, void* stream);
 Status ModuleStats(const ModuleStatsParams& params, void* stream);
+Status MomentLags(const MomentLagsParams& params, void* stream);
 Status TensorStats(const TensorStatsParams& params, void* stream);
 Status CenterKeys(const CenterKeysParams& params, void* stream);
 Status SpectralNorms(const SpectralParams* each, int64_t count, void* stream);

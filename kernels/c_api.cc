@@ -38,6 +38,7 @@ static_assert(static_cast<int>(BW_LAW_PRODUCT_Y_VARIANCE) == bk::kLawProductYVar
 static_assert(static_cast<int>(BW_LAW_SUM_STAT_COUNT) == bk::kLawSumStatCount);
 static_assert(static_cast<int>(BW_TENSOR_STAT_COUNT) == bk::kTensorStatCount);
 static_assert(static_cast<int>(BW_TENSOR_LAG_SUM) == bk::kTensorLagSum);
+static_assert(static_cast<int>(BW_MOMENT_LAG_STAT_COUNT) == bk::kMomentLagStatCount);
 static_assert(static_cast<int>(BW_MODULE_STAT_COUNT) == bk::kModuleStatCount);
 static_assert(static_cast<int>(BW_MODULE_TOP) == bk::kModuleTop);
 static_assert(static_cast<int>(BW_LAW_NORM_ROW_COUNT) == bk::kLawNormRowCount);
@@ -220,6 +221,28 @@ Status RunTensorStats(const bw_tensor_stats_params& c) {
   return bk::TensorStats(p, ToDevice(c.backend, c.stream, c.threads));
 }
 
+Status RunMomentLags(const bw_moment_lags_params& c) {
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(bk::CheckRange("count", c.count, 0, bk::kMomentLagPartsMax));
+  if (c.count > 0) {
+    BELLWETHER_KERNELS_RETURN_IF_ERROR(bk::CheckPointer("parts", c.parts, alignof(bw_moment_lag_part)));
+  }
+  bk::MomentLagPart parts[bk::kMomentLagPartsMax];
+  for (int64_t i = 0; i < c.count; ++i) {
+    const bw_moment_lag_part& part = c.parts[i];
+    parts[i] = {part.grad,
+                part.second,
+                ToEnum<bk::DType>(part.grad_dtype),
+                ToEnum<bk::DType>(part.second_dtype),
+                part.count,
+                part.stride,
+                part.beta2,
+                part.eps,
+                part.steps,
+                part.steps_at};
+  }
+  return bk::MomentLags({parts, c.count, c.scale, c.skip, c.out}, ToDevice(c.backend, c.stream, 0));
+}
+
 bk::LawMatrix ToMatrix(const bw_law_matrix& c) { return {c.data, ToEnum<bk::DType>(c.dtype), c.row_stride}; }
 
 Status ToParts(const char* field, const bw_law_matrix* parts, uint32_t count, bk::LawParts* gradient) {
@@ -391,6 +414,8 @@ uint64_t bw_tensor_stats_workspace_bytes(const bw_tensor_stats_params* params) {
 }
 
 bw_kernel_status bw_tensor_stats(const bw_tensor_stats_params* params) { return Call(params, RunTensorStats); }
+
+bw_kernel_status bw_moment_lags(const bw_moment_lags_params* params) { return Call(params, RunMomentLags); }
 
 uint64_t bw_module_stats_workspace_bytes(const bw_module_stats_params* params) {
   if (CheckSize(params) != Status::kOk) return 0;

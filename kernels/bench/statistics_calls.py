@@ -325,6 +325,40 @@ def tensor_stats(
     check(lib, lib.bw_tensor_stats(ctypes.byref(params)))
 
 
+class MomentLagPart(ctypes.Structure):
+    _fields_ = [
+        *_fields("grad second", ctypes.c_void_p),
+        *_fields("grad_dtype second_dtype", ctypes.c_uint32),
+        *_fields("count stride", ctypes.c_int64), *_fields("beta2 eps steps", ctypes.c_double),
+        ("steps_at", ctypes.c_void_p)]
+
+
+class MomentLagsParams(ctypes.Structure):
+    _fields_ = [
+        *_fields("struct_size backend", ctypes.c_uint32), ("stream", ctypes.c_void_p),
+        ("count", ctypes.c_int64), ("parts", ctypes.POINTER(MomentLagPart)),
+        *_fields("scale skip out", ctypes.c_void_p)]
+
+
+def moment_lags(
+    lib: ctypes.CDLL, parts: list[tuple[torch.Tensor, torch.Tensor]], stride: int,
+    into: torch.Tensor, scale: torch.Tensor | None = None, skip: torch.Tensor | None = None,
+    beta2: float = 0.95, eps: float = 1e-8, steps: float = 1, steps_at: torch.Tensor | None = None,
+) -> None:
+    """into [parts][2], float64, updated.  A part is a gradient and a second moment, both dense."""
+    each = (MomentLagPart * len(parts))()
+    for of, (grad, second) in zip(each, parts):
+        of.grad, of.second = grad.data_ptr(), second.data_ptr()
+        of.grad_dtype, of.second_dtype = DTYPES[grad.dtype], DTYPES[second.dtype]
+        of.count, of.stride = -(-grad.numel() // stride), stride
+        of.beta2, of.eps, of.steps, of.steps_at = beta2, eps, steps, pointer(steps_at)
+    stream = torch.cuda.current_stream().cuda_stream if into.is_cuda else None
+    params = MomentLagsParams(
+        struct_size=ctypes.sizeof(MomentLagsParams), backend=int(into.is_cuda), stream=stream,
+        count=len(parts), parts=each, scale=pointer(scale), skip=pointer(skip), out=into.data_ptr())
+    check(lib, lib.bw_moment_lags(ctypes.byref(params)))
+
+
 class LawMatrix(ctypes.Structure):
     _fields_ = [("data", ctypes.c_void_p), *_fields("dtype reserved", ctypes.c_uint32),
                 ("row_stride", ctypes.c_int64)]

@@ -20,6 +20,7 @@ Status LawNorms(const LawNormsParams&, void*) { return CpuOnly("the sums of a no
 Status LawProducts(const LawProductsParams&, void*) { return CpuOnly("the products of the laws"); }
 Status LawSums(const LawSumsParams&, void*) { return CpuOnly("the sums of the laws"); }
 Status ModuleStats(const ModuleStatsParams&, void*) { return CpuOnly("the statistics of activations"); }
+Status MomentLags(const MomentLagsParams&, void*) { return CpuOnly("the lags of second moments"); }
 Status TensorStats(const TensorStatsParams&, void*) { return CpuOnly("the statistics of tensors"); }
 Status SpectralNorms(const SpectralParams*, int64_t, void*) { return CpuOnly("the spectral norms"); }
 

@@ -241,6 +241,20 @@ Side SideOf(SignalId id) {
     case SignalId::kLossMaskedTokens:
     case SignalId::kLossGivenTokens:
     case SignalId::kLossRepeatedTokens:
+    case SignalId::kMomentLagMax:
+    case SignalId::kGradSaturated:
+    case SignalId::kLossMax:
+    case SignalId::kGradNormMax:
+    case SignalId::kSkippedSteps:
+    case SignalId::kLossScale:
+    case SignalId::kClipFactor:
+    case SignalId::kDataSeconds:
+    case SignalId::kForwardSeconds:
+    case SignalId::kBackwardSeconds:
+    case SignalId::kOptimizerSeconds:
+    case SignalId::kDataShare:
+    case SignalId::kMemoryAllocated:
+    case SignalId::kMemoryPeak:
     case SignalId::kLogitsRows:
     case SignalId::kLogitsLogZSum:
     case SignalId::kLogitsLogZMax:
@@ -314,6 +328,8 @@ bool IsLookedAt(SignalId id) {
   if (id == SignalId::kLossSequenceSum || id == SignalId::kLossSequenceMax || id == SignalId::kLossMicrobatchMax) {
     return false;
   }
+  // What is told of the steps since the sample before was bad in a step before this one.
+  if (id >= SignalId::kMomentLagMax && id <= SignalId::kMemoryPeak) return false;
   const Granularity granularity = FindSignal(id)->granularity;
   return granularity == Granularity::kRun || OfHeads(granularity);
 }

@@ -18,6 +18,11 @@ memory was asked of the driver.  A step's time has these where the device waits 
     python3 tests/bench/cost_line_bench.py --job blocks --compile       # with all statistics
     python3 tests/bench/cost_line_bench.py --size tiny --device cpu --seconds 20
 
+--stats are those of the watched job, and --against those of the other one, which is then watched,
+too.  What `steps` costs a step without a sample, with next to none sampled:
+
+    python3 tests/bench/cost_line_bench.py --every 9999 --stats drift,steps --against drift
+
 A block's length should be no multiple of the period: the watched job's first step of a block
 seems to it to last as long as the other's block.
 """
@@ -225,7 +230,7 @@ class Watched(Plain):
         self.folder = tempfile.TemporaryDirectory()
         self.monitor = bellwether.attach(
             self.job.model, record=f"{self.folder.name}/run.bwrun", run="cost", every=args.every,
-            overhead_budget=args.budget,
+            overhead_budget=args.budget, stats=args.stats,
         )  # fmt: skip
         assert self.monitor.status()["live"], self.monitor.status()["why_off"]
         self._distance = -1
@@ -406,11 +411,17 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--seconds", type=float, default=240.0, help="of blocks by turns, at most")
     parser.add_argument("--every", type=int, default=20)
     parser.add_argument("--budget", type=float, default=0.005)
+    parser.add_argument("--stats", help="of the watched job; default: those of attach()")
+    parser.add_argument("--against", help="stats of the other job; default: it is not watched")
     parser.add_argument("--no-collections", action="store_true", help="without Python's collector")
     parser.add_argument("--out", type=Path, help="JSON")
     args = parser.parse_args(argv)
 
-    plain, watched = Twin(Plain, args), Twin(Watched, args)
+    if args.against:
+        plain = Twin(Watched, argparse.Namespace(**{**vars(args), "stats": args.against}))
+    else:
+        plain = Twin(Plain, args)
+    watched = Twin(Watched, args)
     plain.begin("block", WARM_STEPS)
     if not args.compile:  # Else they compile beside each other.
         plain.answer()
@@ -437,7 +448,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         "driver": driver(),
         "torch": torch.__version__, "transformers": importlib.metadata.version("transformers"),
         "job": args.job, "size": args.size, "compiled": args.compile,
-        "settled_steps": len(settled), "collector": not args.no_collections,
+        "stats": args.stats, "against": args.against, "settled_steps": len(settled),
+        "collector": not args.no_collections,
     }  # fmt: skip
     plain.end()
     watched.end()

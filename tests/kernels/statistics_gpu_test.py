@@ -724,6 +724,50 @@ def test_statistics_of_tensors_are_captured(lib: Lib) -> None:
     assert torch.equal(want, got)
 
 
+def lag_parts(dtype: torch.dtype) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    torch.manual_seed(4)
+    found = []
+    for size in (1, 5, 1023, 1025, 4097, 100_003, 1_000_001):
+        g, v = (1e-2 * torch.randn(size)).to(dtype), (1e-2 * torch.randn(size)).square()
+        if size > 1000:
+            g[0], g[7], g[21] = math.nan, math.inf, torch.finfo(dtype).max
+        found.append((g, v))
+    return found
+
+
+def test_lags_of_moments_equal_the_cpu(lib: Lib) -> None:
+    for dtype in (F32, BF16, F16):
+        parts = lag_parts(dtype)
+        there = [(g.cuda(), v.cuda()) for g, v in parts]
+        for stride in (1, 7):
+            cpu = torch.zeros(len(parts), 2, dtype=torch.float64)
+            gpu, again = torch.zeros_like(cpu, device="cuda"), torch.zeros_like(cpu, device="cuda")
+            scale, three, zero = torch.tensor([1024.]), torch.tensor([3.]), torch.zeros(1)
+            for _ in range(2):  # Maxima stay, counts add up.
+                calls.moment_lags(lib, parts, stride, cpu, scale, zero, steps=1, steps_at=three)
+                for into in (gpu, again):
+                    calls.moment_lags(lib, there, stride, into, scale.cuda(), zero.cuda(), steps=1,
+                                      steps_at=three.cuda())
+            calls.moment_lags(lib, there, stride, gpu, skip=torch.ones(1).cuda())
+            assert torch.equal(gpu, again), "the same bits each time, and none of a step not taken"
+            assert torch.equal(gpu[:, 1].cpu(), cpu[:, 1]), dtype
+            assert torch.allclose(gpu[:, 0].cpu(), cpu[:, 0], rtol=1e-12, atol=0), dtype
+
+
+def test_lags_of_moments_are_captured(lib: Lib) -> None:
+    parts = [(g.cuda(), v.cuda()) for g, v in lag_parts(BF16)]
+    want = torch.zeros(len(parts), 2, dtype=torch.float64, device="cuda")
+    got = torch.zeros_like(want)
+    calls.moment_lags(lib, parts, 3, want)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        calls.moment_lags(lib, parts, 3, got)
+    got.zero_()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(want, got)
+
+
 # ---- the statistics of activations
 
 

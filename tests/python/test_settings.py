@@ -105,7 +105,8 @@ def test_a_spool_by_the_environment() -> None:
 
 def test_stats_by_words() -> None:
     assert resolve({"stats": "drift, sigma"}, None, {}).stats == {"drift", "sigma"}
-    assert resolve({}, None, {}).stats == set(STATS) - {"tensors", "modules", "experts", "fp8"}
+    aside = {"tensors", "modules", "experts", "fp8", "steps"}
+    assert resolve({}, None, {}).stats == set(STATS) - aside
 
 
 def test_settings_as_one_value_lie_between_arguments_and_environment() -> None:

@@ -135,7 +135,7 @@ def attach(
     every     a sample of the heads every so many steps (20)
     layers    regular expression on module names; default: all attention modules
     stats     any of drift, leak, ties, delta, sigma, laws, linear, rest, tensors, modules,
-              experts; default: all but the last three
+              experts, fp8, steps; default: all but the last five
     ranks     "dp0" (one data-parallel replica reports) or "all"
     rows      sampled query rows per head and sequence (64); 0 = all of them
     sequences sampled sequences of a batch (4); 0 = all of them

@@ -80,6 +80,8 @@ class Monitor(OwnLog):
         patches.add(self.actions.end)
         patches.see_scaling()
         patches.see_clipping(self.steps)
+        if steps.reporter.every.on:
+            patches.see_backwards(steps)
         if weights_only:
             for layer in steps.layers:
                 if layer.watched:

@@ -78,6 +78,7 @@ STATS: dict[str, tuple[str, ...]] = {
     "modules": (),  # Of activations at the boundaries of blocks.
     "experts": (),  # Of routers: loads of their experts, entropy, logits, rows.
     "fp8": (),  # Of tensors that are multiplied in 8 bits: saturated, zeros, scales.
+    "steps": (),  # Of the steps between samples, too: maxima, times, memory.
     "rest": (),  # Whether weights change between an optimizer's step and the next forward.
 }
 
@@ -102,7 +103,7 @@ class Settings:
     sequences: int = 4  # Sampled sequences of a batch, the first ones; 0 = all.
     microbatches: str = "first"  # or "all": which micro-batches of a sampled step
     layers: Optional[str] = None  # Regular expression on module names; None = all.
-    stats: frozenset[str] = frozenset(STATS) - {"tensors", "modules", "experts", "fp8"}
+    stats: frozenset[str] = frozenset(STATS) - {"tensors", "modules", "experts", "fp8", "steps"}
     # Layers that are asked about the laws of attention in a sample, in turn; None = all of them on
     # CPUs, on GPUs one in eight.
     law_layers: Optional[int] = None

@@ -40,7 +40,7 @@ SERVER = "bellwetherd"
 # The major versions of the headers that the structures below are of, and the least minors that
 # have all of them.  Each library has a version of its own.
 CLIENT_ABI = (1, 9)
-KERNELS_ABI = (1, 11)
+KERNELS_ABI = (1, 12)
 
 
 class LibraryError(RuntimeError):
@@ -718,6 +718,34 @@ class TensorStatsParams(Checked):
     ]
 
 
+class MomentLagPart(Checked):
+    _fields_ = [
+        ("grad", c_void_p),
+        ("second", c_void_p),
+        ("grad_dtype", c_uint32),
+        ("second_dtype", c_uint32),
+        ("count", c_int64),
+        ("stride", c_int64),
+        ("beta2", c_double),
+        ("eps", c_double),
+        ("steps", c_double),
+        ("steps_at", c_void_p),
+    ]
+
+
+class MomentLagsParams(Checked):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("backend", c_uint32),
+        ("stream", c_void_p),
+        ("count", c_int64),
+        ("parts", POINTER(MomentLagPart)),
+        ("scale", c_void_p),
+        ("skip", c_void_p),
+        ("out", c_void_p),
+    ]
+
+
 class ModuleStatsParams(Checked):
     _fields_ = [
         ("struct_size", c_uint32),
@@ -916,6 +944,7 @@ def kernels() -> CDLL:
         _declare(library, "bw_law_equal_rows", c_int, POINTER(LawEqualRowsParams))
         _declare(library, "bw_tensor_stats", c_int, POINTER(TensorStatsParams))
         _declare(library, "bw_tensor_stats_workspace_bytes", c_uint64, POINTER(TensorStatsParams))
+        _declare(library, "bw_moment_lags", c_int, POINTER(MomentLagsParams))
         _declare(library, "bw_module_stats", c_int, POINTER(ModuleStatsParams))
         _declare(library, "bw_module_stats_workspace_bytes", c_uint64, POINTER(ModuleStatsParams))
         _declare(library, "bw_spectral_norms", c_int, POINTER(SpectralParams))

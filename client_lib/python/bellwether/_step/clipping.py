@@ -21,7 +21,8 @@ _NAME = "_clip_grads_with_norm_"  # Since torch 2.6, whatever name it was import
 
 
 class ClipHost(Protocol):
-    def gradients_clip(self, parameters: list[torch.Tensor]) -> None: ...
+    def gradients_clip(self, parameters: list[torch.Tensor], limit: Any, norm: Any) -> None:
+        """limit, norm  what torch clips to, and the norm that it has computed"""
 
 
 _lock = threading.Lock()
@@ -35,17 +36,19 @@ def _telling(original: Any) -> Any:
         if not torch.compiler.is_compiling():
             if not isinstance(parameters, (torch.Tensor, list, tuple)):
                 parameters = list(parameters)  # It can be gone through once.
-            _tell(parameters)
+            _tell(parameters, *args, **kwargs)
         return original(parameters, *args, **kwargs)
 
     return clip
 
 
 @harmless("clip_grad_norm_()")
-def _tell(parameters: Any) -> None:
+def _tell(
+    parameters: Any, max_norm: Any = None, total_norm: Any = None, *_: Any, **__: Any
+) -> None:
     given: Iterable[Any] = [parameters] if isinstance(parameters, torch.Tensor) else parameters
     for host in list(_hosts):
-        host.gradients_clip(list(given))
+        host.gradients_clip(list(given), max_norm, total_norm)
 
 
 def install(host: ClipHost) -> None:

@@ -22,6 +22,7 @@ from .law_rows import LawRows
 from .own_numbers import TOLD_MAX, OwnNumbers, Told, ToldOnce
 from .sample import Sample
 from .sequence_losses import SequenceLosses, ToldLosses
+from .since_sample import CLIPPED_TO, SKIPPED, Lags, SinceSample
 
 LATE_FRAMES_MAX = 64  # Frames that wait for a device; beyond it their numbers are left out.
 FAULTS_MAX = 64  # Modules whose faults are told.
@@ -84,11 +85,13 @@ class _Frame:
     values: dict[str, Union[float, _Late]]  # The run's own numbers.
     sample: Optional[Sample]
     own: list[ToldOnce] = dataclasses.field(default_factory=list)
+    lags: Optional[Lags] = None  # Since the sample before.
 
     def ready(self) -> bool:
         late = (v for v in self.values.values() if isinstance(v, _Late))
         arrived = all(v.ready() for v in late) and all(told.ready() for told in self.own)
-        return arrived and (self.sample is None or self.sample.ready())
+        parts = (self.sample, self.lags)
+        return arrived and all(part.ready() for part in parts if part is not None)
 
 
 class Frames:
@@ -108,6 +111,7 @@ class Frames:
         self.losses = SequenceLosses()
         # What is logged behind mon.step() is of the step that it ended: the newest frame waits.
         self.keeps_newest = False
+        self.since: Optional[SinceSample] = None  # Where steps between samples are told of.
         self.faults: dict[str, str] = {}  # Of modules, by their names: the first of each.
 
     def readable(self, told: dict[str, Any]) -> dict[str, Any]:
@@ -137,6 +141,7 @@ class Frames:
         step: int,
         values: dict[str, Any],
         sample: Optional[Sample],
+        lags: Optional[Lags] = None,
     ) -> None:
         """Queues the frame of `step` and pushes all frames whose numbers have arrived."""
         late: dict[str, Union[float, _Late]] = {}
@@ -145,7 +150,7 @@ class Frames:
                 late[name] = _now_or_late(value)
             except Exception as e:
                 self.leave_out(name, e)
-        self._waiting.append(_Frame(step, late, sample, self.own.take()))
+        self._waiting.append(_Frame(step, late, sample, self.own.take(), lags))
         self.drain(client, everything=False)
 
     def add_to(self, step: int, told: ToldOnce) -> bool:
@@ -195,6 +200,10 @@ class Frames:
         gradients = not run.pop(FOUND_INF, 0.0)
         if not gradients:  # What a scaler throws away says nothing about the run.
             run.pop("grad_norm", None)
+        if self.since is not None:
+            self.since.add(run, run.pop(CLIPPED_TO, None), run.pop(SKIPPED, 0.0), not gradients)
+            if frame.sample is not None:
+                run.update(self._since_sample(frame, scale, arrived))
         self.last.update(run)
         blocks = [Block(name, [value]) for name, value in run.items()]
         told = [one for one in frame.own if arrived or one.ready()]
@@ -234,6 +243,14 @@ class Frames:
                     raise
                 self.leave_out("log()", e)  # The job's own numbers cost no frame.
                 client.push(frame.step, blocks, partial_rows=self.partial_rows)
+
+    def _since_sample(self, frame: _Frame, scale: float, arrived: bool) -> dict[str, float]:
+        found = self.since.take() if self.since is not None else {}
+        if GRAD_SCALE in frame.values:
+            found["loss_scale"] = scale
+        if frame.lags is not None and arrived:
+            found.update(frame.lags.values())
+        return found
 
     def _of_losses(
         self, client: Optional[RunClient], step: int, told: list[ToldOnce]

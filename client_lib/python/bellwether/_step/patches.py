@@ -16,7 +16,7 @@ from .._hook.patches.discovery import Discovery
 from .._util.guard import harmless
 from .._util.presence import Presence
 from .._weights import names
-from . import clipping, grad_scale
+from . import backward_calls, clipping, grad_scale
 from .steps import Steps
 
 
@@ -67,6 +67,11 @@ class Patches:
         """From now on the host is told before torch clips gradients."""
         self.add(lambda: clipping.uninstall(host))
         clipping.install(host)
+
+    def see_backwards(self, host: backward_calls.BackwardHost) -> None:
+        """From now on the host is told when a backward pass begins and ends."""
+        self.add(lambda: backward_calls.uninstall(host))
+        backward_calls.install(host)
 
     def see_compiling(self, told: Callable[[], None]) -> None:
         """From now on it is called when torch.compile is asked for something."""

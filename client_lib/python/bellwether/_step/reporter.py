@@ -24,6 +24,7 @@ from .at_rest import AtRest
 from .balances import Balances
 from .cost import Cost
 from .events import Events
+from .every_step import EveryStep
 from .experts import Experts
 from .fp8 import Fp8
 from .frames import Frames
@@ -33,6 +34,7 @@ from .linears import Linears
 from .link import Link
 from .loss_scaling import LossScaling
 from .sample import Sample
+from .since_sample import Lags, SinceSample
 from .step_actions import StepActions
 from .step_weights import StepWeights
 from .tensors import Tensors
@@ -48,6 +50,7 @@ class Breadth:
     activations: Activations
     experts: Experts
     fp8: Fp8
+    every: EveryStep
 
 
 class Reporter:
@@ -64,6 +67,8 @@ class Reporter:
         self.link = Link(settings)
         self.frames = Frames()
         self.frames.partial_rows = placed.context[1] > 1
+        if breadth.every.on:
+            self.frames.since = SinceSample()
         self.events = Events()
         self.scaling = LossScaling()
         self.judged = Judged(settings)
@@ -84,6 +89,10 @@ class Reporter:
     @property
     def activations(self) -> Activations:
         return self.breadth.activations
+
+    @property
+    def every(self) -> EveryStep:
+        return self.breadth.every
 
     @property
     def experts(self) -> Experts:
@@ -218,6 +227,11 @@ class Reporter:
         )
         values["sampling_period"] = float(self.governor.period)
         values.update(self.scaling.values())
+        lags: Optional[Lags] = None
+        if self.every.on:
+            self.every.of_frame(values)
+            if weights is not None:
+                lags = self.every.of_sample(values, self._memories.gpu())
         client = self._open(actions, step_from_attach)
         if client is not None and weights is not None:
             self.link.name_tensors(self.tensors.rows.names or weights.copies.names)
@@ -226,12 +240,12 @@ class Reporter:
             self.judged.add(sample.families())
             self.tell_judged()
         if client is None:
-            self.frames.push(None, step, values, sample)
+            self.frames.push(None, step, values, sample, lags)
             return
         for kind, text, value in self.events.of_step:
             client.push_event(step, kind, text, value)
         self.events.of_step.clear()
-        self.frames.push(client, step, values, sample)
+        self.frames.push(client, step, values, sample, lags)
 
     def hear(self, weights: StepWeights, actions: StepActions) -> None:
         """What the server wants since the last step."""

@@ -94,6 +94,13 @@ class TensorsStatus(TypedDict):
     left_out: dict[str, str]  # By parameter: why it, or something of it, is not measured.
 
 
+class StepsStatus(TypedDict):
+    """What is read in every step, for the lag of second moments."""
+
+    parameters: int
+    elements: int  # Of them in one step, at most.
+
+
 class ModulesStatus(TypedDict):
     """Activations at the boundaries of transformer blocks."""
 
@@ -148,6 +155,7 @@ class Status(_AlwaysThere, total=False):
     rest: RestStatus
     tensors: TensorsStatus
     modules: ModulesStatus
+    steps: StepsStatus
     experts: ExpertsStatus
     fp8: Fp8Status
     losses: LossesStatus
@@ -228,6 +236,8 @@ def status(steps: Steps, actions: Optional[ActionsStatus]) -> Status:
         "rows": len(tensors.names), "elements": tensors.elements, "copied": copied,
         "refused": tensors.refused, "left_out": dict(tensors.left_out),
     }  # fmt: skip
+    parts = reporter.every.lags.parts()
+    found["steps"] = {"parameters": len(parts), "elements": sum(read for _, read in parts)}
     activations = reporter.activations
     found["modules"] = {
         "blocks": activations.blocks, "rows": len(activations.names),

@@ -12,6 +12,7 @@ from typing import Optional
 import torch
 from torch.optim.optimizer import Optimizer
 
+from .._hook.model import already_compiled
 from .._hook.running import checkpointed
 from .._kernels.memory import capturing
 from .._util import log
@@ -150,6 +151,12 @@ class StepEnds:
         self._heard, self._quiet = True, False
         ahead = self._boundaries.optimizer_stepped(id(optimizer), self.explicit)
         return self.trainers.ends_step(optimizer), ahead
+
+    def skipped(self) -> bool:
+        """Whether the job ends a step that no optimizer took, though one was heard before."""
+        if not self.explicit or self._heard or self.graphed or not self.trainers.owned():
+            return False
+        return not already_compiled.optimizer_step()
 
     def closed(self) -> bool:
         """The step is closed.  Whether that is a boundary for actions."""

@@ -35,6 +35,7 @@ from ..settings import Settings
 from .activations import Activations
 from .at_rest import AtRest
 from .balances import Balances
+from .every_step import EveryStep
 from .experts import Experts
 from .fp8 import Fp8
 from .frames import number_at_hand
@@ -86,6 +87,7 @@ class Steps:
                 Activations(self, self.model, self.layers, self.parallel),
                 Experts(self, self.model, self.parallel),
                 Fp8(self, self.model, self.parallel),
+                EveryStep(self.model, self.measures("steps") and not silent),
             ),
         )  # fmt: skip
         self.discovery: Optional[Discovery] = None
@@ -187,6 +189,16 @@ class Steps:
         return in_backward()
 
     def forward_begins(self) -> None:
+        if self.reporter.breadth.every.phases.waits:
+            self._data_ends()
+        self._forward_begins()
+
+    def _data_ends(self) -> None:
+        """Unless it is a recomputation, in a backward pass that was not told of."""
+        if self.health.live and not in_backward():
+            self.reporter.every.phases.forward_begins()
+
+    def _forward_begins(self) -> None:
         self.ends.between = False
         self.weights.copies.forward_begins()
         if self.reporter.rest.pending:
@@ -221,7 +233,7 @@ class Steps:
         """A GradScaler has multiplied the loss of the next backward."""
         if factor is None or not self.health.live:
             return
-        self.forward_begins()
+        self._forward_begins()
         self.reporter.scaling.scaled(factor, self._sampling)
 
     @harmless("GradScaler.step()")
@@ -235,6 +247,7 @@ class Steps:
             return
         if not self.ends.explicit and not self.ends.pending:
             self._drop_sample()
+            self.reporter.every.skips()
         self.reporter.scaling.skipped()
 
     def _drop_sample(self) -> None:
@@ -263,9 +276,25 @@ class Steps:
         ends = closure and self.ends.pending and self.measures("tensors")
         if ends and self.ends.trainers.trains(optimizer):
             self._close({})
+        self._see_step(optimizer, closure)
         self._measure_tensors(optimizer, closure)
         if self.actions.rate_factor() != 1.0 and self.ends.trainers.trains(optimizer):
             self.actions.optimizer_steps(optimizer)
+
+    def _see_step(self, optimizer: Optimizer, closure: bool) -> None:
+        if self.reporter.every.on and self.ends.trainers.trains(optimizer):
+            start = time.perf_counter()
+            self.reporter.every.optimizer_steps(optimizer, closure)
+            self.hook_seconds += time.perf_counter() - start
+
+    @harmless("backward()")
+    def backward_called(self) -> None:
+        if self.health.live:
+            self.reporter.every.phases.backward_begins()
+
+    @harmless("backward()")
+    def backward_returned(self) -> None:
+        self.reporter.every.phases.backward_ends()
 
     def _measure_tensors(self, optimizer: Optimizer, closure: bool) -> None:
         trainers = self.ends.trainers
@@ -290,9 +319,13 @@ class Steps:
         return self.samples_step() and self.measures("tensors")
 
     @harmless("clip_grad_norm_()")
-    def gradients_clip(self, parameters: list[torch.Tensor]) -> None:
+    def gradients_clip(self, parameters: list[torch.Tensor], limit: Any, norm: Any) -> None:
         """Before torch clips them."""
-        if not self.health.live or capturing() or not self._samples_tensors():
+        if not self.health.live or capturing():
+            return
+        if self.reporter.every.on:
+            self.reporter.every.clips(parameters, limit, norm)
+        if not self._samples_tensors():
             return
         self._close_stepped(parameters)
         if self.samples_step():
@@ -314,6 +347,8 @@ class Steps:
             self.ends.graphed = self.ends.graphed or self.health.live
             return
         start = time.perf_counter()
+        if self.reporter.every.on and self.ends.trainers.trains(optimizer):
+            self.reporter.every.phases.optimizer_ends()
         ends_step, ahead = self.ends.optimizer_stepped(optimizer)
         if not self.ends.under_way.any(self.ends.trainers.trains):  # The outermost one.
             self.reporter.tensors.optimizer_stepped(optimizer)
@@ -368,6 +403,7 @@ class Steps:
         self.ends.explicit = True
         self._renumber(self._number if step is None else step)
         self._close(told)
+        self.reporter.every.phases.step_is_told()
         self.ends.between = True
         self._end_discovery()
 
@@ -429,6 +465,9 @@ class Steps:
         self.ends.pending = False
         sampled = self._sampling
         step_seconds = start - self._began
+        self.reporter.every.phases.step_ends(step_seconds)
+        if self.ends.skipped():
+            self.reporter.every.skips()
         self._measure_weights()
         if self.silent:
             self._push_nothing()

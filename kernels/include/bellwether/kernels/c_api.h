@@ -29,7 +29,7 @@ extern "C" {
 #endif
 
 #define BW_KERNELS_API_VERSION_MAJOR 1
-#define BW_KERNELS_API_VERSION_MINOR 11
+#define BW_KERNELS_API_VERSION_MINOR 12
 
 typedef enum bw_kernel_status {
   BW_KERNEL_OK = 0,
@@ -377,6 +377,40 @@ typedef struct bw_tensor_stats_params {
 /* Of count and the tensors' elements; 0 if one is illegal, or there is no tensor. */
 BW_KERNELS_EXPORT uint64_t bw_tensor_stats_workspace_bytes(const bw_tensor_stats_params* params);
 BW_KERNELS_EXPORT bw_kernel_status bw_tensor_stats(const bw_tensor_stats_params* params);
+
+/* ---- how far gradients are beyond second moments, over steps (moment_lag.h is the specification) ----
+   Since 1.12. */
+
+/* Doubles of a part, both 0 at first. */
+typedef enum bw_moment_lag_stat {
+  BW_MOMENT_LAG_MAX = 0,   /* largest of all calls: sum of g^2 / max(vhat, eps^2), over count */
+  BW_MOMENT_LAG_SATURATED, /* of all calls: elements of g, NaN, infinite or as large as their type can hold */
+  BW_MOMENT_LAG_STAT_COUNT
+} bw_moment_lag_stat;
+
+typedef struct bw_moment_lag_part {
+  const void* grad;                  /* elements 0, stride, 2 stride, ...; NULL: left out of this call */
+  const void* second;                /* elements of v before the coming step */
+  uint32_t grad_dtype, second_dtype; /* bw_dtype */
+  int64_t count;                     /* 1..2^20 */
+  int64_t stride;                    /* 1..2^40 */
+  double beta2, eps;                 /* of the second moment */
+  double steps;                      /* number of the coming step, from 1 on, or what is added to *steps_at */
+  const float* steps_at;             /* NULL, or in memory of the device */
+} bw_moment_lag_part;
+
+typedef struct bw_moment_lags_params {
+  uint32_t struct_size;
+  uint32_t backend;
+  void* stream;
+  int64_t count;                   /* 0..16 */
+  const bw_moment_lag_part* parts; /* [count], in host memory */
+  const float* scale;              /* NULL = 1, or what the loss was multiplied by, in memory of the device */
+  const float* skip;               /* in memory of the device: above 0 nothing is written; NULL = 0 */
+  double* out;                     /* [count][BW_MOMENT_LAG_STAT_COUNT], updated */
+} bw_moment_lags_params;
+
+BW_KERNELS_EXPORT bw_kernel_status bw_moment_lags(const bw_moment_lags_params* params);
 
 /* ---- what the laws of modules need (law_modules.h is the specification) ----
    Since 1.10. */
