@@ -205,6 +205,32 @@ absl::Status IngestCoordinator::CheckRise(const RankSession& session, uint64_t s
       absl::StrCat("seq = ", seq, ": must be in [", last + 1, ", ", from + kRiseMax, "]: ", last, " was the last one"));
 }
 
+void IngestCoordinator::AdmitNames(RunId run, IngestMessage* message, std::string* payload) const {
+  const auto* const names = std::get_if<NamesMessage>(&message->body);
+  if (names == nullptr) return;
+  const RunSnapshotPtr snapshot = runs_.table->Get(run);
+  if (snapshot == nullptr) return;
+  const Granularity granularity = names->granularity;
+  int64_t fresh = static_cast<int64_t>(names->names.size());
+  if (snapshot->rows != nullptr) {
+    const RowNames& known = snapshot->rows->of(granularity);
+    fresh = std::ranges::count_if(names->names, [&known](const std::string& name) { return known.Find(name) < 0; });
+  }
+  if (fresh == 0) return;
+  Layout more = snapshot->record.description.layout;
+  int32_t& rows = granularity == Granularity::kTensor ? more.tensors : more.modules;
+  rows = static_cast<int32_t>(std::min<int64_t>(rows + fresh, kNamedRowsMax));
+  const absl::Status admitted =
+      admission_->AdmitRows(snapshot->record, more, runs_.table->List(), clock_->UnixNanos());
+  if (admitted.ok()) return;
+  LogWarning("run {}: names of rows are left out, and values of them: {}", snapshot->record.description.name,
+             std::string(admitted.message()));
+  const RunEvent event{names->attempt, std::max<int64_t>(snapshot->record.step, 0), EventKind::kAnnotation, 0,
+                       absl::StrCat("names left out, and values of them: ", admitted.message()), clock_->UnixNanos()};
+  *payload = EncodeEvent(event, message->seq);
+  message->body = event;
+}
+
 absl::StatusOr<IngestSession::Taken> IngestCoordinator::Put(RankSession* session, IngestMessage& message,
                                                             std::string& payload) {
   if (closing_) return absl::UnavailableError("the server is draining; come back");
@@ -228,6 +254,7 @@ absl::StatusOr<IngestSession::Taken> IngestCoordinator::Put(RankSession* session
         return IngestSession::Taken::kBusy;
       };
       if (!shard.HasRoom(bytes)) return wait_for_room();
+      AdmitNames(run, &message, &payload);
       WalRecord record;
       record.kind = WalKind::kMessage;
       record.run = run;

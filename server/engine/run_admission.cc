@@ -1,6 +1,7 @@
 #include "server/engine/run_admission.h"
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -14,10 +15,11 @@
 namespace bellwether::server {
 namespace {
 
-// Measured (run_admission_test), and rounded up: beside the window's own values 4 bytes for
-// each of as many steps that wait to be saved, spans of summaries, and copies of the newest step.
-constexpr int64_t kSeriesBytes = 270;
-constexpr int64_t kHeadBytes = 800;  // Detectors, stages.
+// Measured (run_admission_test) of a run that is saved before its windows are full.
+constexpr int64_t kCellBytes = 24;         // Copies of the newest step, beside the window's own values.
+constexpr int64_t kDerivedCellBytes = 20;  // What a span of its summary begins with.
+constexpr int64_t kHeadBytes = 800;        // Detectors, stages.
+constexpr int64_t kRowBytes = 150;         // A name, where it lies by name, and a rank's row of it.
 constexpr int64_t kRunBytes = 128 << 10;
 // What a run sends is known once it has stored so many steps, signals of heads among them; or
 // so many without any.
@@ -36,31 +38,63 @@ bool IsKnown(const RunRecord& run, int64_t now_unix_ns) {
   return run.steps_recorded >= (has_heads ? kKnownSteps : kKnownStepsWithoutHeads);
 }
 
+bool Sends(std::span<const SignalId> signals, SignalId wanted) { return std::ranges::find(signals, wanted) != signals.end(); }
+
+// All that are measured; of one granularity.
+std::vector<SignalId> MeasuredSignals() {
+  std::vector<SignalId> signals;
+  for (const SignalInfo& signal : std::span(SignalTable(), SignalCount())) {
+    if (!signal.derived) signals.push_back(signal.id);
+  }
+  return signals;
+}
+std::vector<SignalId> MeasuredSignals(Granularity granularity) {
+  std::vector<SignalId> signals = MeasuredSignals();
+  std::erase_if(signals, [granularity](SignalId id) { return FindSignal(id)->granularity != granularity; });
+  return signals;
+}
+
+// Named rows of which it has sent no values yet count as if it sent all signals of them.
+int64_t BytesOf(const RunRecord& run, const Layout& layout, int64_t now_unix_ns) {
+  if (!IsKnown(run, now_unix_ns)) return RunMemoryBytesMax(layout);
+  int64_t bytes = RunMemoryBytes(layout, run.signals);
+  for (const Granularity named : {Granularity::kTensor, Granularity::kModule}) {
+    const bool sends = std::ranges::any_of(run.signals, [named](SignalId id) {
+      return IsMeasured(FindSignal(id)) && FindSignal(id)->granularity == named;
+    });
+    if (sends) continue;
+    Layout rows;
+    (named == Granularity::kTensor ? rows.tensors : rows.modules) =
+        named == Granularity::kTensor ? layout.tensors : layout.modules;
+    bytes += RunMemoryBytes(rows, MeasuredSignals(named)) - RunMemoryBytes(rows, {});
+  }
+  return bytes;
+}
+
 constexpr int64_t Mib(int64_t bytes) { return (bytes + (1 << 20) - 1) >> 20; }
 
 }  // namespace
 
 int64_t RunMemoryBytes(const Layout& layout, std::span<const SignalId> signals) {
   const auto window_steps = static_cast<size_t>(SeriesStore::Options().window_steps);
-  int64_t bytes = kRunBytes + int64_t{layout.layers} * layout.heads * kHeadBytes;
+  int64_t bytes = kRunBytes + int64_t{layout.layers} * layout.heads * kHeadBytes +
+                  (int64_t{layout.tensors} + layout.modules + layout.own) * kRowBytes;
   for (const SignalId id : signals) {
     const SignalInfo* const signal = FindSignal(id);
     if (!IsMeasured(signal)) continue;
     const int64_t cells = ShapeOf(*signal, layout).size();
     if (cells == 0) continue;  // Of tensors that are not named yet, for example.
     const auto steps = static_cast<int64_t>(StepsForCells(window_steps, static_cast<size_t>(cells)));
-    bytes += cells * (steps * static_cast<int64_t>(sizeof(float)) + kSeriesBytes);
+    bytes += cells * (steps * static_cast<int64_t>(sizeof(float)) + kCellBytes);
+  }
+  for (const SignalInfo& signal : std::span(SignalTable(), SignalCount())) {
+    if (!signal.derived || !Sends(signals, signal.numerator) || !Sends(signals, signal.denominator)) continue;
+    bytes += ShapeOf(signal, layout).size() * kDerivedCellBytes;
   }
   return bytes;
 }
 
-int64_t RunMemoryBytesMax(const Layout& layout) {
-  std::vector<SignalId> signals;
-  for (const SignalInfo& signal : std::span(SignalTable(), SignalCount())) {
-    signals.push_back(signal.id);
-  }
-  return RunMemoryBytes(layout, signals);
-}
+int64_t RunMemoryBytesMax(const Layout& layout) { return RunMemoryBytes(layout, MeasuredSignals()); }
 
 absl::Status RunAdmission::Check(const Options& options) {
   if (options.memory_max == 0 || options.memory_max > options.own_bytes) return absl::OkStatus();
@@ -97,17 +131,24 @@ RunAdmission::RunAdmission(const Options& options, Counters* counters)
 
 RunAdmission::Taken RunAdmission::Take(std::span<const RunSnapshotPtr> runs, int64_t now_unix_ns) {
   Taken taken;
+  std::map<RunId, Layout> still;
   for (const RunSnapshotPtr& run : runs) {
     const RunRecord& record = run->record;
     if (record.ended) continue;
     ++taken.runs;
-    const Layout& layout = record.description.layout;
-    taken.bytes += IsKnown(record, now_unix_ns) ? RunMemoryBytes(layout, record.signals) : RunMemoryBytesMax(layout);
+    Layout layout = record.description.layout;
+    if (const auto admitted = admitted_.find(record.id); admitted != admitted_.end()) {
+      layout.GrowTo(admitted->second);
+      if (layout != record.description.layout) still.insert(*admitted);
+    }
+    taken.bytes += BytesOf(record, layout, now_unix_ns);
   }
+  admitted_ = std::move(still);
   return taken;
 }
 
 absl::Status RunAdmission::Admit(const Layout& layout, std::span<const RunSnapshotPtr> runs, int64_t now_unix_ns) {
+  absl::MutexLock lock(&mutex_);
   const Taken taken = Take(runs, now_unix_ns);
   if (taken.runs >= options_.runs_live_max) {
     refused_runs_->Add();
@@ -130,7 +171,30 @@ absl::Status RunAdmission::Admit(const Layout& layout, std::span<const RunSnapsh
   return absl::OkStatus();
 }
 
+absl::Status RunAdmission::AdmitRows(const RunRecord& run, const Layout& more, std::span<const RunSnapshotPtr> runs,
+                                     int64_t now_unix_ns) {
+  absl::MutexLock lock(&mutex_);
+  Layout before = run.description.layout;
+  if (const auto admitted = admitted_.find(run.id); admitted != admitted_.end()) before.GrowTo(admitted->second);
+  Layout after = before;
+  after.GrowTo(more);
+  if (after == before) return absl::OkStatus();
+  const int64_t bytes = BytesOf(run, after, now_unix_ns) - BytesOf(run, before, now_unix_ns);
+  const Taken taken = Take(runs, now_unix_ns);
+  const int64_t bytes_max = options_.memory_max - options_.own_bytes;
+  if (taken.bytes + bytes > bytes_max) {
+    refused_memory_->Add();
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "memory: ", after.tensors + after.modules - before.tensors - before.modules,
+        " named rows more may take ", Mib(bytes), " MiB, and the ", taken.runs, " live runs take ", Mib(taken.bytes),
+        " of the ", Mib(bytes_max), " MiB for runs (limits.memory_max)"));
+  }
+  admitted_[run.id].GrowTo(after);
+  return absl::OkStatus();
+}
+
 void RunAdmission::Show(std::span<const RunSnapshotPtr> runs, int64_t now_unix_ns) {
+  absl::MutexLock lock(&mutex_);
   runs_bytes_->Set(static_cast<double>(Take(runs, now_unix_ns).bytes));
 }
 

@@ -3,26 +3,33 @@
 // Live runs are limited by their number and by their memory, which is estimated before the
 // first sample comes.  A new run counts as if it sent every signal.  Later, or once it has
 // been silent for a while, it counts for the signals that it has sent.  A live run may
-// begin to send more; then the next run may find no room.
+// begin to send more; then the next run may find no room.  Rows that a live run names are
+// admitted as runs are.
+//
+// Thread-safe.
 
 #ifndef BELLWETHER_SERVER_ENGINE_RUN_ADMISSION_H_
 #define BELLWETHER_SERVER_ENGINE_RUN_ADMISSION_H_
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <span>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
 #include "server/store/run_table.h"
 #include "server/util/counters.h"
 
 namespace bellwether::server {
 
-// The memory of a live run that sends `signals`, estimated, in bytes: its window, values
-// that wait to be saved, the newest steps and the detectors' state.  Windows as long as a
-// chunk have a budget of their own.  docs/operate/sizing.md.
+// The memory of a live run that sends `signals`, estimated, in bytes: its window, the newest
+// steps, names of rows and the detectors' state.  It holds where a sample comes a second or
+// more rarely.  Windows as long as a chunk have a budget of their own.
+// docs/operate/sizing.md.
 int64_t RunMemoryBytes(const Layout& layout, std::span<const SignalId> signals);
 // The same for a run that sends all measured signals.
 int64_t RunMemoryBytesMax(const Layout& layout);
@@ -50,6 +57,10 @@ class RunAdmission {
   // Whether a run of this layout can be live beside those of `runs` that have not ended.
   // RESOURCE_EXHAUSTED: which limit, and how much of it is taken; counted.
   absl::Status Admit(const Layout& layout, std::span<const RunSnapshotPtr> runs, int64_t now_unix_ns);
+  // Whether `run`, one of `runs`, can have the rows by name that `more` has more of.  From
+  // then on they count, also before its snapshot shows them.  RESOURCE_EXHAUSTED: as Admit().
+  absl::Status AdmitRows(const RunRecord& run, const Layout& more, std::span<const RunSnapshotPtr> runs,
+                         int64_t now_unix_ns);
   // Shows the memory of `runs` in the metrics.
   void Show(std::span<const RunSnapshotPtr> runs, int64_t now_unix_ns);
 
@@ -59,12 +70,15 @@ class RunAdmission {
     int64_t bytes = 0;
   };
   RunAdmission(const Options& options, Counters* counters);
-  static Taken Take(std::span<const RunSnapshotPtr> runs, int64_t now_unix_ns);
+  Taken Take(std::span<const RunSnapshotPtr> runs, int64_t now_unix_ns) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   Options options_;
   Counter* refused_runs_;
   Counter* refused_memory_;
   Gauge* runs_bytes_;
+  absl::Mutex mutex_;
+  // Rows by name that live runs were given and do not show yet.
+  std::map<RunId, Layout> admitted_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace bellwether::server

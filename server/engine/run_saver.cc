@@ -8,6 +8,8 @@ namespace bellwether::server {
 namespace {
 
 constexpr uint64_t kSaveSteps = 256;
+// Of a run with many tensors fewer steps wait: some 10 MB, compressed.
+constexpr uint64_t kSaveValues = uint64_t{1} << 22;
 constexpr size_t kSaveEvents = 256;
 constexpr int64_t kSaveNanosMin = 2'000'000'000;
 constexpr int64_t kSaveNanosMax = 30'000'000'000;
@@ -24,7 +26,7 @@ bool RunSaver::IsDue(int64_t now_ns) const {
   if (!dirty_ || state_.has_waiting_byes()) return false;
   const int64_t age = now_ns - saved_ns_;
   return state_.record().ended || age >= kSaveNanosMax || state_.new_events().size() >= kSaveEvents ||
-         (state_.unsaved_steps() >= kSaveSteps && age >= kSaveNanosMin);
+         ((state_.unsaved_steps() >= kSaveSteps || state_.unsaved_values() >= kSaveValues) && age >= kSaveNanosMin);
 }
 
 absl::Status RunSaver::Save() {

@@ -381,6 +381,7 @@ void RunState::OnStep(const StepSample& sample) {
   engine_->OnStep(sample, now_, &effects_.actions);
   ++record_.steps_recorded;
   ++unsaved_steps_;
+  for (const SignalId id : sample.signals()) unsaved_values_ += sample.matrix(id).size();
   CountGram("incomplete", static_cast<double>(grams_.Close(sample.attempt, sample.step)));
   newest_ = sample;
   if (row_values_.Take(sample)) ++row_values_version_;
@@ -417,6 +418,7 @@ absl::Status RunState::Write(RunSave* save) {
   save->applied_lsn = open != 0 ? std::min(open - 1, last_lsn_) : last_lsn_;
   save->events = new_events_.size();
   save->steps = unsaved_steps_;
+  save->values = unsaved_values_;
   for (const RunEvent& event : new_events_) batch->PutEvent(record_.id, event);
   for (const auto& [number, rank] : ranks_) batch->PutRank(record_.id, rank);
   // Until the save is committed the log is needed from where it was.
@@ -439,6 +441,7 @@ void RunState::RecordSaved(const RunSave& save, bool closed) {
   events_stored_ += save.events;
   new_events_.erase(new_events_.begin(), new_events_.begin() + static_cast<std::ptrdiff_t>(save.events));
   unsaved_steps_ -= save.steps;
+  unsaved_values_ -= save.values;
 }
 
 std::string RunState::SaveState(const std::string& series_state) const {

@@ -50,7 +50,7 @@ struct RunSave {
   Lsn last_lsn = 0, applied_lsn = 0;
   std::shared_ptr<const RunRows> rows;  // Null: they are saved already.
   size_t events = 0;
-  uint64_t steps = 0;
+  uint64_t steps = 0, values = 0;
 };
 
 // The newest loss that is stored, as a sample of its step; null: none.
@@ -96,6 +96,7 @@ class RunState {
   Lsn last_lsn() const { return last_lsn_; }
   Lsn saved_lsn() const { return saved_lsn_; }
   uint64_t unsaved_steps() const { return unsaved_steps_; }
+  uint64_t unsaved_values() const { return unsaved_values_; }
   uint64_t events_stored() const { return events_stored_; }
   const std::vector<RunEvent>& new_events() const { return new_events_; }
   bool has_waiting_byes() const { return !byes_.empty(); }
@@ -205,7 +206,7 @@ class RunState {
   // Relative to the last save and to the load.
   Lsn saved_lsn_ = 0;
   uint64_t events_stored_ = 0;
-  uint64_t unsaved_steps_ = 0;
+  uint64_t unsaved_steps_ = 0, unsaved_values_ = 0;
   bool series_closed_ = false;
   bool stepped_ = false;
   StepSample newest_;

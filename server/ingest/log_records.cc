@@ -17,9 +17,9 @@
 
 namespace bellwether::server {
 
-std::string EncodeEvent(const RunEvent& event) {
+std::string EncodeEvent(const RunEvent& event, uint64_t seq) {
   v1::ClientMessage message = ToMessage(event);
-  message.set_seq(1);  // Decode wants one; without an epoch it is no client's.
+  message.set_seq(seq);  // Decode wants one; without an epoch it is no client's.
   return message.SerializeAsString();
 }
 

@@ -15,8 +15,9 @@
 
 namespace bellwether::server {
 
-// Of kind kMessage: an event that a person wrote, as a client would have said it.
-std::string EncodeEvent(const RunEvent& event);
+// Of kind kMessage: an event that a person wrote, as a client would have said it.  `seq`: of
+// the client's message that it stands for.
+std::string EncodeEvent(const RunEvent& event, uint64_t seq = 1);
 std::string EncodeStepClosed(const StepClosedMessage& message);
 std::string EncodeSilence(const SilenceMessage& message);
 std::string EncodeRunSilent(const RunSilentMessage& message);

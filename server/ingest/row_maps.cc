@@ -18,6 +18,14 @@ bool RowMaps::IsPlain(const RankFrame& frame) {
                               [](const RankBlock& block) { return MayMiss(FindSignal(block.signal)->granularity); });
 }
 
+void RowMaps::Map::Append(int32_t row) {
+  const auto at = static_cast<size_t>(row);
+  if (row >= 0 && at >= taken.size()) taken.resize(at + 1);
+  if (row >= 0 && taken[at]) row = -1;
+  if (row >= 0) taken[at] = true;
+  to.push_back(row);
+}
+
 size_t RowMaps::Add(uint32_t rank, const NamesMessage& message, RunRows* rows) {
   Rank& known = ranks_[rank];
   if (message.attempt < known.attempt) return message.names.size();

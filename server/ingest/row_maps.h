@@ -12,7 +12,6 @@
 #include <array>
 #include <cstdint>
 #include <map>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -41,9 +40,9 @@ class RowMaps {
  private:
   struct Map {
     std::vector<int32_t> to;  // The run's row, -1 = refused.
-    std::set<int32_t> taken;  // Of the run's.
+    std::vector<bool> taken;  // By the run's row.
     // The run's row, or -1, for the rank's next one.
-    void Append(int32_t row) { to.push_back(row < 0 || taken.insert(row).second ? row : -1); }
+    void Append(int32_t row);
   };
   struct Rank {
     uint32_t attempt = 0;

@@ -1,25 +1,32 @@
 #include "server/model/row_names.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 namespace bellwether::server {
 
-RowNames::RowNames(std::vector<std::string> names) : names_(std::move(names)) {
-  for (size_t row = 0; row < names_.size(); ++row) rows_.emplace(names_[row], static_cast<int32_t>(row));
+RowNames::RowNames(std::vector<std::string> names) : names_(std::move(names)), by_name_(names_.size()) {
+  std::iota(by_name_.begin(), by_name_.end(), 0);
+  std::ranges::sort(by_name_, {}, [this](int32_t row) -> std::string_view { return name(row); });
 }
 
 int32_t RowNames::Add(std::string_view name) {
-  if (const int32_t row = Find(name); row >= 0) return row;
+  const auto at = Seek(name);
+  if (Holds(at, name)) return *at;
   if (size() >= kNamedRowsMax) return -1;
+  by_name_.insert(at, size());
   names_.emplace_back(name);
-  rows_.emplace(name, size() - 1);
   return size() - 1;
 }
 
 int32_t RowNames::Find(std::string_view name) const {
-  const auto found = rows_.find(name);
-  return found == rows_.end() ? -1 : found->second;
+  const auto at = Seek(name);
+  return Holds(at, name) ? *at : -1;
+}
+
+std::vector<int32_t>::const_iterator RowNames::Seek(std::string_view name) const {
+  return std::ranges::lower_bound(by_name_, name, {}, [this](int32_t row) -> std::string_view { return this->name(row); });
 }
 
 const OwnSignal* RunRows::FindOwn(std::string_view name) const {

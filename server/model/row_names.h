@@ -12,7 +12,6 @@
 #define BELLWETHER_SERVER_MODEL_ROW_NAMES_H_
 
 #include <cstdint>
-#include <map>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -39,8 +38,15 @@ class RowNames {
   int32_t size() const { return static_cast<int32_t>(names_.size()); }
 
  private:
+  const std::string& name(int32_t row) const { return names_[static_cast<size_t>(row)]; }
+  // The first row, by name, whose name is not before this one.
+  std::vector<int32_t>::const_iterator Seek(std::string_view name) const;
+  bool Holds(std::vector<int32_t>::const_iterator at, std::string_view wanted) const {
+    return at != by_name_.end() && name(*at) == wanted;
+  }
+
   std::vector<std::string> names_;
-  std::map<std::string, int32_t, std::less<>> rows_;
+  std::vector<int32_t> by_name_;  // Rows in the order of their names: a map would take more than the names do.
 };
 
 struct RunRows {

@@ -267,7 +267,9 @@ std::string EncodeChunk(const ChunkInput& input) {
     p3[i] = static_cast<uint8_t>(w[i] >> 24);
   }
 
-  std::string bytes;
+  // What waits for a save is kept: a copy of it has no room to spare.
+  thread_local std::string bytes;
+  bytes.clear();
   ByteWriter out(&bytes);
   out.Put(kChunkVersion);
   PutSteps(input.steps, &out);

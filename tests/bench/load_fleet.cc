@@ -22,10 +22,14 @@ int next_number = 1;
 
 LoadFleet::LoadFleet(const LoadServer* server, const EncodedFrames* frames, const std::string& tenant,
                      const std::string& name, int count)
-    : server_(server), tenant_(tenant) {
+    : server_(server), frames_(frames), tenant_(tenant), name_(name) {
+  Add(count);
+}
+
+void LoadFleet::Add(int count) {
   for (int i = 0; i < count; ++i) {
-    names_.push_back(name + "-" + std::to_string(i));
-    trainers_.push_back(std::make_unique<LoadTrainer>(names_.back(), next_number++, frames));
+    names_.push_back(name_ + "-" + std::to_string(names_.size()));
+    trainers_.push_back(std::make_unique<LoadTrainer>(names_.back(), next_number++, frames_));
     trainers_.back()->Connect(server_->Connect(tenant_));
   }
   for (const double begin = BenchNow(); !AllWelcomed(); KeepConnected()) {
@@ -34,8 +38,8 @@ LoadFleet::LoadFleet(const LoadServer* server, const EncodedFrames* frames, cons
       for (const auto& trainer : trainers_) {
         if (!trainer->welcomed()) why = trainer->error();
       }
-      std::fprintf(stderr, "%s: not all of %d were welcome within %.0f s: %s\n", name.c_str(), count, kWelcomeSeconds,
-                   why.c_str());
+      std::fprintf(stderr, "%s: not all of %zu were welcome within %.0f s: %s\n", name_.c_str(), trainers_.size(),
+                   kWelcomeSeconds, why.c_str());
       std::exit(1);
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
@@ -67,8 +71,10 @@ void LoadFleet::Pace(double frames_per_second, double seconds, int nans) {
   for (std::thread& pacer : pacers) pacer.join();
 }
 
-void LoadFleet::Backlog(uint64_t frames) {
-  for (const auto& trainer : trainers_) trainer->Offer(frames, BenchNow());
+void LoadFleet::Backlog(uint64_t frames) { Offer(0, frames); }
+
+void LoadFleet::Offer(int first, uint64_t frames) {
+  for (size_t i = static_cast<size_t>(first); i < trainers_.size(); ++i) trainers_[i]->Offer(frames, BenchNow());
 }
 
 void LoadFleet::Saturate(uint64_t window) {

@@ -23,12 +23,17 @@ class LoadFleet {
   LoadFleet(const LoadServer* server, const EncodedFrames* frames, const std::string& tenant, const std::string& name,
             int count);
 
+  // As many runs more, connected.  Exits the program as the constructor does.
+  void Add(int count);
+
   // Frames of all runs together, each run at its share, evenly spread, for so
   // long; returns when the last one was due.  `nans`: so many runs, of those that
   // have had none, send a NaN meanwhile.
   void Pace(double frames_per_second, double seconds, int nans = 0);
   // All runs at once: `frames` more each, as fast as acknowledgements come.
   void Backlog(uint64_t frames);
+  // Of the runs from number `first` on.
+  void Offer(int first, uint64_t frames);
   void Saturate(uint64_t window);
   // Breaks all streams; then KeepConnected() until all are back.
   void Cut();
@@ -49,7 +54,8 @@ class LoadFleet {
 
  private:
   const LoadServer* const server_;
-  const std::string tenant_;
+  const EncodedFrames* const frames_;
+  const std::string tenant_, name_;
   std::vector<std::string> names_;
   std::vector<std::unique_ptr<LoadTrainer>> trainers_;
   size_t nans_sent_ = 0;

@@ -1,8 +1,11 @@
 #include "tests/bench/load_server.h"
 
+#include <arpa/inet.h>
 #include <fcntl.h>
+#include <netinet/in.h>
 #include <sched.h>
 #include <signal.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -137,6 +140,37 @@ void LoadServer::Start() {
   std::smatch found;
   if (!std::regex_search(text, found, std::regex("\"grpc\": ?\"([^\"]*)\""))) Die(ready + " names no address");
   address_ = found[1];
+  if (std::regex_search(text, found, std::regex("\"http\": ?\"http://([^\"/]*)")))
+    http_ = found[1];
+}
+
+double LoadServer::KillAndRestart() {
+  kill(pid_, SIGKILL);
+  waitpid(pid_, nullptr, 0);
+  const double begin = BenchNow();
+  Start();
+  return BenchNow() - begin;
+}
+
+std::string LoadServer::HttpGet(const std::string& path) const {
+  const int file = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  address.sin_port = htons(static_cast<uint16_t>(std::stoi(http_.substr(http_.rfind(':') + 1))));
+  const std::string request = "GET " + path + " HTTP/1.1\r\nHost: " + http_ + "\r\nConnection: close\r\n\r\n";
+  std::string answer;
+  if (file >= 0 && connect(file, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0 &&
+      write(file, request.data(), request.size()) == static_cast<ssize_t>(request.size())) {
+    char part[1 << 16];
+    for (ssize_t count = 0; (count = read(file, part, sizeof(part))) > 0;) {
+      answer.append(part, static_cast<size_t>(count));
+    }
+  }
+  if (file >= 0) close(file);
+  const size_t body = answer.find("\r\n\r\n");
+  if (body == std::string::npos || answer.find(" 200 ") > 16) Die(path + ": no answer: " + answer.substr(0, 200));
+  return answer.substr(body + 4);
 }
 
 LoadServer::~LoadServer() {

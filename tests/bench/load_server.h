@@ -51,6 +51,11 @@ class LoadServer {
   // A connection of its own, as `tenant`.
   std::shared_ptr<grpc::Channel> Connect(const std::string& tenant) const;
   const std::string& address() const { return address_; }  // host:port, or unix:path
+  // Kills it with SIGKILL and starts it again, at another address.  Returns the seconds from its start until it
+  // serves.
+  double KillAndRestart();
+  // A page's body, from the port for HTTP.  REQUIRES: it asks for no certificates.
+  std::string HttpGet(const std::string& path) const;
   std::filesystem::path data() const { return folder_ / "data"; }
   double CpuSeconds() const;
   // Now, and the most since the start, in MiB.
@@ -71,7 +76,7 @@ class LoadServer {
 
   const Options options_;
   std::filesystem::path folder_;
-  std::string address_;
+  std::string address_, http_;
   pid_t pid_ = 0;
   mutable std::map<std::string, std::shared_ptr<grpc::ChannelCredentials>> credentials_;  // By tenant.
 };

@@ -21,8 +21,12 @@ grpc::ByteBuffer ToBuffer(const v1::ClientMessage& message) {
 
 }  // namespace
 
-EncodedFrames::EncodedFrames() {
-  for (v1::ClientMessage& frame : MakeBenchFrames()) {
+EncodedFrames::EncodedFrames() : EncodedFrames({}, MakeBenchFrames()) {}
+
+EncodedFrames::EncodedFrames(const std::vector<v1::ClientMessage>& first_messages,
+                             std::vector<v1::ClientMessage> frames) {
+  for (const v1::ClientMessage& message : first_messages) first.emplace_back(message.SerializeAsString());
+  for (v1::ClientMessage& frame : frames) {
     plain.emplace_back(frame.SerializeAsString());
     frame.mutable_frame()->mutable_blocks(0)->set_values(0, NAN);
     with_nan.emplace_back(frame.SerializeAsString());
@@ -97,7 +101,12 @@ class LoadTrainer::Call final : public grpc::ClientBidiReactor<grpc::ByteBuffer,
 };
 
 LoadTrainer::LoadTrainer(std::string run, int number, const EncodedFrames* frames)
-    : run_(std::move(run)), number_(number), frames_(frames), backoff_(static_cast<uint64_t>(number)) {}
+    : run_(std::move(run)),
+      number_(number),
+      frames_(frames),
+      offered_(frames->first.size()),
+      due_(frames->first.size(), BenchNow()),
+      backoff_(static_cast<uint64_t>(number)) {}
 
 LoadTrainer::~LoadTrainer() {
   std::unique_lock lock(mutex_);
@@ -174,10 +183,16 @@ std::vector<LoadTrainer::Acked> LoadTrainer::TakeAcked() {
 grpc::ByteBuffer LoadTrainer::MakeMessage(uint64_t seq, bool nan) const {
   v1::ClientMessage head;
   head.set_seq(seq);
+  const size_t first = frames_->first.size();
+  if (seq <= first) {
+    const grpc::Slice slices[] = {grpc::Slice(head.SerializeAsString()), frames_->first[seq - 1]};
+    return grpc::ByteBuffer(slices, 2);
+  }
+  const uint64_t frame = seq - 1 - first;
   // Jobs are at different steps: their windows do not fill at the same moment.
-  head.mutable_frame()->set_step(37 * int64_t{number_} + static_cast<int64_t>(seq) - 1);
-  const grpc::Slice slices[] = {grpc::Slice(head.SerializeAsString()),
-                                (nan ? frames_->with_nan : frames_->plain)[(seq - 1) % kBenchSteps]};
+  head.mutable_frame()->set_step(37 * int64_t{number_} + static_cast<int64_t>(frame));
+  const auto& frames = nan ? frames_->with_nan : frames_->plain;
+  const grpc::Slice slices[] = {grpc::Slice(head.SerializeAsString()), frames[frame % frames.size()]};
   return grpc::ByteBuffer(slices, 2);
 }
 

@@ -28,10 +28,12 @@
 
 namespace bellwether {
 
-// The frames of MakeBenchFrames, encoded; with_nan: the first value is NaN.
+// What a run sends, encoded: messages that come first, then frames in turn; with_nan: the
+// first value is NaN.
 struct EncodedFrames {
-  EncodedFrames();
-  std::vector<grpc::Slice> plain, with_nan;
+  EncodedFrames();  // The frames of MakeBenchFrames.
+  EncodedFrames(const std::vector<v1::ClientMessage>& first_messages, std::vector<v1::ClientMessage> frames);
+  std::vector<grpc::Slice> first, plain, with_nan;
 };
 
 class LoadTrainer {
@@ -40,7 +42,8 @@ class LoadTrainer {
     double due, at;  // BenchNow()
   };
 
-  // `frames` outlives it.  `number` makes the uuid and the first step.
+  // `frames` outlives it; what comes first is due at once.  `number` makes the uuid and the
+  // first step.
   LoadTrainer(std::string run, int number, const EncodedFrames* frames);
   ~LoadTrainer();
 

@@ -366,6 +366,37 @@ def test_a_run_that_the_memory_does_not_hold_is_refused(tmp_path: Path) -> None:
         small.close()
 
 
+def test_tensors_that_the_memory_does_not_hold_are_refused(tmp_path: Path) -> None:
+    """11 MB are for runs; 6,000 tensors would come to more.  What else the run sends is kept, also over a restart."""
+    names = [f"model.layers.{i}.mlp.up_proj.weight" for i in range(6000)]
+    with Server(tmp_path, "limits:\n  memory_max: 615000000\n") as server:
+        run = RunClient(RunOptions(run="wide", layers=2, heads=2, server=server.grpc))
+        run.push_names(TENSOR, names)
+        run.push(0, [Block("loss", [1.0]), Block("tensor_moved", [1.0] * len(names), layer_count=len(names))])
+        assert run.flush(20)
+        wait_for("its values are left out", lambda: server.metric("bellwether_ingest_values_without_row_total") == len(names))
+        assert server.metric('bellwether_ingest_limit_refused_total{limit="memory"}') == 1
+        assert server.metric("bellwether_runs_memory_bytes") < server.metric("bellwether_runs_memory_max_bytes")
+
+        def told() -> list[str]:
+            return [event["text"] for event in server.call("ListEvents", run="wide").get("events", [])]
+
+        (text,) = wait_for("the run says so", told)
+        assert text.startswith("names left out") and "6000 named rows more" in text and "limits.memory_max" in text
+        small = RunClient(RunOptions(run="small", layers=2, heads=2, server=server.grpc))
+        small.push_names(TENSOR, names[:100])
+        small.push(0, [Block("tensor_moved", [1.0] * 100, layer_count=100)])
+        assert small.flush(20)
+        server.kill()
+        server.start()
+        wait_for("the loss is there", lambda: server.call("GetRun", run="wide").get("loss") == 1.0)
+        assert told() == [text]
+        asking = bellwether.Client(f"http://{server.http}/")
+        assert len(asking.matrix("small", "tensor_moved").names) == 100
+        for client in (run, small):
+            client.close()
+
+
 def test_a_memory_that_the_server_alone_takes_is_refused(tmp_path: Path) -> None:
     config = tmp_path / "bellwetherd.yml"
     config.write_text(f"storage: {{path: {tmp_path}/data}}\nlimits: {{memory_max: 1000000}}\n")
