@@ -220,13 +220,16 @@ void IngestCoordinator::AdmitNames(RunId run, IngestMessage* message, std::strin
   Layout more = snapshot->record.description.layout;
   int32_t& rows = granularity == Granularity::kTensor ? more.tensors : more.modules;
   rows = static_cast<int32_t>(std::min<int64_t>(rows + fresh, kNamedRowsMax));
-  const absl::Status admitted =
-      admission_->AdmitRows(snapshot->record, more, runs_.table->List(), clock_->UnixNanos());
+  const absl::Status admitted = admission_->AdmitRows(snapshot->record, more, runs_.table->List(), clock_->UnixNanos());
   if (admitted.ok()) return;
   LogWarning("run {}: names of rows are left out, and values of them: {}", snapshot->record.description.name,
              std::string(admitted.message()));
-  const RunEvent event{names->attempt, std::max<int64_t>(snapshot->record.step, 0), EventKind::kAnnotation, 0,
-                       absl::StrCat("names left out, and values of them: ", admitted.message()), clock_->UnixNanos()};
+  const RunEvent event{names->attempt,
+                       std::max<int64_t>(snapshot->record.step, 0),
+                       EventKind::kAnnotation,
+                       0,
+                       absl::StrCat("names left out, and values of them: ", admitted.message()),
+                       clock_->UnixNanos()};
   *payload = EncodeEvent(event, message->seq);
   message->body = event;
 }

@@ -38,7 +38,9 @@ bool IsKnown(const RunRecord& run, int64_t now_unix_ns) {
   return run.steps_recorded >= (has_heads ? kKnownSteps : kKnownStepsWithoutHeads);
 }
 
-bool Sends(std::span<const SignalId> signals, SignalId wanted) { return std::ranges::find(signals, wanted) != signals.end(); }
+bool Sends(std::span<const SignalId> signals, SignalId wanted) {
+  return std::ranges::find(signals, wanted) != signals.end();
+}
 
 // All that are measured; of one granularity.
 std::vector<SignalId> MeasuredSignals() {
@@ -184,10 +186,10 @@ absl::Status RunAdmission::AdmitRows(const RunRecord& run, const Layout& more, s
   const int64_t bytes_max = options_.memory_max - options_.own_bytes;
   if (taken.bytes + bytes > bytes_max) {
     refused_memory_->Add();
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "memory: ", after.tensors + after.modules - before.tensors - before.modules,
-        " named rows more may take ", Mib(bytes), " MiB, and the ", taken.runs, " live runs take ", Mib(taken.bytes),
-        " of the ", Mib(bytes_max), " MiB for runs (limits.memory_max)"));
+    return absl::ResourceExhaustedError(
+        absl::StrCat("memory: ", after.tensors + after.modules - before.tensors - before.modules,
+                     " named rows more may take ", Mib(bytes), " MiB, and the ", taken.runs, " live runs take ",
+                     Mib(taken.bytes), " of the ", Mib(bytes_max), " MiB for runs (limits.memory_max)"));
   }
   admitted_[run.id].GrowTo(after);
   return absl::OkStatus();

@@ -26,7 +26,8 @@ int32_t RowNames::Find(std::string_view name) const {
 }
 
 std::vector<int32_t>::const_iterator RowNames::Seek(std::string_view name) const {
-  return std::ranges::lower_bound(by_name_, name, {}, [this](int32_t row) -> std::string_view { return this->name(row); });
+  return std::ranges::lower_bound(by_name_, name, {},
+                                  [this](int32_t row) -> std::string_view { return this->name(row); });
 }
 
 const OwnSignal* RunRows::FindOwn(std::string_view name) const {

@@ -140,8 +140,7 @@ void LoadServer::Start() {
   std::smatch found;
   if (!std::regex_search(text, found, std::regex("\"grpc\": ?\"([^\"]*)\""))) Die(ready + " names no address");
   address_ = found[1];
-  if (std::regex_search(text, found, std::regex("\"http\": ?\"http://([^\"/]*)")))
-    http_ = found[1];
+  if (std::regex_search(text, found, std::regex("\"http\": ?\"http://([^\"/]*)"))) http_ = found[1];
 }
 
 double LoadServer::KillAndRestart() {

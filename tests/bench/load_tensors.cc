@@ -51,17 +51,17 @@ struct Arguments {
 struct Motion {
   v1::Signal signal;
   double drift, noise;
-  float constant = 0;     // If it does not move.
-  bool in_turn = false;   // Each tensor in every 25th sample.
-  bool of_few = false;    // One tensor in fifty moves, as the rows of an embedding do.
+  float constant = 0;    // If it does not move.
+  bool in_turn = false;  // Each tensor in every 25th sample.
+  bool of_few = false;   // One tensor in fifty moves, as the rows of an embedding do.
 };
 
 std::vector<Motion> MotionsOf(const std::string& values) {
   if (values == "moving") {
-    return {{v1::SIGNAL_TENSOR_GRAD_SUMSQ, 4e-3, 0.1},      {v1::SIGNAL_TENSOR_GRAD_MAX, 2e-3, 0.1},
-            {v1::SIGNAL_TENSOR_WEIGHT_SUMSQ, 1e-4, 0},      {v1::SIGNAL_TENSOR_CHANGE_SUMSQ, 4e-3, 0.03},
+    return {{v1::SIGNAL_TENSOR_GRAD_SUMSQ, 4e-3, 0.1},        {v1::SIGNAL_TENSOR_GRAD_MAX, 2e-3, 0.1},
+            {v1::SIGNAL_TENSOR_WEIGHT_SUMSQ, 1e-4, 0},        {v1::SIGNAL_TENSOR_CHANGE_SUMSQ, 4e-3, 0.03},
             {v1::SIGNAL_TENSOR_CHANGE_WEIGHT_SUMSQ, 1e-4, 0}, {v1::SIGNAL_TENSOR_LAG_SUM, 2e-3, 0.1},
-            {v1::SIGNAL_TENSOR_MOMENTUM_DOT, 4e-3, 0.1},    {v1::SIGNAL_TENSOR_MOMENTUM_NORMS, 4e-3, 0.05}};
+            {v1::SIGNAL_TENSOR_MOMENTUM_DOT, 4e-3, 0.1},      {v1::SIGNAL_TENSOR_MOMENTUM_NORMS, 4e-3, 0.05}};
   }
   return {{v1::SIGNAL_TENSOR_ELEMENTS, 0, 0, 16'777'216},
           {v1::SIGNAL_TENSOR_GRAD_SUMSQ, 4e-3, 0.1},
@@ -79,7 +79,9 @@ v1::ClientMessage NamesOf(int tensors) {
   names->set_granularity(v1::GRANULARITY_TENSOR);
   for (int i = 0; i < tensors; ++i) {
     names->add_names("model.layers." + std::to_string(i / 300) + ".mlp.experts." + std::to_string(i % 300 / 3) +
-                     (i % 3 == 0 ? ".gate_proj.weight" : i % 3 == 1 ? ".up_proj.weight" : ".down_proj.weight"));
+                     (i % 3 == 0   ? ".gate_proj.weight"
+                      : i % 3 == 1 ? ".up_proj.weight"
+                                   : ".down_proj.weight"));
   }
   return message;
 }
@@ -289,8 +291,9 @@ int Run(const Arguments& arguments) {
   beside.join();
   readers.Stop();
   const double passed = BenchNow() - paced_begin;
-  std::snprintf(text, sizeof(text), "\"paced_seconds\": %.0f, \"server_cpu_cores\": %.2f, \"written_mib_per_second\": %.1f",
-                passed, (server.CpuSeconds() - paced_cpu) / passed, (server.WrittenMib() - written) / passed);
+  std::snprintf(text, sizeof(text),
+                "\"paced_seconds\": %.0f, \"server_cpu_cores\": %.2f, \"written_mib_per_second\": %.1f", passed,
+                (server.CpuSeconds() - paced_cpu) / passed, (server.WrittenMib() - written) / passed);
   Show(text);
   const bool drained = big.Drain(60) && small.Drain(60);
   Show(Latencies("ack_big", big.TakeLatencies()));
@@ -303,7 +306,8 @@ int Run(const Arguments& arguments) {
   Settle(server, 0.3, 60);
   const size_t frames = big_frames.first.empty() ? 0 : big.acked() - static_cast<uint64_t>(arguments.big);
   size_t values_each = kBenchValues;
-  for (const Motion& motion : motions) values_each += static_cast<size_t>(arguments.tensors) / (motion.in_turn ? 25 : 1);
+  for (const Motion& motion : motions)
+    values_each += static_cast<size_t>(arguments.tensors) / (motion.in_turn ? 25 : 1);
   const double values = static_cast<double>(frames) * static_cast<double>(values_each) +
                         static_cast<double>(small.acked()) * kBenchValues;
   std::snprintf(text, sizeof(text), "\"values\": %.4g, \"disk_live\": ", values);

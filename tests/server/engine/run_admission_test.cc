@@ -123,7 +123,7 @@ TEST(RunMemoryTest, CountedRunMemoryIsTheMeasuredOneWithinATenth) {
     std::vector<SignalId> of_tensors = {};
   };
   using enum SignalId;
-  const std::vector<SignalId> sampled = {kTensorElements,  kTensorGradSumsq, kTensorGradMax,    kTensorGradNonfinite,
+  const std::vector<SignalId> sampled = {kTensorElements,  kTensorGradSumsq, kTensorGradMax,     kTensorGradNonfinite,
                                          kTensorGradZeros, kTensorMoved,     kTensorWeightSumsq, kTensorLagSum};
   for (const Case& c :
        {Case{{12, 12, 12, 64, 0}, 26}, Case{{32, 32, 32, 128, 0}, 4}, Case{{32, 32, 8, 128, 0}, 26},
