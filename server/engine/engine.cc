@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/act/action_kinds.h"
 #include "server/store/file_system.h"
+#include "server/util/machine_memory.h"
 #include "server/util/status_macros.h"
 
 namespace bellwether::server {
@@ -18,6 +19,9 @@ constexpr int kSavers = 4;
 // The memory that the server takes beside its cache, the windows' budget and its runs:
 // code, write buffers, and queues of usual length.
 constexpr int64_t kOwnBytes = int64_t{256} << 20;
+// How far the process may be beyond what is counted until freed memory is returned, and how often.
+constexpr int64_t kReturnBytesMin = int64_t{128} << 20;
+constexpr int64_t kReturnNanos = 10'000'000'000;
 
 }  // namespace
 
@@ -211,8 +215,17 @@ void Engine::Upkeep() {
   const bool stored = alerts_->StoreWaiting().ok();
   const bool told = alerts_->NotifyForeign().ok();
   database_degraded_->Set(stored && told ? 0 : 1);
-  admission_->Show(table_.List(), clock_->UnixNanos());
+  ReturnMemory(admission_->Show(table_.List(), clock_->UnixNanos()));
   truncator_->TruncateIfDue();
+}
+
+// What waited for saves in a storm is freed between what lives on: 1.9 of 5.3 GB, with 100 runs of
+// 10,000 tensors.
+void Engine::ReturnMemory(int64_t counted) {
+  const int64_t now_ns = clock_->MonotonicNanos();
+  if (now_ns - memory_returned_ns_ < kReturnNanos || ResidentBytes() < counted + kReturnBytesMin) return;
+  memory_returned_ns_ = now_ns;
+  ReturnFreedMemory();
 }
 
 void Engine::StartRetention(std::function<int64_t()> unix_nanos) {

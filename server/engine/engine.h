@@ -147,6 +147,8 @@ class Engine {
   absl::Status Recover();
   void CountActions();
   void OnDurable(uint32_t lane, Lsn durable);
+  // `counted`: what the server and its runs may take by now.
+  void ReturnMemory(int64_t counted);
 
   // Constant after construction.
   const Options options_;
@@ -164,6 +166,7 @@ class Engine {
   AlwaysHere always_here_;
   Ownership* const ownership_;  // options_.ownership, or always_here_.
   std::unique_ptr<RunAdmission> admission_;
+  int64_t memory_returned_ns_ = 0;  // Upkeep()'s.
   std::unique_ptr<LogBackend> wal_;
   SharedLog* shared_ = nullptr;  // wal_, if servers share it.
   std::unique_ptr<Database> database_;

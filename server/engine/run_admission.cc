@@ -195,9 +195,11 @@ absl::Status RunAdmission::AdmitRows(const RunRecord& run, const Layout& more, s
   return absl::OkStatus();
 }
 
-void RunAdmission::Show(std::span<const RunSnapshotPtr> runs, int64_t now_unix_ns) {
+int64_t RunAdmission::Show(std::span<const RunSnapshotPtr> runs, int64_t now_unix_ns) {
   absl::MutexLock lock(&mutex_);
-  runs_bytes_->Set(static_cast<double>(Take(runs, now_unix_ns).bytes));
+  const int64_t bytes = Take(runs, now_unix_ns).bytes;
+  runs_bytes_->Set(static_cast<double>(bytes));
+  return options_.own_bytes + bytes;
 }
 
 }  // namespace bellwether::server

@@ -61,8 +61,8 @@ class RunAdmission {
   // then on they count, also before its snapshot shows them.  RESOURCE_EXHAUSTED: as Admit().
   absl::Status AdmitRows(const RunRecord& run, const Layout& more, std::span<const RunSnapshotPtr> runs,
                          int64_t now_unix_ns);
-  // Shows the memory of `runs` in the metrics.
-  void Show(std::span<const RunSnapshotPtr> runs, int64_t now_unix_ns);
+  // Shows the memory of `runs` in the metrics.  Returns what the server takes with them.
+  int64_t Show(std::span<const RunSnapshotPtr> runs, int64_t now_unix_ns);
 
  private:
   struct Taken {

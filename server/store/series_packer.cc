@@ -44,6 +44,20 @@ absl::StatusOr<int64_t> NextChunk(const RocksDatabase::Snapshot& snapshot, const
   return next;
 }
 
+// Whether a signal has windows enough for a chunk, by those of its first part.  Other parts have
+// the same steps, or wait for it: of tensors that were named later.
+absl::StatusOr<bool> MayHaveChunk(const RocksDatabase::Snapshot& snapshot, const std::vector<Window>& windows,
+                                  size_t chunk_steps) {
+  size_t steps = 0;
+  for (const Window& window : windows) {
+    if (!SamePartAndAttempt(windows[0], window) || window.cells != windows[0].cells) return true;
+    steps += window.steps;
+  }
+  if (steps >= StepsOfChunk(chunk_steps, windows[0])) return true;
+  BW_ASSIGN_OR_RETURN(const int64_t next_chunk, NextChunk(snapshot, windows[0]));
+  return next_chunk != INT64_MAX;
+}
+
 // Writes windows[begin, end) of one part and attempt as a chunk.
 absl::Status WriteChunk(const std::vector<Window>& windows, size_t begin, size_t end, int zstd_level,
                         RocksBatch* batch) {
@@ -136,8 +150,17 @@ absl::Status SeriesPacker::PackSignal(RunId run, uint16_t signal, bool finish) {
   const RocksDatabase::Snapshot snapshot(database_);
   absl::Status damage;
   std::vector<int64_t> decoded;
+  bool looked = finish, nothing = false;
   BW_RETURN_IF_ERROR(
       snapshot.Scan(SignalKey('w', run, signal).key(), {}, [&](std::string_view key, std::string_view value) {
+        // Of ten thousand tensors the first part is a tenth, and mostly no chunk is full.
+        if (!looked && !windows.empty() && KeyIndex(key) > 0) {
+          looked = true;
+          const auto may = MayHaveChunk(snapshot, windows, options_.chunk_steps);
+          if (!may.ok()) damage = may.status();
+          nothing = !may.ok() || !*may;
+          if (nothing) return false;
+        }
         Window& window = windows.emplace_back();
         damage = DecodeChunkShape(value, &decoded, &window.cells);
         window.key = key;
@@ -146,6 +169,7 @@ absl::Status SeriesPacker::PackSignal(RunId run, uint16_t signal, bool finish) {
         return damage.ok();
       }));
   BW_RETURN_IF_ERROR(damage);
+  if (nothing) return absl::OkStatus();
   uint32_t newest = 0;
   for (const Window& window : windows) newest = std::max(newest, KeyAttempt(window.key));
   std::unique_ptr<RunBatch> batch = database_->NewBatch();

@@ -1,6 +1,8 @@
 #include "server/util/machine_memory.h"
 
+#include <malloc.h>
 #include <sys/sysinfo.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <fstream>
@@ -60,5 +62,13 @@ int64_t MemoryBytesWithinGroups(int64_t machine_bytes, const std::string& root) 
   }
   return bytes;
 }
+
+int64_t ResidentBytes() {
+  std::ifstream file("/proc/self/statm");
+  int64_t pages = 0, resident = 0;
+  return file >> pages >> resident ? resident * sysconf(_SC_PAGESIZE) : 0;
+}
+
+void ReturnFreedMemory() { (void)malloc_trim(0); }
 
 }  // namespace bellwether::server

@@ -13,6 +13,12 @@ int64_t MachineMemoryBytes();
 // less than the machine's.  `root` is put before /proc and /sys.
 int64_t MemoryBytesWithinGroups(int64_t machine_bytes, const std::string& root = "");
 
+// Resident memory of this process; 0 = not known.
+int64_t ResidentBytes();
+// Gives the system what this process has freed.  The C library keeps it where something that
+// still lives lies behind it.  Takes some 0.2 s a GB; threads that allocate wait for a part of it.
+void ReturnFreedMemory();
+
 }  // namespace bellwether::server
 
 #endif  // BELLWETHER_SERVER_UTIL_MACHINE_MEMORY_H_

@@ -131,7 +131,8 @@ void AlertWatch::Read() {
   v1::WatchAlertsResponse response;
   while (stream_->Read(&response)) {
     const double now = BenchNow();
-    if (!response.has_transition()) continue;
+    // Runs that rest between two phases are silent.
+    if (!response.has_transition() || response.transition().rule() == "silent") continue;
     const std::lock_guard lock(mutex_);
     told_at_.emplace(response.transition().run(), now);
   }

@@ -44,7 +44,7 @@ v1::ClientMessage MakeBenchHello(const std::string& run, int number);
 // fast as `frames_per_second`, at most 1,000.  Exits the program if it fails.
 std::vector<double> MeasureSyncs(const std::filesystem::path& folder, double frames_per_second);
 
-// When a watch receives each run's first alert.  Thread-safe.
+// When a watch receives each run's first alert but of silence.  Thread-safe.
 class AlertWatch {
  public:
   explicit AlertWatch(const std::shared_ptr<grpc::Channel>& channel);
