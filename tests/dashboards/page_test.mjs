@@ -10,7 +10,7 @@ import { createRequire } from 'node:module';
 import { tmpdir } from 'node:os';
 import assert from 'node:assert/strict';
 import { launch } from './chromium.mjs';
-import { addTensors, tensorNames, valueAt } from './tensor_run.mjs';
+import { addEvidence, addTensors, tensorNames, valueAt } from './tensor_run.mjs';
 
 const [bin, pictures, only] = process.argv.slice(2);
 const browser = await launch();
@@ -253,6 +253,35 @@ const checks = {
     assert.deepEqual(titles, ['Load of experts', 'Entropy of the router', 'Loss', 'Gradient norm']);
     await page.goto(`${run}?signal=tensor_grad_norm&row=no.such.weight`);
     await page.waitForSelector('text=No samples yet.');
+    await page.unrouteAll({ behavior: 'ignoreErrors' });
+    await server.stop();
+  },
+
+  async 'alerts ring the parameters and experts that they name'() {
+    const server = await start('ill');
+    const page = await open(server, '');
+    const names = tensorNames(4, 3);
+    await addTensors(page, names);
+    await addEvidence(page, [
+      { signal: 'tensor_moved', layer: -1, head: -1, text: `${names[0]}, ${names[1]}` },
+      { signal: 'expert_load', layer: 2, head: 5, text: '' },
+    ]);
+    const run = `http://127.0.0.1:${server.port}/#/run/gpt2-small%2Fbf16-fa2`;
+    const cell = page.locator('#heat-cell');
+    await page.goto(`${run}?signal=tensor_grad_norm`);
+    await page.waitForSelector('h2:text-is("Every tensor")');
+    await page.waitForSelector('.worst tbody tr');
+    await page.focus('[role=grid]');
+    for (const key of ['PageUp', 'Home']) await page.keyboard.press(key);
+    assert.match(await cell.textContent(), /^model\.embed_tokens\.weight: .*, alert$/);
+    await page.keyboard.press('ArrowDown');
+    assert.match(await cell.textContent(), /^model\.layers\.0\.self_attn\.q_proj\.weight: .*, alert$/);
+    await page.keyboard.press('ArrowRight');
+    assert.doesNotMatch(await cell.textContent(), /alert/);
+    await page.goto(`${run}?signal=expert_share`);
+    await page.waitForSelector('h2:has-text("Layer 2 expert 5")');
+    await page.focus('[role=grid]');
+    assert.match(await cell.textContent(), /^layer 2, expert 5: 4, alert$/);
     await page.unrouteAll({ behavior: 'ignoreErrors' });
     await server.stop();
   },

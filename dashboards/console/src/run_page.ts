@@ -15,7 +15,7 @@ import {
   causalNames, expertSignals, expertSignalsOf, findRowSignal, findSignal, headSignals, ownMatrices, ownOfRun, rowSignalsOf, runSignals,
 } from './signals';
 import { verdict } from './verdict';
-import type { Action, Alert, GetMatrixResponse, OwnSignal, Run, Series, SeriesId } from './wire';
+import type { Action, Alert, Evidence, GetMatrixResponse, OwnSignal, Run, Series, SeriesId } from './wire';
 
 const seriesPoints = 600;
 
@@ -308,8 +308,9 @@ export class RunPage {
   private laidOut({ layers, heads, names, step }: GetMatrixResponse, values: number[]): HeatmapData {
     const [signal, kind] = [findSignal(this.signal), this.kind()];
     if (kind !== 'tensor' && kind !== 'module') {
-      const marked = kind === 'head' ? this.alerts.filter(isFiring).flatMap((a) => a.last.heads) : [];
-      return { signal, kind, map: null, layers, heads, values, step: num(step), marked: this.toMatrix(marked, heads) };
+      const marked = kind === 'head' ? this.toMatrix(this.firing().flatMap((a) => a.last.heads), heads) :
+        kind === 'expert' ? this.evidence().filter((e) => e.head >= 0 && e.signal.startsWith('expert_')) : [];
+      return { signal, kind, map: null, layers, heads, values, step: num(step), marked };
     }
     // Rows of modules are of many kinds: those stand on the map that have had a value. A name keeps its row for good.
     const of = kind === 'module' ? signal.name : kind;
@@ -320,7 +321,20 @@ export class RunPage {
     this.mapOf = mapOf;
     const { map } = this;
     const cells = Array.from(map.rowAt, (row) => (row < 0 ? NaN : values[row]));
-    return { signal, kind, map, layers: map.lines, heads: map.columns, values: cells, step: num(step), marked: [] };
+    // Evidence names its rows in its text: one, or a list of them.
+    const named = new Set(this.evidence().flatMap((e) => e.text.split(', ')));
+    const marked = [...map.rowAt].flatMap((row, at) => (row >= 0 && named.has(names[row]) ? [this.cellAt(at, map.columns)] : []));
+    return { signal, kind, map, layers: map.lines, heads: map.columns, values: cells, step: num(step), marked };
+  }
+
+  private firing(): Alert[] {
+    return this.alerts.filter(isFiring);
+  }
+  private evidence(): Evidence[] {
+    return this.firing().flatMap((a) => a.last.evidence);
+  }
+  private cellAt(at: number, columns: number): Cell {
+    return { layer: Math.floor(at / columns), head: at % columns };
   }
 
   /** The cell of what the charts are of; null: it is not on the map. */
@@ -331,7 +345,7 @@ export class RunPage {
     if (!matrix.map) return chosen.name ? null : matrix.kind === 'head' ? this.toMatrix([chosen], matrix.heads)[0] : chosen;
     const row = matrix.map.names.indexOf(chosen.name);
     const at = row < 0 ? -1 : matrix.map.rowAt.indexOf(row);
-    return at < 0 ? null : { layer: Math.floor(at / matrix.heads), head: at % matrix.heads };
+    return at < 0 ? null : this.cellAt(at, matrix.heads);
   }
 
   /** What an alert holds the rows against. */
