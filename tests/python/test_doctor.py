@@ -19,6 +19,7 @@ from bellwether.tools.doctor import (
     fp8_findings,
     layer_findings,
     monitor_findings,
+    step_findings,
     tensor_findings,
 )
 
@@ -266,3 +267,12 @@ def test_a_samples_share_of_8_bits_is_said() -> None:
     assert covered.endswith("of 7 it was seen so far") and named == "8 bits, a: b"
     (why,) = fp8_findings({"fp8": told | {"not_measured": "no", "left_out": {}}})
     assert why.text.endswith("no") and fp8_findings({}) == []
+
+
+def test_what_is_read_in_every_step_is_said() -> None:
+    told = {"on": True, "parameters": 6, "elements": 262_144}
+    (read,) = step_findings({"steps": told})
+    assert read.text.startswith("262144 elements of 6 parameters are read in every step")
+    (none,) = step_findings({"steps": told | {"parameters": 0, "elements": 0}})
+    assert "is not told: no optimizer" in none.text
+    assert step_findings({"steps": told | {"on": False}}) == [] and step_findings({}) == []

@@ -97,6 +97,7 @@ class TensorsStatus(TypedDict):
 class StepsStatus(TypedDict):
     """What is read in every step, for the lag of second moments."""
 
+    on: bool  # Whether stats= names steps.
     parameters: int
     elements: int  # Of them in one step, at most.
 
@@ -237,7 +238,10 @@ def status(steps: Steps, actions: Optional[ActionsStatus]) -> Status:
         "refused": tensors.refused, "left_out": dict(tensors.left_out),
     }  # fmt: skip
     parts = reporter.every.lags.parts()
-    found["steps"] = {"parameters": len(parts), "elements": sum(read for _, read in parts)}
+    elements = sum(read for _, read in parts)
+    found["steps"] = {
+        "on": reporter.every.on, "parameters": len(parts), "elements": elements,
+    }  # fmt: skip
     activations = reporter.activations
     found["modules"] = {
         "blocks": activations.blocks, "rows": len(activations.names),

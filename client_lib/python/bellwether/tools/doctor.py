@@ -251,6 +251,19 @@ def fp8_findings(status: dict[str, Any]) -> list[Finding]:
     return found
 
 
+def step_findings(status: dict[str, Any]) -> list[Finding]:
+    """What is read in every step, where stats= names steps."""
+    told = status.get("steps") or {"on": False}
+    if not told["on"]:
+        return []
+    if not told["parameters"]:
+        reason = "no optimizer was seen to step twice with second moments of the model's parameters"
+        return [Finding(None, f"the largest lag of second moments is not told: {reason}")]
+    count, elements = told["parameters"], told["elements"]
+    text = f"{elements} elements of {count} parameters are read in every step"
+    return [Finding(None, f"{text}, for the largest lag of second moments")]
+
+
 def monitor_findings(monitor: Any) -> list[Finding]:
     """The whole story of one monitor: layers, link, errors, price."""
     status = monitor.status()
@@ -258,7 +271,7 @@ def monitor_findings(monitor: Any) -> list[Finding]:
     met = {id for layer in status["layers"] for id in layer.get("known_faults", ())}
     for entry in known_kernels.named(met):
         found.append(Finding(None, f"known, a hint (--kernels tells): {entry}"))
-    found += tensor_findings(status) + fp8_findings(status)
+    found += tensor_findings(status) + fp8_findings(status) + step_findings(status)
     if status["errors"]:
         found.append(Finding(False, f"{status['errors']} errors, the last: {status['last_error']}"))
     for reason, times in status["numbers_left_out"].items():
