@@ -269,7 +269,7 @@ def test_a_samples_share_of_8_bits_is_said() -> None:
     assert why.text.endswith("no") and fp8_findings({}) == []
 
 
-def test_what_is_read_in_every_step_is_said() -> None:
+def test_elements_read_in_every_step_are_said() -> None:
     told = {"on": True, "parameters": 6, "elements": 262_144}
     (read,) = step_findings({"steps": told})
     assert read.text.startswith("262144 elements of 6 parameters are read in every step")
