@@ -13,8 +13,8 @@
 //
 // Phases: `warm` frames of each run as fast as they are acknowledged; then, for `seconds`,
 // a frame each period, while queries and scrapes are made and a fifth of the small runs
-// turns NaN; then SIGKILL, and how long until it serves and has applied its log; then runs
-// that come until one is refused.  Prints one JSON object.
+// turns NaN; then SIGKILL, and how long until it serves and has applied its log.  Prints one
+// JSON object.
 
 #include <grpcpp/grpcpp.h>
 
