@@ -43,6 +43,8 @@ enum class Case : uint8_t {
   kExpertsDead,
   kSequencesOnce,
   kSequencesStay,
+  kParametersJump,
+  kParametersStay,
 };
 
 constexpr char kGoBack[] = "Stop, or go back to a checkpoint";
@@ -151,8 +153,16 @@ constexpr Row kRows[] = {
     {Family::kSequences, "warning", "Look at the data, and at what reads it",
      "Batch after batch is not what it was since {begin}: a damaged file, a reader that repeats one token, labels that "
      "are not shifted. If the data is meant to change, announce it (mon.event)."},
+    {Family::kParameters, "information", "Look at the named parameters, and at the batch of that step",
+     "A batch may do so for some steps. If all parameters have left their past together, look at what they share: the "
+     "scale of the loss, the learning rate, gradients that are not set to zero."},
+    {Family::kParameters, "warning", "Look at what trains the named parameters, and at what changed before it",
+     "A gradient that stays far above its past is a part of the model that explodes, as a row of an embedding or an "
+     "expert. Clipping by the norm of all then makes every other step small. Gradients of all that grow step by step "
+     "are not set to zero; far below their past they are unscaled twice. Update ratios of all follow the learning "
+     "rate. Keep a checkpoint from before {begin}."},
 };
-static_assert(std::size(kRows) == static_cast<size_t>(Case::kSequencesStay) + 1);
+static_assert(std::size(kRows) == static_cast<size_t>(Case::kParametersStay) + 1);
 
 const Row& RowOf(Case which) { return kRows[static_cast<size_t>(which)]; }
 
@@ -195,6 +205,8 @@ Case CaseOf(Family family, const RunDescription& run, const AdviceState& state) 
       return information ? Case::kExpertsUnused : Case::kExpertsDead;
     case Family::kSequences:
       return information ? Case::kSequencesOnce : Case::kSequencesStay;
+    case Family::kParameters:
+      return information ? Case::kParametersJump : Case::kParametersStay;
     case Family::kFrozen:
       break;
   }

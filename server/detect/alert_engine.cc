@@ -52,6 +52,8 @@ const char* NameOf(Rule rule) {
       return "experts";
     case Rule::kSequences:
       return "sequences";
+    case Rule::kParameters:
+      return "parameters";
     case Rule::kUser:
       return "user";
   }

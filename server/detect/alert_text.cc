@@ -46,6 +46,8 @@ std::string CauseOf(Family family, const std::vector<Finding>& findings) {
       return "wrong arithmetic";
     case Family::kFrozen:
       return "frozen parameters";
+    case Family::kParameters:
+      return "parameters out of their past";
     default:
       return "unknown";
   }

@@ -30,6 +30,7 @@ enum class Rule : uint8_t {
   kFrozen,
   kExperts,
   kSequences,
+  kParameters,
   kUser,  // A rule that people wrote; its name is in user_rule.h.
 };
 
@@ -50,9 +51,10 @@ enum class Family : uint8_t {
   kFrozen,
   kExperts,
   kSequences,
+  kParameters,
 };
-inline constexpr int kFamilies = 14;
-static_assert(kFamilies == static_cast<int>(Family::kSequences) + 1);
+inline constexpr int kFamilies = 15;
+static_assert(kFamilies == static_cast<int>(Family::kParameters) + 1);
 
 const char* NameOf(Rule rule);
 

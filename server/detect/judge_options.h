@@ -235,6 +235,20 @@ struct SequencesOptions {
   int32_t relearn_values = 100;  // and the new normal.
 };
 
+// Parameters that leave their own past: tensor_pasts.h.  The factors are chosen so that none of the 10^4
+// healthy parameters of tests/server/detect/tensor_pasts_test.cc fires in 2,000 samples.
+struct ParametersOptions {
+  // Beyond all of its past by so many times its range, as logarithms,
+  double range_factor = 2;
+  // and by at least such a factor; what all share needs less, and a gradient that falls more.
+  double rise_factor = 10;
+  double shared_factor = 4;
+  double fall_factor = 30;
+  int32_t hold_samples = 5;       // In a row: information,
+  int32_t persist_samples = 20;   // a warning,
+  int32_t relearn_samples = 100;  // and the new normal.
+};
+
 struct ContextOptions {
   // The first steps of a run are not judged: the learning rate warms up, heads
   // take shape and all of them grow.
@@ -282,8 +296,9 @@ enum class Builtin : uint8_t {
   kFrozen,
   kExperts,
   kSequences,
+  kParameters,
 };
-inline constexpr int kBuiltins = 21;
+inline constexpr int kBuiltins = 22;
 
 struct BuiltinSet {
   uint32_t bits = 0;  // 1 << Builtin
@@ -313,6 +328,7 @@ struct JudgeOptions {
   FrozenOptions frozen;
   ExpertsOptions experts;
   SequencesOptions sequences;
+  ParametersOptions parameters;
   ContextOptions context;
   AlertOptions alert;
   BuiltinSet off;

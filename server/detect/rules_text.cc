@@ -120,6 +120,13 @@ constexpr const char* kBuiltinSentences[] = {
     "largest loss of a sequence lies beyond all of its past by {sequences.range_factor} times its range, also of the "
     "logarithms, and is {sequences.rise_factor} times the largest of it. The past are the last 128 to 256 steps. "
     "Information; {sequences.hold_values} steps in a row are a warning, {sequences.relearn_values} the new normal.",
+    "The gradient norm, the update ratio or the second-moment lag of a parameter leaves its own past, when what all "
+    "parameters share is taken off. As a logarithm it lies beyond all of the past by {parameters.range_factor} times "
+    "its range, and by a factor of {parameters.rise_factor} at least. Gradients that fall do so by "
+    "{parameters.fall_factor}; the others may fall. What all of them share is judged in the same way, by a factor of "
+    "{parameters.shared_factor}. The past are 64 "
+    "to 96 samples that cover it. {parameters.hold_samples} in a row are information, {parameters.persist_samples} a "
+    "warning, {parameters.relearn_samples} the new normal.",
 };
 static_assert(std::size(kBuiltinSentences) == kBuiltins);
 

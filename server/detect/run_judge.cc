@@ -28,6 +28,7 @@
 #include "server/detect/own_watch.h"
 #include "server/detect/rule_fields.h"
 #include "server/detect/sequence_watch.h"
+#include "server/detect/tensor_pasts.h"
 #include "server/detect/tensor_watch.h"
 #include "server/detect/user_rules.h"
 
@@ -42,7 +43,8 @@ constexpr uint32_t kLawsMagic = 0x354a5742;      // "BWJ5": no other layer was j
 constexpr uint32_t kLayersMagic = 0x364a5742;    // "BWJ6": no own signal was judged.
 constexpr uint32_t kOwnMagic = 0x374a5742;       // "BWJ7": no parameter was judged.
 constexpr uint32_t kTensorsMagic = 0x384a5742;   // "BWJ8": no expert and no sequence was judged.
-constexpr uint32_t kExpertsMagic = 0x394a5742;   // "BWJ9"
+constexpr uint32_t kExpertsMagic = 0x394a5742;   // "BWJ9": no parameter was held against its past.
+constexpr uint32_t kPastsMagic = 0x414a5742;     // "BWJA"
 
 // A loss scaler needs 16 steps in a row to find its factor, from its first one of 2^16 on.
 constexpr int32_t kOverflowsMax = 32;
@@ -86,6 +88,7 @@ struct RunJudge::State {
   TensorWatch parameters;
   ExpertWatch experts;
   SequenceWatch sequences;
+  TensorPasts pasts;
   UserRules user;
   AlertEngine alerts;
   int64_t first_step = -1;
@@ -114,6 +117,7 @@ struct RunJudge::State {
         parameters(from.frozen),
         experts(from.experts),
         sequences(from.sequences),
+        pasts(from.parameters),
         user(from, description.layout),
         alerts(from.alert),
         attempt(description.attempt) {
@@ -163,6 +167,11 @@ struct RunJudge::State {
     alerts.VisitLater(Family::kExperts, a);
     alerts.VisitLater(Family::kSequences, a);
   }
+  template <class A>
+  void VisitPasts(A& a) {
+    a(pasts);
+    alerts.VisitLater(Family::kParameters, a);
+  }
   // The part that belongs to the rules that people wrote.
   template <class A>
   void VisitUserRules(A& a) {
@@ -208,6 +217,7 @@ struct RunJudge::State {
   void JudgeTensors(const StepSample& sample, std::vector<AlertTransition>* out);
   void JudgeExperts(const StepSample& sample, std::vector<AlertTransition>* out);
   void JudgeSequences(const StepSample& sample, std::vector<AlertTransition>* out);
+  void JudgePasts(const StepSample& sample, std::vector<AlertTransition>* out);
   void JudgeNonfinite(const StepSample& sample, std::vector<AlertTransition>* out);
   void JudgeReplicas(const StepSample& sample, std::vector<Finding>* findings) const;
   void JudgeDisagreements(const StepSample& sample, std::vector<AlertTransition>* out);
@@ -389,6 +399,15 @@ void RunJudge::State::JudgeSequences(const StepSample& sample, std::vector<Alert
   alerts.Update(Family::kSequences, sample.step, run, sequences.findings(), out);
 }
 
+void RunJudge::State::JudgePasts(const StepSample& sample, std::vector<AlertTransition>* out) {
+  const TensorPasts::Context context{.excused = sample.step < excused_until,
+                                     .quiet_steps = options.alert.resolve_steps};
+  const bool warming = sample.step < options.context.warmup_steps;
+  if (warming || context.excused) alerts.CouldNotLook(Family::kParameters, sample.step);
+  if (warming || !pasts.Observe(sample, tensor_names(), context) || !on(Builtin::kParameters)) return;
+  alerts.Update(Family::kParameters, sample.step, run, pasts.findings(), out);
+}
+
 // Copies of a tensor that differ.  A tensor has two sums, of which both or one may differ.
 void RunJudge::State::JudgeReplicas(const StepSample& sample, std::vector<Finding>* findings) const {
   std::map<int32_t, const StepSample::Disagreement*> tensors;
@@ -492,6 +511,7 @@ void RunJudge::Observe(const StepSample& sample, std::vector<AlertTransition>* o
     s.parameters.Rewind();
     s.experts.Rewind();
     s.sequences.Rewind();
+    s.pasts.Rewind();
     s.user.Forget();
     s.ahead.clear();
     // Not what was announced behind the checkpoint.
@@ -514,6 +534,7 @@ void RunJudge::Observe(const StepSample& sample, std::vector<AlertTransition>* o
   s.JudgeTensors(sample, out);
   s.JudgeExperts(sample, out);
   s.JudgeSequences(sample, out);
+  s.JudgePasts(sample, out);
   if (s.on(Builtin::kDisagreement)) s.JudgeDisagreements(sample, out);
   if (s.on(Builtin::kOverhead)) s.JudgeOverhead(sample, out);
   const float loss = sample.scalar(SignalId::kLoss);
@@ -656,6 +677,7 @@ void RunJudge::SetOptions(const JudgeOptions& options, std::vector<AlertTransiti
   s.parameters.SetOptions(options.frozen);
   s.experts.SetOptions(options.experts);
   s.sequences.SetOptions(options.sequences);
+  s.pasts.SetOptions(options.parameters);
   // What a family's alert can come from; without any of it, it ends.
   const std::pair<Family, std::vector<Builtin>> sources[] = {
       {Family::kRounding, {Builtin::kDrift, Builtin::kTies, Builtin::kNorm}},
@@ -672,6 +694,7 @@ void RunJudge::SetOptions(const JudgeOptions& options, std::vector<AlertTransiti
       {Family::kFrozen, {Builtin::kFrozen}},
       {Family::kExperts, {Builtin::kExperts}},
       {Family::kSequences, {Builtin::kSequences}},
+      {Family::kParameters, {Builtin::kParameters}},
   };
   for (const auto& [family, rules] : sources) {
     if (std::none_of(rules.begin(), rules.end(), [&](Builtin rule) { return s.on(rule); }))
@@ -690,14 +713,15 @@ int32_t RunJudge::stage_of(int32_t layer, int32_t head) const {
 uint32_t RunJudge::alerts_firing() const { return state_->alerts.alerts_firing(); }
 size_t RunJudge::memory_bytes() const {
   return sizeof(State) + state_->heads.memory_bytes() + state_->user.memory_bytes() + state_->own.memory_bytes() +
-         state_->parameters.memory_bytes() + state_->experts.memory_bytes();
+         state_->parameters.memory_bytes() + state_->experts.memory_bytes() + state_->pasts.memory_bytes();
 }
 
 std::string RunJudge::Save() const {
   std::string out;
   StateWriter writer(&out);
   // With neither servers of before read it: those of a cluster are replaced one after the other.
-  const bool experts = state_->experts.has_seen() || state_->sequences.has_seen();
+  const bool pasts = state_->pasts.has_seen();
+  const bool experts = state_->experts.has_seen() || state_->sequences.has_seen() || pasts;
   const bool tensors = state_->parameters.has_seen() || experts;
   const bool own = state_->own.has_seen() || tensors;
   const bool layers = state_->arithmetic.samples() > 0 || own;
@@ -705,7 +729,8 @@ std::string RunJudge::Save() const {
   const bool excuses = state_->excuses() || laws;
   const bool kept = state_->kept() || excuses;
   const bool numbered = state_->numbered() || kept;
-  writer(experts    ? kExpertsMagic
+  writer(pasts      ? kPastsMagic
+         : experts  ? kExpertsMagic
          : tensors  ? kTensorsMagic
          : own      ? kOwnMagic
          : layers   ? kLayersMagic
@@ -721,6 +746,7 @@ std::string RunJudge::Save() const {
     // First: a key must not be given twice, also where the rest cannot be read.
     std::vector<uint32_t> numbers = state_->alerts.numbered();
     // As it was written before there were families more.
+    if (!pasts) numbers.pop_back();
     if (!experts) numbers.resize(numbers.size() - 2);
     if (!tensors) numbers.pop_back();
     if (!own) numbers.pop_back();
@@ -744,6 +770,7 @@ std::string RunJudge::Save() const {
   if (own) state_->VisitOwn(writer);
   if (tensors) state_->VisitTensors(writer);
   if (experts) state_->VisitExperts(writer);
+  if (pasts) state_->VisitPasts(writer);
   // Left out where it says nothing: servers of before read the rest.
   if (const uint32_t families = state_->alerts.went_back(); families != 0) writer(families);
   return out;
@@ -763,7 +790,8 @@ bool RunJudge::Restore(std::string_view saved) {
   reader(layout.layers);
   reader(layout.heads);
   reader(layout.kv_heads);
-  const bool experts = magic == kExpertsMagic;
+  const bool pasts = magic == kPastsMagic;
+  const bool experts = magic == kExpertsMagic || pasts;
   const bool tensors = magic == kTensorsMagic || experts;
   const bool own = magic == kOwnMagic || tensors;
   const bool layers = magic == kLayersMagic || own;
@@ -801,12 +829,13 @@ bool RunJudge::Restore(std::string_view saved) {
   if (fits && own) fresh->VisitOwn(reader);
   if (fits && tensors) fresh->VisitTensors(reader);
   if (fits && experts) fresh->VisitExperts(reader);
+  if (fits && pasts) fresh->VisitPasts(reader);
   uint32_t went_back = 0;
   if (fits && reader.ok() && !reader.at_end()) reader(went_back);
   if (!fits || !reader.at_end() || !fresh->heads.Consistent() || !fresh->changes.Consistent() ||
       !fresh->laws.Consistent() || !fresh->arithmetic.Consistent() || !fresh->own.Consistent() ||
       !fresh->parameters.Consistent() || !fresh->experts.Consistent() || !fresh->sequences.Consistent() ||
-      fresh->ahead.size() > kChangesAheadMax)
+      !fresh->pasts.Consistent() || fresh->ahead.size() > kChangesAheadMax)
     return begin_afresh();
   if (fingerprint == fresh->user_rules_fingerprint()) {
     StateReader rules_reader(of_rules);

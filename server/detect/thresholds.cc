@@ -119,6 +119,14 @@ constexpr Threshold kThresholds[] = {
     BW_ROW(sequences, hold_values, 1, 1000, "values", "in a row: a warning"),
     BW_ROW(sequences, relearn_values, 1, 10000, "values", "in a row that are the new normal"),
 
+    BW_ROW(parameters, range_factor, 0, 1000, "of the past's range", "beyond all of the past, as logarithms"),
+    BW_ROW(parameters, rise_factor, 1, 1e6, "times", "beyond all of the past, too"),
+    BW_ROW(parameters, shared_factor, 1, 1e6, "times", "the same of what all parameters share"),
+    BW_ROW(parameters, fall_factor, 1, 1e9, "times", "below all of the past, of a gradient that falls"),
+    BW_ROW(parameters, hold_samples, 1, 1000, "samples", "in a row that cover it: information"),
+    BW_ROW(parameters, persist_samples, 1, 10000, "samples", "in a row: a warning"),
+    BW_ROW(parameters, relearn_samples, 1, 10000, "samples", "in a row that are the new normal"),
+
     BW_ROW(context, warmup_steps, 0, 1e7, "steps", "at the start of a run of which nothing is said"),
     BW_ROW(context, settle_steps, 0, 1e7, "steps", "after an announced change of which nothing is said, but of states"),
     BW_ROW(context, rate_factor, 1, 1e6, "", "of the learning rate between two reports: a change, announced or not"),
@@ -143,6 +151,8 @@ constexpr ThresholdOrder kOrders[] = {
     {"own.persist_batches", "own.relearn_batches"},
     {"sequences.usual_share", "sequences.repeated_share"},
     {"sequences.hold_values", "sequences.relearn_values"},
+    {"parameters.hold_samples", "parameters.persist_samples"},
+    {"parameters.persist_samples", "parameters.relearn_samples"},
 };
 
 // Converts to whatever a field is; never run.
@@ -191,14 +201,15 @@ static_assert(RowCount("own") == FieldCount<OwnOptions>());
 static_assert(RowCount("frozen") == FieldCount<FrozenOptions>());
 static_assert(RowCount("experts") == FieldCount<ExpertsOptions>());
 static_assert(RowCount("sequences") == FieldCount<SequencesOptions>());
+static_assert(RowCount("parameters") == FieldCount<ParametersOptions>());
 static_assert(RowCount("context") == FieldCount<ContextOptions>());
 static_assert(RowCount("alert") == FieldCount<AlertOptions>());
 static_assert(SectionCount() + 2 == FieldCount<JudgeOptions>(), "beside the sections there are off and rules");
 
 constexpr const char* kBuiltinNames[] = {
-    "drift",  "drift.growth", "drift.level", "drift.common_mode", "drift.leak",   "ties",    "norm",
-    "logits", "loss",         "gradient",    "nonfinite",         "disagreement", "silent",  "overhead",
-    "kernel", "arithmetic",   "own",         "own.past",          "frozen",       "experts", "sequences"};
+    "drift", "drift.growth", "drift.level", "drift.common_mode", "drift.leak", "ties",      "norm",   "logits",
+    "loss",  "gradient",     "nonfinite",   "disagreement",      "silent",     "overhead",  "kernel", "arithmetic",
+    "own",   "own.past",     "frozen",      "experts",           "sequences",  "parameters"};
 static_assert(std::size(kBuiltinNames) == kBuiltins);
 
 }  // namespace

@@ -31,6 +31,7 @@ constexpr NamedRule kNames[] = {
     {"frozen", "BellwetherParametersFrozen"},
     {"experts", "BellwetherExpertsDead"},
     {"sequences", "BellwetherSequencesOdd"},
+    {"parameters", "BellwetherParametersOutOfPast"},
 };
 
 // For a fragment of an address: everything but unreserved characters.

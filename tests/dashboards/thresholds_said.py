@@ -36,6 +36,7 @@ DETECTION = (
     "that had tokens gets none in {experts.samples} samples, and in {experts.samples} times as many as ever before",
     "{sequences.repeated_share:%} of a batch's labels are the same as the one before",
     "{sequences.hold_values} steps in a row: a warning",
+    "leaves its own past for {parameters.hold_samples} samples; for {parameters.persist_samples}",
     "the hook takes more than {alert.hook_overhead_max:%} of the step for {alert.hook_overhead_steps} steps",
     "Up to a sigma of {norm.rescue_sigma_max} runs were rescued",
     "An alert resolves after {alert.resolve_steps} steps without evidence. Its kind then stays quiet for {alert.cooldown_steps}",
@@ -94,6 +95,11 @@ RUNBOOKS = {
         "{sequences.repeated_share:%} of its labels or more are the same as the one before, where they were {sequences.usual_share:%}",
         "by {sequences.range_factor} times its range, also of the logarithms, and {sequences.rise_factor} times its largest",
         "{sequences.hold_values} in a row are a warning",
+    ),
+    "parametersoutofpast": (
+        "beyond all of the past by {parameters.range_factor} times its range, and by a factor of {parameters.rise_factor} at least, or {parameters.shared_factor} for what all share. "
+        "Gradients that fall do so by {parameters.fall_factor}",
+        "{parameters.hold_samples} samples in a row that cover it are information, {parameters.persist_samples} a warning",
     ),
     "ranksmissing": (),
     "hookoverbudget": ("more than {alert.hook_overhead_max:%} of the step, for {alert.hook_overhead_steps} steps",),

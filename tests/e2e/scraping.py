@@ -53,7 +53,7 @@ class Trainer:
 
     def report(self, **unusual: float) -> None:
         """One frame.  A value of a head signal is the sick head's, law_difference that of lm_head, and
-        tensor_moved that of one of two parameters.  expert_load is that of one of two experts of each
+        tensor_moved that of one of two parameters, as tensor_grad_sumsq.  expert_load is that of one of two experts of each
         layer, clip_share the job's own, of at most 1."""
         blocks = []
         for name, usual in RUN_SIGNALS.items():
@@ -72,7 +72,8 @@ class Trainer:
             if not self._parameters:
                 self._parameters = self._client.push_names(TENSOR, ["embed", "head"]) == 2
             blocks += [Block("tensor_moved", [1.0, unusual["tensor_moved"]], 0, 2)]
-            blocks += [Block(name, [1.0, 1.0], 0, 2) for name in ("tensor_elements", "tensor_grad_sumsq", "tensor_grad_max")]
+            blocks += [Block(name, [1.0, 1.0], 0, 2) for name in ("tensor_elements", "tensor_grad_max")]
+            blocks.append(Block("tensor_grad_sumsq", [1.0, unusual.get("tensor_grad_sumsq", 1.0)], 0, 2))
         if "expert_load" in unusual:
             blocks += [Block("expert_load", [unusual["expert_load"], 100.0] * LAYERS, 0, LAYERS, 0, 2)]
         if "loss_sequence_max" in unusual:

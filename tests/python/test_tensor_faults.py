@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from test_tensors import Told, told_in
@@ -247,3 +248,39 @@ def test_a_row_of_the_embedding_that_explodes_shows_there_alone(tmp_path: Path) 
     assert ratios.pop("embed.weight") > 1e3
     assert max(ratios.values()) < 10
     assert "embed.weight" in jumps(path) and "blocks" not in jumps(path)
+
+
+LATE = 100  # Of a fault, where there is a past by then.
+PASTS = "thresholds: {context: {warmup_steps: 0}}"
+
+
+def _explode(t: Training) -> None:
+    if t.step >= LATE:
+        grad = t.model.embed.weight.grad
+        assert grad is not None
+        grad[7] *= 1e4
+
+
+def _unscaled_twice(t: Training) -> None:
+    for p in t.model.parameters():
+        assert p.grad is not None
+        p.grad *= 2.0**-16 if t.step >= LATE else 1
+
+
+@pytest.mark.parametrize(
+    "fault, said",
+    (
+        (Fault(), ""),
+        (Fault(gradients=_explode), "the gradient norm of embed.weight has risen to"),
+        (Fault(gradients=_unscaled_twice), "gradient norm of all parameters together has fallen"),
+    ),
+    ids=("none", "a row explodes", "unscaled twice"),
+)
+def test_a_parameter_out_of_its_past_is_named(fault: Fault, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.bwrun"
+    trained(path, fault, LATE + (20 if said else 200))
+    rules = path.with_suffix(".yml")
+    rules.write_text(PASTS)
+    alerts = replayed_alerts(path, "--rules", str(rules))
+    told = [alert["summary"] for alert in alerts if alert["rule"] == "parameters"]
+    assert said in str(told) if said else told == [], told

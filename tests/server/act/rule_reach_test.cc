@@ -25,9 +25,9 @@ constexpr int64_t kOnset = 1500;
 constexpr int64_t kAction = 4500;
 constexpr int64_t kLast = 9500;
 
-const char* const kRules[] = {"drift",     "ties",         "norm",    "logits",   "loss",   "gradient",
-                              "nonfinite", "disagreement", "silent",  "overhead", "kernel", "arithmetic",
-                              "own",       "frozen",       "experts", "sequences"};
+const char* const kRules[] = {"drift",     "ties",         "norm",    "logits",    "loss",      "gradient",
+                              "nonfinite", "disagreement", "silent",  "overhead",  "kernel",    "arithmetic",
+                              "own",       "frozen",       "experts", "sequences", "parameters"};
 
 RunDescription Description() {
   RunDescription run;
@@ -92,6 +92,7 @@ StepSample SampleAt(const RunDescription& run, int64_t step, const std::string& 
   for (const SignalId signal : {SignalId::kTensorMoved, SignalId::kTensorGradMax, SignalId::kTensorGradSumsq}) {
     for (float& value : sample.Add(signal)) value = 1;
   }
+  if (is("parameters") && step % 200 != 0) sample.Add(SignalId::kTensorGradSumsq)[1] = 1e6f;
   if (is("frozen")) sample.Add(SignalId::kTensorMoved)[1] = 0;
   for (float& load : sample.Add(SignalId::kExpertLoad)) load = 100;
   if (is("experts")) sample.Add(SignalId::kExpertLoad)[1] = 0;

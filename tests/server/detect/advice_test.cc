@@ -42,6 +42,7 @@ const std::map<Family, std::vector<std::string>> kRunbooks = {
     {Family::kFrozen, {"parametersfrozen"}},
     {Family::kExperts, {"expertsdead"}},
     {Family::kSequences, {"sequencesodd"}},
+    {Family::kParameters, {"parametersoutofpast"}},
 };
 
 std::string Runbook(const std::string& name) {
@@ -113,7 +114,7 @@ TEST(AdviceTest, FirstActionIsAlwaysOneOfTheRunbooks) {
       }
     }
   }
-  EXPECT_EQ(told.size(), 25u);
+  EXPECT_EQ(told.size(), 27u);
 }
 
 class AdviceOfAlertsTest : public testing::Test {

@@ -694,7 +694,7 @@ TEST(RunJudgeTest, LayoutsFromOneHeadToTheLargestAreJudged) {
     EXPECT_EQ(judge.stage_of(layers - 1, heads - 1), 0);
     EXPECT_EQ(judge.stage_of(layers, 0), 0);
     // 4 windows of 64 means and little else a head.
-    EXPECT_LT(judge.memory_bytes(), static_cast<size_t>(layers) * static_cast<size_t>(heads) * 1400 + 22528);
+    EXPECT_LT(judge.memory_bytes(), static_cast<size_t>(layers) * static_cast<size_t>(heads) * 1400 + 24576);
   }
 }
 
@@ -1041,6 +1041,38 @@ TEST(RunJudgeTest, DeadExpertsAndOddSequencesAreAlertsOfTheirOwn) {
   ASSERT_EQ(out.size(), 4u);
   EXPECT_EQ(out[2].state, AlertState::kResolved);
   EXPECT_EQ(out[3].state, AlertState::kResolved);
+}
+
+TEST(RunJudgeTest, AParameterOutOfItsPastIsToldAndKept) {
+  const RunDescription run = SyntheticRun();
+  RunJudge judge(JudgeOptions{}, run);
+  judge.SetRows(FourTensors());
+  std::vector<AlertTransition> out;
+  const auto at = [&run](int64_t step, float gradient) {
+    StepSample sample = TensorSampleAt(run, step, 0);
+    sample.Add(SignalId::kTensorGradSumsq)[2] = gradient;
+    return sample;
+  };
+  int64_t step = 0;
+  for (; step < 2000; step += 10) judge.Observe(at(step, step < 700 ? 1e8f : 1.0f), &out);
+  EXPECT_TRUE(out.empty());
+  for (int i = 0; i < 5; ++i, step += 10) judge.Observe(at(step, 1e4f), &out);
+  ASSERT_EQ(out.size(), 1u);
+  EXPECT_EQ(out[0].rule, "parameters");
+  EXPECT_EQ(out[0].key, "o1");
+  EXPECT_EQ(out[0].severity, Severity::kInfo);
+  EXPECT_EQ(out[0].cause, "parameters out of their past");
+  EXPECT_THAT(out[0].summary, testing::HasSubstr("the gradient norm of down has risen to 100, from 1"));
+  EXPECT_EQ(out[0].evidence[0].text, "down");
+  const std::string saved = judge.Save();
+  EXPECT_EQ(saved.substr(0, 4), "BWJA");
+  RunJudge restored(JudgeOptions{}, run);
+  restored.SetRows(FourTensors());
+  ASSERT_TRUE(restored.Restore(saved));
+  EXPECT_EQ(restored.Save(), saved);
+  for (int i = 0; i < 15; ++i, step += 10) restored.Observe(at(step, 1e4f), &out);
+  ASSERT_EQ(out.size(), 2u);
+  EXPECT_EQ(out[1].severity, Severity::kWarning);
 }
 
 TEST(RunJudgeTest, FirstStepsAndChangesExcuseExpertsAndSequences) {

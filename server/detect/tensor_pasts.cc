@@ -1,0 +1,237 @@
+#include "server/detect/tensor_pasts.h"
+
+#include <algorithm>
+#include <cmath>
+#include <span>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+
+namespace bellwether::server {
+namespace {
+
+// Parameters that are named; of further ones their number is told.
+constexpr size_t kParametersNamedMax = 8;
+// That a sample must cover, with a past each, so that what they share is known.
+constexpr size_t kPeersMin = 8;
+constexpr double kScale = 256;
+
+struct PastSignal {
+  SignalId told, numerator, denominator;  // The squares of the two; kNone: 1.
+  bool may_fall;                          // Without being off.
+  const char* words;
+};
+constexpr PastSignal kPastSignals[] = {
+    {SignalId::kTensorGradNorm, SignalId::kTensorGradSumsq, SignalId::kNone, false, "gradient norm"},
+    {SignalId::kTensorUpdateRatio, SignalId::kTensorChangeSumsq, SignalId::kTensorChangeWeightSumsq, true,
+     "update ratio"},
+    {SignalId::kTensorMomentLag, SignalId::kTensorLagSum, SignalId::kTensorElements, true, "second-moment lag"},
+};
+constexpr size_t kUpdateRatio = 1;
+
+int16_t Kept(double x) { return static_cast<int16_t>(std::lround(std::clamp(x * kScale, -32767.0, 32767.0))); }
+
+// Of what it is held against; `none` where there is nothing.
+template <class Past>
+double Middle(const Past& past, double none) {
+  return past.known() ? 0.5 * (past.low() + past.high()) / kScale : none;
+}
+
+bool IsAbove0(float value) { return !IsNotMeasured(value) && std::isfinite(value) && value > 0; }
+
+std::string ParameterName(const RowNames* names, size_t row) {
+  const bool known = names != nullptr && row < names->names().size();
+  return known ? names->names()[row] : absl::StrCat("tensor ", row);
+}
+
+}  // namespace
+
+void TensorPasts::Rewind() {
+  for (Signal& signal : signals_) {
+    signal.rows.assign(signal.rows.size(), {});
+    signal = {.rows = std::move(signal.rows)};
+  }
+  excused_ = false;
+  last_ = -1;
+  told_ = 0;
+  findings_.clear();
+}
+
+size_t TensorPasts::memory_bytes() const {
+  size_t bytes = 0;
+  for (const Signal& signal : signals_) bytes += signal.rows.capacity() * sizeof(Series);
+  return bytes;
+}
+
+bool TensorPasts::Consistent() const {
+  return std::all_of(signals_.begin(), signals_.end(), [](const Signal& signal) {
+    return signal.rows.size() <= static_cast<size_t>(kNamedRowsMax) && signal.all.past.Consistent() &&
+           std::all_of(signal.rows.begin(), signal.rows.end(),
+                       [](const Series& series) { return series.past.Consistent(); });
+  });
+}
+
+TensorPasts::Limits TensorPasts::LimitsOf(const Series& series, double rise, bool may_fall) const {
+  constexpr double kNone = std::numeric_limits<double>::infinity();
+  const Past& past = series.past;
+  if (!past.known()) return {-kNone, kNone};
+  const double low = past.low() / kScale, high = past.high() / kScale;
+  const double reach = options_.range_factor * (high - low);
+  const double up = std::max(high + std::max(reach, std::log(rise)), series.burst_high / kScale + std::log(rise));
+  const double fall = std::log(options_.fall_factor);
+  const double down = std::min(low - std::max(reach, fall), series.burst_low / kScale - fall);
+  return {may_fall ? -kNone : down, up};
+}
+
+bool TensorPasts::Take(double x, const Limits& limits, int64_t step, Series* series) {
+  if (excused_ || (x >= limits.low && x <= limits.high)) {
+    // What was over before it counted is no news when it comes again.
+    if (series->off > 0 && series->off < options_.hold_samples) {
+      if (series->last > series->past.high()) series->burst_high = std::max(series->burst_high, series->last);
+      if (series->last < series->past.low()) series->burst_low = std::min(series->burst_low, series->last);
+    }
+    series->off = 0;
+    series->past.Add(Kept(x));
+    return false;
+  }
+  if (series->off++ == 0) series->since = static_cast<uint32_t>(step);
+  if (series->off >= options_.relearn_samples) {
+    *series = {};
+    return false;
+  }
+  series->last = Kept(x);
+  if (series->off < options_.hold_samples) return false;
+  news_ |= series->off == options_.hold_samples;
+  return true;
+}
+
+void TensorPasts::Judge(size_t which, const StepSample& sample) {
+  const PastSignal& info = kPastSignals[which];
+  const auto over = sample.matrix(info.numerator);
+  const bool divided = info.denominator != SignalId::kNone;
+  const auto under = divided ? sample.matrix(info.denominator) : over;
+  if (over.empty() || under.size() != over.size()) return;
+  seen_ = true;
+  Signal& signal = signals_[which];
+  const size_t size = std::min(over.size(), static_cast<size_t>(kNamedRowsMax));
+  if (signal.rows.size() < size) signal.rows.resize(size);
+  logs_.assign(size, std::numeric_limits<double>::quiet_NaN());
+  moved_.clear();
+  for (size_t i = 0; i < size; ++i) {
+    // A tensor without a gradient, or that does not move, has no logarithm.
+    if (!IsAbove0(over[i]) || (divided && !IsAbove0(under[i]))) continue;
+    logs_[i] = 0.5 * (std::log(over[i]) - (divided ? std::log(under[i]) : 0));
+    const Past& past = signal.rows[i].past;
+    if (!past.empty()) moved_.push_back(logs_[i] - past.middle() / kScale);
+  }
+  if (moved_.size() >= kPeersMin) {
+    const auto middle = moved_.begin() + static_cast<ptrdiff_t>(moved_.size() / 2);
+    std::nth_element(moved_.begin(), middle, moved_.end());
+    signal.shared = static_cast<float>(*middle);
+    Limits limits = LimitsOf(signal.all, options_.shared_factor, info.may_fall);
+    if (which == kUpdateRatio) limits.high = std::max(limits.high, signal.highest + std::log(options_.shared_factor));
+    const double usual = Middle(signal.all.past, signal.shared);
+    if (Take(signal.shared, limits, sample.step, &signal.all)) {
+      const bool falls = signal.shared < limits.low;
+      all_off_.push_back({.signal = which,
+                          .beyond = falls ? limits.low - signal.shared : signal.shared - limits.high,
+                          .value = std::exp(signal.shared - usual),
+                          .limit = std::exp((falls ? limits.low : limits.high) - usual),
+                          .usual = 1,
+                          .since = signal.all.since,
+                          .samples = signal.all.off});
+    }
+    if (signal.all.off == 0) signal.highest = std::max(signal.highest, signal.shared);
+  }
+  for (size_t i = 0; i < size; ++i) {
+    if (std::isnan(logs_[i])) continue;
+    Series& series = signal.rows[i];
+    const double x = logs_[i] - signal.shared;
+    const Limits limits = LimitsOf(series, options_.rise_factor, info.may_fall);
+    const double usual = Middle(series.past, x);
+    if (!Take(x, limits, sample.step, &series)) continue;
+    const bool falls = x < limits.low;
+    off_.push_back({.signal = which,
+                    .row = i,
+                    .beyond = falls ? limits.low - x : x - limits.high,
+                    .value = std::exp(logs_[i]),
+                    .limit = std::exp((falls ? limits.low : limits.high) + signal.shared),
+                    .usual = std::exp(usual + signal.shared),
+                    .since = series.since,
+                    .samples = series.off});
+  }
+}
+
+bool TensorPasts::Observe(const StepSample& sample, const RowNames* names, const Context& context) {
+  findings_.clear();
+  // A part of a tensor may lie at a rank that is missing.
+  if (!sample.complete || !sample.has(SignalId::kTensorGradSumsq)) return false;
+  if (last_ >= 0 && sample.step - last_ > context.quiet_steps) {
+    last_ = -1;
+    told_ = 0;
+  }
+  // While something is off it would be learnt.
+  if (context.excused && last_ >= 0) return false;
+  if (excused_ && !context.excused) {
+    for (Signal& signal : signals_) {
+      signal.all.past.Close();
+      for (Series& series : signal.rows) series.past.Close();
+    }
+  }
+  excused_ = context.excused;
+  off_.clear();
+  all_off_.clear();
+  news_ = false;
+  for (size_t which = 0; which < kSignals; ++which) Judge(which, sample);
+  if (off_.empty() && all_off_.empty()) return !excused_;
+  last_ = sample.step;
+  Tell(names);
+  return true;
+}
+
+void TensorPasts::Tell(const RowNames* names) {
+  std::stable_sort(off_.begin(), off_.end(), [](const Off& a, const Off& b) { return a.beyond > b.beyond; });
+  const auto add = [this](const Off& off, const std::string& note) {
+    const bool persists = off.samples >= options_.persist_samples;
+    Finding& finding =
+        findings_.emplace_back(Finding::OfRun(Rule::kParameters, persists ? Severity::kWarning : Severity::kInfo,
+                                              {.signal = FindSignal(kPastSignals[off.signal].told)->name,
+                                               .value = off.value,
+                                               .threshold = off.limit,
+                                               .baseline = off.usual,
+                                               .first_step = off.since,
+                                               .detector = "past"}));
+    finding.note = note;
+  };
+  std::string text;
+  int64_t since = std::numeric_limits<int64_t>::max();
+  const auto word = [](double factor) { return factor < 1 ? "fallen" : "risen"; };
+  for (const Off& off : all_off_) {
+    add(off, "all parameters");
+    absl::StrAppendFormat(&text, "%sthe %s of all parameters together has %s to %.3g times what it was",
+                          text.empty() ? "" : "; ", kPastSignals[off.signal].words, word(off.value), off.value);
+    since = std::min(since, off.since);
+  }
+  const size_t said = std::min(off_.size(), kParametersNamedMax);
+  for (size_t i = 0; i < said; ++i) {
+    const Off& off = off_[i];
+    const std::string name = ParameterName(names, off.row);
+    add(off, name);
+    since = std::min(since, off.since);
+    const double factor = off.value / off.usual;
+    absl::StrAppendFormat(&text, "%sthe %s of %s has %s to %.4g, from %.4g", text.empty() ? "" : "; ",
+                          kPastSignals[off.signal].words, name, word(factor), off.value, off.usual);
+  }
+  if (said < off_.size()) absl::StrAppend(&text, "; and ", off_.size() - said, " more");
+  absl::StrAppend(&text, ", since step ", since);
+  // In this order; the alert's words are the worst's.
+  std::stable_sort(findings_.begin(), findings_.end(),
+                   [](const Finding& a, const Finding& b) { return a.severity > b.severity; });
+  for (size_t i = 0; i < findings_.size(); ++i) findings_[i].score = static_cast<double>(findings_.size() - i);
+  findings_.front().summary = std::move(text);
+  findings_.front().news = news_ && told_ < kTensorPastsToldMax;
+  if (findings_.front().news) ++told_;
+}
+
+}  // namespace bellwether::server
