@@ -163,9 +163,10 @@ void OwnWatch::Judge(float batch, int64_t step, Past* into) {
   }
   if (past.off++ == 0) past.since = step;
   if (past.off >= options_.hold_batches) {
+    const bool persists = past.off >= options_.persist_batches;
     readings_.push_back({.row = past.row,
-                         .kind = Kind::kPast,
-                         .severity = past.off >= options_.persist_batches ? Severity::kWarning : Severity::kInfo,
+                         .kind = persists ? Kind::kPastLong : Kind::kPast,
+                         .severity = persists ? Severity::kWarning : Severity::kInfo,
                          .value = batch,
                          .threshold = limit,
                          .baseline = median,
@@ -185,7 +186,7 @@ void OwnWatch::Remember(int64_t step, int64_t quiet_steps) {
       return wrong.row == reading.row && wrong.kind == reading.kind;
     });
     if (found != wrong_.end()) {
-      reading.since = reading.kind == Kind::kPast ? reading.since : found->since;
+      reading.since = IsPast(reading.kind) ? reading.since : found->since;
       found->last = step;
       continue;
     }
@@ -212,7 +213,7 @@ void OwnWatch::Tell(const RunRows& rows, int64_t step) {
                        {.signal = signal.name.c_str(),
                         .value = reading.value,
                         .threshold = reading.kind == Kind::kNonfinite ? std::nan("") : reading.threshold,
-                        .baseline = reading.kind == Kind::kPast ? reading.baseline : std::nan(""),
+                        .baseline = IsPast(reading.kind) ? reading.baseline : std::nan(""),
                         .first_step = reading.since,
                         .detector = reading.kind == Kind::kNonfinite ? "nonfinite"
                                     : reading.kind == Kind::kLimit   ? "limit"
@@ -236,6 +237,12 @@ void OwnWatch::Tell(const RunRows& rows, int64_t step) {
   constexpr size_t kSaidMax = 4;
   if (count < 2) return;
   std::string& words = findings_.front().summary;
+  // What is worst may have been told, and another one not.
+  const auto news = std::find_if(findings_.begin(), findings_.end(), [](const Finding& f) { return f.news; });
+  if (news != findings_.end() && news != findings_.begin()) {
+    absl::StrAppend(&words, "; ", news->summary);
+    findings_.front().news = true;
+  }
   for (size_t i = 1; i <= std::min(kSaidMax, count - 1); ++i) {
     absl::StrAppend(&words, i == 1 ? "; also wrong: " : ", ", rows.own.names()[readings_[i].row]);
   }

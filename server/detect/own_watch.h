@@ -58,7 +58,8 @@ class OwnWatch {
   };
   // Judges a sample; `rows`: of the run, null = none are named.  False: it has no own values.
   bool Observe(const StepSample& sample, const RunRows* rows, const Context& context);
-  // What is wrong in the last sample, worst first; it points into `rows`.
+  // What is wrong in the last sample, worst first; it points into `rows`.  The first is news if any of them
+  // is, and its words tell of that one, too.
   std::vector<Finding>* findings() { return &findings_; }
   // Levels may have moved: pasts are learnt anew.
   void Forget();
@@ -79,7 +80,7 @@ class OwnWatch {
   bool Consistent() const;
 
  private:
-  enum class Kind : uint8_t { kNonfinite, kLimit, kPast };
+  enum class Kind : uint8_t { kNonfinite, kLimit, kPast, kPastLong };  // kPastLong: so long that it is a warning.
   // A cell that is wrong, or was so lately.
   struct Wrong {
     uint32_t row = 0;
@@ -114,6 +115,7 @@ class OwnWatch {
     bool news = false;
   };
 
+  static bool IsPast(Kind kind) { return kind == Kind::kPast || kind == Kind::kPastLong; }
   void Grow(const RunRows& rows);
   void Take(uint32_t row, float value, const OwnSignal& signal, const Context& context, int64_t step);
   // A batch of `past` is whole.

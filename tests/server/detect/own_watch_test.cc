@@ -277,6 +277,21 @@ TEST(OwnWatchTest, PastsBeyondTheRoomAreCounted) {
   EXPECT_LT(run.watch.memory_bytes(), kOwnPastsMax * 1024);
 }
 
+TEST(OwnWatchTest, APastIsToldBesideALimitThatIsBroken) {
+  Watched run({{.name = "kl"}, {.name = "clip_share", .high = 0.7}});
+  for (int i = 0; i < 400; ++i) EXPECT_THAT(run.At({i % 3 == 0 ? 0.1f : 0.12f, 0.5f}), IsEmpty());
+  EXPECT_TRUE(run.At({0.1f, 1}).at(0).news);
+  std::vector<std::string> told;
+  for (int i = 0; i < 200; ++i) {
+    const Finding found = run.At({5, 1}).at(0);
+    if (found.news) told.push_back(found.summary);
+  }
+  ASSERT_THAT(told, SizeIs(2)) << "as information, and as a warning";
+  EXPECT_THAT(told[0], testing::StartsWith("clip_share is 1 at step"));
+  EXPECT_THAT(told[0], HasSubstr("; kl has risen to 5, from 0.1"));
+  EXPECT_THAT(told[1], HasSubstr("kl has risen to 5, from 0.1"));
+}
+
 TEST(OwnWatchTest, AnExcusedSampleTeachesNothing) {
   Watched run({{.name = "reward"}});
   for (int i = 0; i < 1000; ++i) run.At({1});
