@@ -5,6 +5,7 @@ Method: hooks of torch's own around monitors that detach in a hook, or whose mod
 
 from __future__ import annotations
 
+import contextlib
 import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from bellwether import monitor as monitors
 from bellwether._step import optimizer_hooks
 
 from models import Model, Shape, batch
+from recording import Recording
 
 SHAPE = Shape(layers=1)
 
@@ -105,3 +107,29 @@ def test_attach_inside_of_the_step(
     assert done and theirs == ["before", "behind"] and found[0][1].live()
     found[0][1].detach()
     monitor.detach()
+
+
+def test_a_step_within_its_own_is_one_step(tmp_path: Path) -> None:
+    """PyTorch calls the hooks of a class and of its base."""
+
+    class Own(torch.optim.AdamW):
+        raises = False
+
+        def step(self, closure: Any = None) -> Any:
+            if self.raises:
+                raise ArithmeticError
+            return super().step(closure)
+
+    torch.optim.AdamW([torch.zeros(1, requires_grad=True)])  # Its class has hooks from now on.
+    path = tmp_path / "own.bwrun"
+    model, monitor = attached(tmp_path, "own")
+    optimizer = Own(model.parameters(), lr=1e-3)
+    for step in range(6):
+        model(batch(SHAPE, step)).square().mean().backward()
+        optimizer.raises = step == 2
+        with contextlib.suppress(ArithmeticError):
+            optimizer.step()
+        optimizer.zero_grad()
+    assert monitor.flush(20) and monitor.status()["errors"] == 0
+    monitor.detach()
+    assert sorted(Recording(path, ended=True).steps()) == list(range(5))

@@ -269,7 +269,8 @@ class Steps:
         if not self.health.live or capturing():
             return
         self.ends.between = False
-        self.ends.under_way.begins(optimizer)
+        if self.ends.under_way.begins(optimizer):
+            return
         closures = (*args[1:2], kwargs.get("closure"))  # Behind the optimizer itself.
         closure = any(given is not None for given in closures)
         # Its forward would end the step before, behind what is measured now.
