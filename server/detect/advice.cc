@@ -143,10 +143,10 @@ constexpr Row kRows[] = {
      "training from the start they are parameters that nothing trains: raise the weight of the balancing loss, or let "
      "their bias grow."},
     {Family::kExperts, "warning", "Look at the router's balancing loss, its bias and its learning rate",
-     "Experts that had tokens get none, or all tokens go to the same few. An expert without tokens has no gradient, "
-     "and does not come back by itself. The router's z-loss, a lower learning rate for it and noise on its logits "
-     "help before, not after. Resume from a checkpoint from before {begin}, or set the router's rows of the dead "
-     "experts anew."},
+     "Experts that had tokens get none, or all tokens go to the same few. An expert without tokens has no gradient: "
+     "only the balancing loss or the router's bias can bring it back. A z-loss, a lower learning rate for the router "
+     "and noise on its logits prevent it, and repair nothing. Resume from a checkpoint from before {begin}, or "
+     "initialise the router's rows of the dead experts again."},
     {Family::kSequences, "information", "Look at the named sequences; nothing to do unless they stay",
      "One batch is not what batches were. The event of the step has the ids that the job gave, hashed if not allowed "
      "otherwise: put them on the list of what the data loader skips."},
@@ -158,9 +158,9 @@ constexpr Row kRows[] = {
      "scale of the loss, the learning rate, gradients that are not set to zero."},
     {Family::kParameters, "warning", "Look at what trains the named parameters, and at what changed before it",
      "A gradient that stays far above its past is a part of the model that explodes, as a row of an embedding or an "
-     "expert. Clipping by the norm of all then makes every other step small. Gradients of all that grow step by step "
-     "are not set to zero; far below their past they are unscaled twice. Update ratios of all follow the learning "
-     "rate. Keep a checkpoint from before {begin}."},
+     "expert. Clipping by the norm of all then makes every other step small. If the gradients of all grow step by "
+     "step, `zero_grad()` is missing; if they are far below their past, they are unscaled twice. Update ratios of all "
+     "follow the learning rate. Keep a checkpoint from before {begin}."},
 };
 static_assert(std::size(kRows) == static_cast<size_t>(Case::kParametersStay) + 1);
 

@@ -229,6 +229,7 @@ void ExpertWatch::Tell() {
   if (!any) told_ = 0;
   // In this order: news first, so that the alert's words are of it; else the worst.
   const size_t all = findings_.size();
+  const bool news = std::any_of(findings_.begin(), findings_.end(), [](const Finding& f) { return f.news; });
   std::stable_sort(findings_.begin(), findings_.end(), [](const Finding& a, const Finding& b) {
     if (a.severity != b.severity) return a.severity > b.severity;
     if (a.news != b.news) return a.news;
@@ -237,6 +238,7 @@ void ExpertWatch::Tell() {
   if (all > kExpertsNamedMax) findings_.resize(kExpertsNamedMax);
   for (size_t i = 0; i < findings_.size(); ++i) findings_[i].score = static_cast<double>(findings_.size() - i);
   if (all < 2) return;
+  findings_.front().news = news;  // The alert is told by its first finding.
   std::string& words = findings_.front().summary;
   const size_t said = std::min(findings_.size(), kCasesSaidMax);
   for (size_t i = 1; i < said; ++i) absl::StrAppend(&words, "; ", findings_[i].summary);

@@ -118,7 +118,7 @@ constexpr const char* kBuiltinSentences[] = {
     "Of the labels that count, {sequences.repeated_share} or more are the same as the one before, where they were "
     "{sequences.usual_share} in no step of the past; steps of fewer than {sequences.labels} labels say nothing. Or the "
     "largest loss of a sequence lies beyond all of its past by {sequences.range_factor} times its range, also of the "
-    "logarithms, and is {sequences.rise_factor} times the largest of it. The past are the last 128 to 256 steps. "
+    "logarithms, and is {sequences.rise_factor} times the largest of it. The past are the last 256 to 384 steps. "
     "Information; {sequences.hold_values} steps in a row are a warning, {sequences.relearn_values} the new normal.",
     "The gradient norm, the update ratio or the second-moment lag of a parameter leaves its own past, when what all "
     "parameters share is taken off. As a logarithm it lies beyond all of the past by {parameters.range_factor} times "

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <string_view>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -68,7 +69,7 @@ bool SequenceWatch::Observe(const StepSample& sample, const Context& context) {
   findings_.clear();
   const float loss = sample.scalar(SignalId::kLossSequenceMax);
   const float labels = sample.scalar(SignalId::kLossTokens), same = sample.scalar(SignalId::kLossRepeatedTokens);
-  const bool has_labels = IsNumber(labels) && IsNumber(same) && labels >= options_.labels;
+  const bool has_labels = IsNumber(labels) && IsNumber(same) && labels > 0 && labels >= options_.labels;
   if (!IsNumber(loss) && !has_labels) return false;
   seen_ = true;
   if (last_ >= 0 && sample.step - last_ > context.quiet_steps) {
@@ -76,10 +77,9 @@ bool SequenceWatch::Observe(const StepSample& sample, const Context& context) {
     told_ = 0;
   }
   if (context.excused) {
-    // While something is wrong it would be learnt.
-    if (last_ >= 0) return false;
-    if (has_labels) repeated_.past.Add(same / labels);
-    if (IsNumber(loss) && loss > 0) loss_.past.Add(loss);
+    // What is wrong already would be learnt.
+    if (has_labels && repeated_.off == 0) repeated_.past.Add(same / labels);
+    if (IsNumber(loss) && loss > 0 && loss_.off == 0) loss_.past.Add(loss);
     excused_ = true;
     return false;
   }
@@ -123,7 +123,15 @@ bool SequenceWatch::Observe(const StepSample& sample, const Context& context) {
       }
     }
   }
-  if (findings_.size() == 2) absl::StrAppend(&findings_.front().summary, "; ", findings_.back().summary);
+  if (findings_.size() == 2) {
+    Finding &first = findings_.front(), &second = findings_.back();
+    if (second.severity > first.severity) {
+      std::swap(first, second);
+      std::swap(first.score, second.score);
+    }
+    absl::StrAppend(&first.summary, "; ", second.summary);
+    first.news |= second.news;  // The alert is told by its first finding.
+  }
   return true;
 }
 

@@ -5,7 +5,7 @@
 // loss      The largest loss of a sequence lies beyond all of its past by sequences.range_factor times its
 //           range, and by that of the logarithms, and is sequences.rise_factor times the largest of it.
 //
-// The past are the last 128 to 256 values (PastRange).  What is wrong enters none until it has been so for
+// The past are the last 256 to 384 values (PastRange).  What is wrong enters none until it has been so for
 // sequences.relearn_values; then it is the new normal.  One value is information, sequences.hold_values in a
 // row are a warning.  The job names the largest sequences in an event of the step (OnEvent).
 //

@@ -85,6 +85,8 @@ TensorPasts::Limits TensorPasts::LimitsOf(const Series& series, double rise, boo
 }
 
 bool TensorPasts::Take(double x, const Limits& limits, int64_t step, Series* series) {
+  // A change is learnt, but where something is off already: that would be learnt, too.
+  if (excused_ && series->off > 0) return false;
   if (excused_ || (x >= limits.low && x <= limits.high)) {
     // What was over before it counted is no news when it comes again.
     if (series->off > 0 && series->off < options_.hold_samples) {
@@ -100,7 +102,11 @@ bool TensorPasts::Take(double x, const Limits& limits, int64_t step, Series* ser
     *series = {};
     return false;
   }
-  series->last = Kept(x);
+  // The furthest that it was.
+  const int16_t kept = Kept(x);
+  series->last = series->off == 1  ? kept
+                 : x > limits.high ? std::max(series->last, kept)
+                                   : std::min(series->last, kept);
   if (series->off < options_.hold_samples) return false;
   news_ |= series->off == options_.hold_samples;
   return true;
@@ -171,8 +177,6 @@ bool TensorPasts::Observe(const StepSample& sample, const RowNames* names, const
     last_ = -1;
     told_ = 0;
   }
-  // While something is off it would be learnt.
-  if (context.excused && last_ >= 0) return false;
   if (excused_ && !context.excused) {
     for (Signal& signal : signals_) {
       signal.all.past.Close();

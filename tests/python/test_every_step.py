@@ -451,3 +451,25 @@ def test_a_loss_that_is_no_number_wins() -> None:
     assert math.isnan(since.take()["loss_max"])
     since.add({"loss": 2.0}, None, 2.0, True)
     assert since.take() == {"skipped_steps": 2.0, "loss_max": 2.0}
+
+
+def test_a_plan_reads_nothing_that_has_moved() -> None:
+    second = torch.ones(8, 8)
+    moved = nn.Parameter(torch.zeros(8, 8, device="meta"))
+    moved.grad = torch.ones(8, 8, device="meta")
+    part = lag_of_steps._Part(moved, second, 16)
+    group = lag_of_steps._Group({"betas": (0.9, 0.999), "eps": 1e-8})
+    states = {moved: {"exp_avg_sq": torch.ones(8, 8, device="meta"), "step": 3.0}}
+    assert part.moments(states, 1, group) is None
+    here = nn.Parameter(torch.zeros(8, 8))
+    here.grad = torch.ones(8, 8)
+    part = lag_of_steps._Part(here, second, 16)
+    assert part.moments({here: {"exp_avg_sq": second, "step": 3.0}}, 1, group) is not None
+    assert part.moments({here: ["no", "dict"]}, 1, group) is None
+
+
+def test_a_factor_that_is_no_number_stays_so() -> None:
+    found = SinceSample()
+    for norm in (1.0, math.nan, 2.0):
+        found.add({"grad_norm": norm}, 1.0, 0.0, False)
+    assert math.isnan(found.take()["clip_factor"])

@@ -96,6 +96,33 @@ TEST_F(SequenceWatchTest, ChangesDoNotMakeWhatIsWrongUsual) {
   EXPECT_THAT(Judge(Lost(step_++, 90, 0.97)), SizeIs(2));
 }
 
+TEST_F(SequenceWatchTest, AChangeBehindAnOddStepIsLearnt) {
+  JudgeHealthy(300);
+  ASSERT_THAT(Judge(Lost(step_++, 90)), SizeIs(1));
+  JudgeHealthy(1);
+  for (int i = 0; i < 20; ++i) watch_.Observe(Lost(step_++, 20 * Usual()), {.excused = true, .quiet_steps = 1000});
+  EXPECT_THAT(Judge(Lost(step_++, 20 * Usual())), IsEmpty());
+}
+
+TEST_F(SequenceWatchTest, WhatComesBesideAWarningIsTold) {
+  JudgeHealthy(300);
+  for (int i = 0; i < 10; ++i) Judge(Lost(step_++, Usual(), 0.99));
+  const std::vector<Finding>& found = Judge(Lost(step_++, 90, 0.99));
+  ASSERT_THAT(found, SizeIs(2));
+  EXPECT_EQ(found[0].severity, Severity::kWarning);
+  EXPECT_TRUE(found[0].news);
+  EXPECT_THAT(found[0].summary, HasSubstr("a sequence has lost 90"));
+}
+
+TEST_F(SequenceWatchTest, StepsWithoutALabelSayNothing) {
+  SequencesOptions options;
+  options.labels = 0;
+  SequenceWatch watch{options};
+  for (int i = 0; i < 600; ++i) watch.Observe(Lost(step_++, Usual(), 0.02, i % 2 == 0 ? 4096 : 0), kJudged);
+  watch.Observe(Lost(step_++, Usual(), 0.99), kJudged);
+  EXPECT_THAT(*watch.findings(), SizeIs(1));
+}
+
 TEST_F(SequenceWatchTest, FewLabelsSayNothingOfRepeats) {
   JudgeHealthy(300);
   EXPECT_THAT(Judge(Lost(step_++, Usual(), 1.0, 10)), IsEmpty());

@@ -85,7 +85,10 @@ class EveryStep:
         """Adds the numbers of the host since the sample before; those of devices."""
         values.update(self.phases.take())
         if gpu is not None:
-            held = torch.cuda.memory_stats_as_nested_dict(gpu).get("allocated_bytes", {})
+            try:
+                held = torch.cuda.memory_stats_as_nested_dict(gpu).get("allocated_bytes", {})
+            except RuntimeError:  # Another allocator than torch's has none.
+                held = {}
             for name, kind in (("memory_allocated", "current"), ("memory_peak", "peak")):
                 if kind in held.get("all", {}):
                     values[name] = float(held["all"][kind])

@@ -53,7 +53,7 @@ class Fp8(TappedModules[Quantised]):
         self._modules: list[weakref.ref[nn.Module]] = []
         self._tapped: list[tuple[int, Fp8Tap]] = []
         # Modules that keep their scales, in the running step.
-        self._kept: list[tuple[int, nn.Module, dict[str, Quantised]]] = []
+        self._kept: list[tuple[int, weakref.ref[nn.Module], dict[str, Quantised]]] = []
         self._ends: Optional[Callable[[], None]] = None
         self.rows: set[str] = set()  # Modules of which something was measured.
 
@@ -83,7 +83,7 @@ class Fp8(TappedModules[Quantised]):
             for of, (row, module) in zip(new_quantised([r for r, _ in modules], device), modules):
                 self._measured += of.values()
                 if hasattr(module, "fp8_meta"):
-                    self._kept.append((row, module, of))
+                    self._kept.append((row, weakref.ref(module), of))
                     continue
                 tap = Fp8Tap(self._runs, module, of)
                 self._taps.add(module, tap)
@@ -105,7 +105,7 @@ class Fp8(TappedModules[Quantised]):
     def sample(self) -> Optional[Fp8Sample]:
         """What was measured in this step."""
         for row, module, kept in self._kept:
-            if not read_meta(getattr(module, "fp8_meta", None), kept):
+            if not read_meta(getattr(module(), "fp8_meta", None), kept):
                 self._left_out_row(row, NO_SCALE)
         self._kept = []
         measured = [of for of in self._taken() if of.calls]

@@ -20,7 +20,7 @@ from torch.optim.optimizer import Optimizer
 
 from .._hook.model.parallel import is_dtensor
 from .._kernels.moment_lags import MomentLags, Moments
-from .._kernels.probe import DTYPES
+from .._kernels.probe import DTYPES, available
 from .._kernels.tensors import dense
 from .._native import c_api
 from .frames import number_at_hand
@@ -50,7 +50,7 @@ class _Part:
     def __init__(self, parameter: Tensor, second: Tensor, room: int) -> None:
         self._parameter = weakref.ref(parameter)
         self._second = weakref.ref(second)
-        self._layout = second.stride()
+        self._layout, self._device = second.stride(), second.device
         self._second_dtype, self._second_size = DTYPES[second.dtype], second.element_size()
         self._elements = second.numel()
         row = second.shape[-1] if second.dim() else 1
@@ -70,7 +70,7 @@ class _Part:
         if type(grad) is not Tensor:
             grad = _local(grad)
         state = states.get(p)
-        if state is None or type(grad) is not Tensor or grad.is_sparse:
+        if not isinstance(state, dict) or type(grad) is not Tensor or grad.is_sparse:
             return None
         dtype, second = DTYPES.get(grad.dtype), _second_of(state)
         if dtype is None or grad.stride() != self._layout:
@@ -80,6 +80,9 @@ class _Part:
                 return None
             self._second = weakref.ref(second)
             self._second_dtype, self._second_size = DTYPES[second.dtype], second.element_size()
+        # The kernel's device is that of the plan: they may have moved since, or shrunk in place.
+        if any(t.device != self._device or t.numel() != self._elements for t in (grad, second)):
+            return None
         steps, steps_at = _steps_of(state.get("step", group.steps), grad)
         if steps <= 0:
             return None
@@ -94,7 +97,9 @@ class _Part:
         )  # fmt: skip
 
 
-def _second_of(state: dict[str, Any]) -> Any:
+def _second_of(state: Any) -> Any:
+    if not isinstance(state, dict):
+        return None
     second = state.get("exp_avg_sq")
     if second is None:
         second = state.get("state2")
@@ -128,7 +133,8 @@ class _Group:
         betas, eps = group.get("betas"), number_at_hand(group.get("eps"))
         pair = isinstance(betas, (tuple, list)) and len(betas) > 1
         beta2 = number_at_hand(betas[1]) if pair and betas is not None else None
-        self.known = beta2 is not None and eps is not None and 0 <= beta2 < 1 and eps >= 0
+        known = beta2 is not None and eps is not None and 0 <= beta2 < 1
+        self.known = known and eps is not None and 0 <= eps < math.inf
         self.beta2, self.eps = beta2 or 0.0, eps or 0.0
         self.steps = group.get("k")  # Of schedule-free ones, for all at once.
 
@@ -136,24 +142,30 @@ class _Group:
 class _Plan:
     """What is read of one optimizer's parameters on one device."""
 
-    def __init__(self, lags: MomentLags, parts: list[tuple[int, _Part]]) -> None:
+    def __init__(
+        self, lags: MomentLags, parts: list[tuple[int, _Part]], device: torch.device
+    ) -> None:
         """parts  with the number of the group that each is in"""
-        self._lags, self.parts = lags, parts
+        self._lags, self.parts, self._device = lags, parts, device
         self._steps = 0  # Since the sample before.
 
     def step(self, optimizer: Optimizer, turn: int) -> int:
         """How many were read."""
         groups: dict[int, _Group] = {}
         states, read = optimizer.state, 0
+        scale, found_inf = (_number_of(optimizer, name) for name in ("grad_scale", "found_inf"))
+        if not all(t is None or t.device == self._device for t in (scale, found_inf)):
+            return 0  # GradScaler's are where the loss is.
         for at, (number, part) in enumerate(self.parts):
             group = groups.get(number)
             if group is None:
-                group = groups[number] = _Group(optimizer.param_groups[number])
+                there = number < len(optimizer.param_groups)
+                group = groups[number] = _Group(optimizer.param_groups[number] if there else {})
             moments = part.moments(states, turn, group) if group.known else None
             self._lags.put(at, moments)
             read += moments is not None
         if read:
-            self._lags.add(_number_of(optimizer, "grad_scale"), _number_of(optimizer, "found_inf"))
+            self._lags.add(scale, found_inf)
             self._steps += 1
         return read
 
@@ -165,7 +177,8 @@ class _Plan:
 def _number_of(optimizer: Optimizer, name: str) -> Optional[Tensor]:
     """What a GradScaler gives a fused optimizer."""
     value = getattr(optimizer, name, None)
-    return value if isinstance(value, Tensor) and value.dtype == torch.float32 else None
+    fits = isinstance(value, Tensor) and value.dtype == torch.float32 and value.numel() == 1
+    return value if fits else None
 
 
 class _Seen:
@@ -217,12 +230,14 @@ class LagOfSteps:
         devices: dict[torch.device, list[tuple[int, Tensor, Tensor]]] = {}
         for p in self._worth_it(optimizer, groups):
             second = _second_of(optimizer.state[p])
+            if second.device.type not in ("cpu", "cuda") or available(second.device.type):
+                continue
             devices.setdefault(second.device, []).append((groups[id(p)], p, second))
         plans = []
         for device, of in devices.items():
             room = ELEMENTS_ON_CPU if device.type == "cpu" else ELEMENTS_ON_GPU
             parts = [(number, _Part(p, second, room // len(of))) for number, p, second in of]
-            plans.append(_Plan(MomentLags(device, len(of)), parts))
+            plans.append(_Plan(MomentLags(device, len(of)), parts, device))
         return plans
 
     def _worth_it(self, optimizer: Optimizer, groups: dict[int, int]) -> list[Tensor]:

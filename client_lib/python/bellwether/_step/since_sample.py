@@ -58,7 +58,8 @@ class SinceSample:
         self._norm = _largest(self._norm, norm)
         if clipped_to is not None:
             factor = min(1.0, clipped_to / (norm + _LEAST)) if norm == norm else norm
-            self._factor = min(factor, 1.0 if self._factor is None else self._factor)
+            before = 1.0 if self._factor is None else self._factor
+            self._factor = math.nan if math.isnan(before + factor) else min(factor, before)
 
     def take(self) -> dict[str, float]:
         """Signals, since this was asked last."""

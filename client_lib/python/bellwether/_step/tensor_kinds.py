@@ -80,16 +80,19 @@ class Kinds:
                     if of not in self._less:
                         self._less[of] = _less_one(of)
                     found[id(p)] = Kind(gain=self._less[of])
+        kept = sum(known.always for known in self._known.values())
         for row in rows:
+            if row.name in self._known:
+                continue
             kind = found.get(id(row.of), _NONE)
             out = row.weight.dim() == 2 and _OUT.search(row.name) is not None
-            kept = sum(known.always for known in self._known.values())
             always = (kind.always or out) and kept < ALWAYS_MAX
+            kept += always
             self._known[row.name] = dataclasses.replace(kind, always=always)
 
 
 def _less_one(norm: type[nn.Module]) -> float:
     try:
         return 1.0 if _LESS_ONE.search(inspect.getsource(norm)) else 0.0
-    except (OSError, TypeError):  # It has none: of C, or of a shell.
+    except Exception:  # It has none, as of C or of a shell, or is being edited.
         return 0.0

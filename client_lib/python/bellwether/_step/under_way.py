@@ -16,7 +16,8 @@ from collections.abc import Callable
 from torch.optim.optimizer import Optimizer
 
 _DEPTH_MAX = 8  # Of optimizers within one another.
-_WRAPPED_IN = Optimizer.profile_hook_step.__code__.co_filename
+_code = getattr(Optimizer.profile_hook_step, "__code__", None)
+_WRAPPED_IN = getattr(_code, "co_filename", "")
 
 
 class UnderWay:

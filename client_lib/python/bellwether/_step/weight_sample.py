@@ -95,8 +95,11 @@ class WeightSamples:
             if row.weight.numel():
                 devices.setdefault(row.weight.device, []).append((row, kind))
         found = []
-        for of in devices.values():
-            found += self._gains(of) + self._tables(of) + self._matrices(of, turn)
+        for device, of in devices.items():
+            with torch.autocast(
+                device.type, enabled=False
+            ):  # Of the host's, in whose forward it may be.
+                found += self._gains(of) + self._tables(of) + self._matrices(of, turn)
         return found
 
     def _gains(self, rows: list[tuple[Row, Kind]]) -> list[WeightPart]:
@@ -146,11 +149,10 @@ class WeightSamples:
         ]
         steps = spectral_norms.FIRST_STEPS if first else spectral_norms.STEPS
         t, starts = spectral_norms.tridiagonal(matrices, starts, steps)
-        width = max(w.shape[1] for w in matrices)  # They lie in one piece of memory.
         for row, start in zip(rows, starts):
             if first and row.number not in always:
-                if self._kept + width > STARTS_MAX:
+                if self._kept + start.numel() > STARTS_MAX:
                     continue  # It begins anew in its next turn.
-                self._kept += width
-            self._starts[row.number] = start
+                self._kept += start.numel()
+            self._starts[row.number] = start.clone()  # Not all that were made at once.
         return WeightPart("tensor_sigma", [row.number for row in rows], t)

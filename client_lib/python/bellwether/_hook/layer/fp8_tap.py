@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ..._kernels.memory import capturing
+from ..._kernels.probe import DTYPES
 from ..._util.guard import harmless
 from ..hosts import LinearHost
 from ..running import apart, being_traced, checkpointed
@@ -53,7 +54,8 @@ class Quantised:
         if largest is None or not readable(q) or q.device != self.slab.device:
             return False
         counts = _counts(q.detach().view(torch.uint8), largest)
-        seen = before is not None and before.shape == q.shape and readable(before)
+        seen = before is not None and before.dtype in DTYPES and before.shape == q.shape
+        seen = seen and before is not None and readable(before)
         if seen and before is not None and before.device == q.device:
             # What is not 0 in q was not 0 before.
             there = torch.count_nonzero(before.detach())
@@ -174,6 +176,8 @@ class Fp8Tap:
             d_y = gradients[0]
             if isinstance(d_y, Tensor) and not wrapped(d_y):
                 self._wants = {DY}
+                stack = self._runs.stack
+                stack[:] = [entry for entry in stack if entry[0]._open]  # Left by an exception.
                 self._runs.stack.append((self, d_y.detach()))
 
     @harmless("the backward of a product in 8 bits")
