@@ -104,7 +104,7 @@ TEST_F(SequenceWatchTest, AChangeBehindAnOddStepIsLearnt) {
   EXPECT_THAT(Judge(Lost(step_++, 20 * Usual())), IsEmpty());
 }
 
-TEST_F(SequenceWatchTest, WhatComesBesideAWarningIsTold) {
+TEST_F(SequenceWatchTest, ASecondFindingBesideAWarningIsTold) {
   JudgeHealthy(300);
   for (int i = 0; i < 10; ++i) Judge(Lost(step_++, Usual(), 0.99));
   const std::vector<Finding>& found = Judge(Lost(step_++, 90, 0.99));
