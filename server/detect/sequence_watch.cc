@@ -77,9 +77,10 @@ bool SequenceWatch::Observe(const StepSample& sample, const Context& context) {
     told_ = 0;
   }
   if (context.excused) {
-    // What is wrong already would be learnt.
-    if (has_labels && repeated_.off == 0) repeated_.past.Add(same / labels);
-    if (IsNumber(loss) && loss > 0 && loss_.off == 0) loss_.past.Add(loss);
+    // While something is wrong it would be learnt.
+    if (last_ >= 0) return false;
+    if (has_labels) repeated_.past.Add(same / labels);
+    if (IsNumber(loss) && loss > 0) loss_.past.Add(loss);
     excused_ = true;
     return false;
   }

@@ -96,14 +96,6 @@ TEST_F(SequenceWatchTest, ChangesDoNotMakeWhatIsWrongUsual) {
   EXPECT_THAT(Judge(Lost(step_++, 90, 0.97)), SizeIs(2));
 }
 
-TEST_F(SequenceWatchTest, AChangeBehindAnOddStepIsLearnt) {
-  JudgeHealthy(300);
-  ASSERT_THAT(Judge(Lost(step_++, 90)), SizeIs(1));
-  JudgeHealthy(1);
-  for (int i = 0; i < 20; ++i) watch_.Observe(Lost(step_++, 20 * Usual()), {.excused = true, .quiet_steps = 1000});
-  EXPECT_THAT(Judge(Lost(step_++, 20 * Usual())), IsEmpty());
-}
-
 TEST_F(SequenceWatchTest, ASecondFindingBesideAWarningIsTold) {
   JudgeHealthy(300);
   for (int i = 0; i < 10; ++i) Judge(Lost(step_++, Usual(), 0.99));
