@@ -9,7 +9,7 @@ from typing import Optional
 from .._hook.layer.fp8_tap import COUNTS, STATS, Quantised
 from .._native import c_api
 from .._native.run_client import Block, RunClient
-from .law_rows import LawRows, ranges, told
+from .law_rows import LawRows, told
 from .tapped_modules import Arriving
 
 SIGNALS = (
@@ -100,12 +100,8 @@ class Fp8Sample:
                 )
         if client is None or not table:
             return []
-        named = rows.tell(client)
-        numbers = sorted(number for number in table if number < named)
-        of_ranges = ranges(numbers, min(_RANGES_MAX, room // len(SIGNALS)))
-        rows.not_sent += len(table) - (len(numbers) if of_ranges else 0)
         found: list[Block] = []
-        for of_range in of_ranges:
+        for of_range in rows.sent(client, table, min(_RANGES_MAX, room // len(SIGNALS))):
             lines = (table.get(n, _MISSING) for n in of_range)
             for signal, column in zip(SIGNALS, zip(*lines)):
                 found += told(signal, array.array("f", column), of_range.start)

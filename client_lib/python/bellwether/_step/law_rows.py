@@ -11,7 +11,7 @@ from __future__ import annotations
 import array
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Optional, Protocol
 
 import torch
@@ -123,11 +123,18 @@ class LawRows:
                 of[number] = law
         if client is None or not of:
             return []
+        return [
+            block for of_range in self.sent(client, of, min(_RANGES_MAX, room // len(SIGNALS)))
+            for block in self._blocks(of, of_range, scale)
+        ]  # fmt: skip
+
+    def sent(self, client: RunClient, rows: Collection[int], at_most: int) -> list[range]:
+        """Those whose names the server has, in so few ranges.  The others are counted."""
         named = self.tell(client)
-        numbers = sorted(number for number in of if number < named)
-        found = ranges(numbers, min(_RANGES_MAX, room // len(SIGNALS)))
-        self.not_sent += len(of) - (len(numbers) if found else 0)
-        return [block for of_range in found for block in self._blocks(of, of_range, scale)]
+        numbers = sorted(number for number in rows if number < named)
+        found = ranges(numbers, at_most)
+        self.not_sent += len(rows) - (len(numbers) if found else 0)
+        return found
 
     def tell(self, client: RunClient) -> int:
         """How many rows have told their names to the server; new ones do first."""

@@ -26,24 +26,21 @@ class UnderWay:
 
     def begins(self, optimizer: Optimizer) -> bool:
         """Called by a hook.  Whether it begins within a step of its own."""
-        within = self.any(lambda known: known is optimizer) and _is_within_its_own(optimizer)
-        if not within:
-            self._forget(optimizer)  # Its step before has raised.
+        depths = self._depths(optimizer)
+        within = bool(depths) and _is_within_its_own(optimizer)
+        if depths and not within:
+            del self._known[depths[0] :]  # Its step before has raised.
         self._known = [*self._known, weakref.ref(optimizer)][:_DEPTH_MAX]
         return within
 
-    def _forget(self, optimizer: Optimizer) -> None:
-        for depth, known in enumerate(self._known):
-            if known() is optimizer:
-                del self._known[depth:]
-                return
-
     def ends(self, optimizer: Optimizer) -> None:
         """And with it those that have begun within it."""
-        for depth in reversed(range(len(self._known))):
-            if self._known[depth]() is optimizer:
-                del self._known[depth:]
-                return
+        depths = self._depths(optimizer)
+        if depths:
+            del self._known[depths[-1] :]
+
+    def _depths(self, optimizer: Optimizer) -> list[int]:
+        return [depth for depth, known in enumerate(self._known) if known() is optimizer]
 
     def any(self, of: Callable[[Optimizer], bool] = lambda _: True) -> bool:
         """Whether there is one, of a kind."""

@@ -54,9 +54,7 @@ class Quantised:
         if largest is None or not readable(q) or q.device != self.slab.device:
             return False
         counts = _counts(q.detach().view(torch.uint8), largest)
-        seen = before is not None and before.dtype in DTYPES and before.shape == q.shape
-        seen = seen and before is not None and readable(before)
-        if seen and before is not None and before.device == q.device:
+        if before is not None and _is_like(before, q):
             # What is not 0 in q was not 0 before.
             there = torch.count_nonzero(before.detach())
             counts += [there, (there - q.numel() + counts[1]).clamp(min=0)]
@@ -78,6 +76,12 @@ class Quantised:
             self.slab[6:] = scale.reshape(())
         else:
             self.slab[6:] = torch.stack([scale.max(), scale.sum()])
+
+
+def _is_like(before: Tensor, q: Tensor) -> bool:
+    """Whether it can be what q was made of."""
+    same = before.shape == q.shape and before.device == q.device
+    return same and before.dtype in DTYPES and readable(before)
 
 
 def _counts(bits: Tensor, largest: int) -> list[Tensor]:
@@ -178,7 +182,7 @@ class Fp8Tap:
                 self._wants = {DY}
                 stack = self._runs.stack
                 stack[:] = [entry for entry in stack if entry[0]._open]  # Left by an exception.
-                self._runs.stack.append((self, d_y.detach()))
+                stack.append((self, d_y.detach()))
 
     @harmless("the backward of a product in 8 bits")
     def _backward_over(self, inputs: Any, outputs: Any) -> None:
