@@ -33,6 +33,20 @@ std::vector<Head> DeeperHeads(const RunSnapshot& run) {
   return heads;
 }
 
+// Counts names that were refused.  "": the run's events have said as much already.
+std::string WordsOfRefused(const absl::Status& why, size_t names, NamesTaken* taken) {
+  constexpr uint64_t kToldAgain = 4;
+  taken->refused += names;
+  ++taken->refused_messages;
+  if (taken->refused_messages < kToldAgain * taken->told_messages) return {};
+  taken->told_messages = taken->refused_messages;
+  std::string text = absl::StrCat("names left out, and values of them: ", why.message());
+  if (taken->refused_messages > 1) {
+    absl::StrAppend(&text, "; ", taken->refused_messages, " messages of ", taken->refused, " names so far");
+  }
+  return text;
+}
+
 }  // namespace
 
 IngestCoordinator::IngestCoordinator(const Parts& parts)
@@ -205,33 +219,61 @@ absl::Status IngestCoordinator::CheckRise(const RankSession& session, uint64_t s
       absl::StrCat("seq = ", seq, ": must be in [", last + 1, ", ", from + kRiseMax, "]: ", last, " was the last one"));
 }
 
-void IngestCoordinator::AdmitNames(RunId run, IngestMessage* message, std::string* payload) const {
+void IngestCoordinator::AdmitNames(RunId run, NamesTaken* taken, IngestMessage* message, std::string* payload) const {
   const auto* const names = std::get_if<NamesMessage>(&message->body);
-  if (names == nullptr) return;
+  const bool waits = taken->given.tensors.size() + taken->given.modules.size() > 0;
+  if (names == nullptr && !waits) return;
   const RunSnapshotPtr snapshot = runs_.table->Get(run);
   if (snapshot == nullptr) return;
-  const Granularity granularity = names->granularity;
-  int64_t fresh = static_cast<int64_t>(names->names.size());
-  if (snapshot->rows != nullptr) {
-    const RowNames& known = snapshot->rows->of(granularity);
-    fresh = std::ranges::count_if(names->names, [&known](const std::string& name) { return known.Find(name) < 0; });
+  const Layout& layout = snapshot->record.description.layout;
+  if (waits && layout.tensors >= taken->until.tensors && layout.modules >= taken->until.modules) taken->given = {};
+  if (names == nullptr) return;
+  std::shared_ptr<const RunRows> rows = snapshot->rows;
+  if (rows != nullptr) {
+    taken->stored = nullptr;
+  } else {
+    // A run that has come back: the snapshot of its record has no names.
+    if (taken->stored == nullptr && layout.tensors + layout.modules > 0) {
+      if (auto read = RowsOf(*snapshot, *runs_.database); read.ok()) taken->stored = *std::move(read);
+    }
+    static const auto none = std::make_shared<const RunRows>();
+    rows = taken->stored != nullptr ? taken->stored : none;
   }
-  if (fresh == 0) return;
-  Layout more = snapshot->record.description.layout;
-  int32_t& rows = granularity == Granularity::kTensor ? more.tensors : more.modules;
-  rows = static_cast<int32_t>(std::min<int64_t>(rows + fresh, kNamedRowsMax));
-  const absl::Status admitted = admission_->AdmitRows(snapshot->record, more, runs_.table->List(), clock_->UnixNanos());
-  if (admitted.ok()) return;
-  LogWarning("run {}: names of rows are left out, and values of them: {}", snapshot->record.description.name,
-             std::string(admitted.message()));
-  const RunEvent event{names->attempt,
-                       std::max<int64_t>(snapshot->record.step, 0),
-                       EventKind::kAnnotation,
-                       0,
-                       absl::StrCat("names left out, and values of them: ", admitted.message()),
-                       clock_->UnixNanos()};
-  *payload = EncodeEvent(event, message->seq);
-  message->body = event;
+  const Granularity granularity = names->granularity;
+  const RowNames& known = rows->of(granularity);
+  // What other messages were given since the snapshot counts, too; what several ranks name counts once.
+  RowNames given;
+  const auto give = [&](const std::vector<std::string>& each) {
+    for (const std::string& name : each) {
+      if (known.Find(name) < 0) given.Add(name);
+    }
+  };
+  give(taken->given.of(granularity).names());
+  const int32_t before = given.size();
+  give(names->names);
+  if (given.size() > before) {
+    Layout more = layout;
+    int32_t& count = granularity == Granularity::kTensor ? more.tensors : more.modules;
+    count = std::max(count, std::min(known.size() + given.size(), kNamedRowsMax));
+    const absl::Status admitted =
+        admission_->AdmitRows(snapshot->record, more, runs_.table->List(), clock_->UnixNanos());
+    if (!admitted.ok()) {
+      const RunEvent event{names->attempt,
+                           std::max<int64_t>(snapshot->record.step, 0),
+                           EventKind::kAnnotation,
+                           0,
+                           WordsOfRefused(admitted, names->names.size(), taken),
+                           clock_->UnixNanos()};
+      if (!event.text.empty()) LogWarning("run {}: {}", snapshot->record.description.name, event.text);
+      *payload = EncodeEvent(event, message->seq);
+      message->body = event;
+      return;
+    }
+  }
+  taken->given.of(granularity) = std::move(given);
+  const auto rows_with = [&](Granularity each) { return rows->of(each).size() + taken->given.of(each).size(); };
+  taken->until.tensors = std::min(rows_with(Granularity::kTensor), kNamedRowsMax);
+  taken->until.modules = std::min(rows_with(Granularity::kModule), kNamedRowsMax);
 }
 
 absl::StatusOr<IngestSession::Taken> IngestCoordinator::Put(RankSession* session, IngestMessage& message,
@@ -257,7 +299,7 @@ absl::StatusOr<IngestSession::Taken> IngestCoordinator::Put(RankSession* session
         return IngestSession::Taken::kBusy;
       };
       if (!shard.HasRoom(bytes)) return wait_for_room();
-      AdmitNames(run, &message, &payload);
+      AdmitNames(run, session->names(), &message, &payload);
       WalRecord record;
       record.kind = WalKind::kMessage;
       record.run = run;

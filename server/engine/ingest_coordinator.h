@@ -99,9 +99,9 @@ class IngestCoordinator final : public ImportSink {
   // Log the rules and the policy that a new run is judged by from its first step on.
   void AppendRules(Shard* shard, const RunEntry& run, int64_t time_unix_ms);
   void AppendPolicy(Shard* shard, const RunEntry& run, int64_t time_unix_ms);
-  // Names that the memory does not hold become an event of the same seq that says so, and
-  // their values have no row.
-  void AdmitNames(RunId run, IngestMessage* message, std::string* payload) const;
+  // Names that the memory does not hold become an event of the same seq, and their values have no row.  The
+  // first of a run says so, and then each that has four times as many before it; the others say nothing.
+  void AdmitNames(RunId run, NamesTaken* taken, IngestMessage* message, std::string* payload) const;
   // INVALID_ARGUMENT: the seq is too far beyond the last one.
   absl::Status CheckRise(const RankSession& session, uint64_t seq) const;
 

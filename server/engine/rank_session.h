@@ -62,6 +62,7 @@ class RankSession final : public IngestSession, public std::enable_shared_from_t
 
   const RunEntry& run() const { return *run_; }
   RankSlot* slot() const { return slot_; }
+  NamesTaken* names() const { return &run_->names; }
   uint32_t rank() const { return rank_; }
   uint64_t first_unacked_seq() const { return first_unacked_seq_; }  // As in its Hello; 0 = none.
 

@@ -19,6 +19,7 @@
 #include "server/engine/ports/ownership.h"
 #include "server/ingest/decode_limits.h"
 #include "server/ingest/launches.h"
+#include "server/model/row_names.h"
 
 namespace bellwether::server {
 
@@ -33,6 +34,15 @@ struct RankSlot {
   uint32_t attempt = 0;      // The newest attempt of the rank's Hellos.
 };
 
+// What the names of a run's rows came to; guarded by the mutex of the run's shard.
+struct NamesTaken {
+  RunRows given;                          // Admitted, and not yet in the run's snapshot,
+  Layout until;                           // which has so many rows when it has all of them.
+  std::shared_ptr<const RunRows> stored;  // What the database has, while the snapshot does not say.
+  // Left out, of the run since this server knows it; and of how many messages the run's events tell.
+  uint64_t refused = 0, refused_messages = 0, told_messages = 0;
+};
+
 // Sessions hold their entry, too: a run may be forgotten while its streams end.
 struct RunEntry {
   // Constant after construction.
@@ -45,6 +55,7 @@ struct RunEntry {
   std::unique_ptr<LiveRun> unlogged;
   // Guarded by the mutex of the run's shard.
   std::map<uint32_t, std::unique_ptr<RankSlot>> ranks;
+  NamesTaken names;
 };
 
 class RunRegistry {

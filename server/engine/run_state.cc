@@ -161,6 +161,8 @@ RunEffects RunState::Apply(const LoggedMessage& logged, bool is_live) {
 }
 
 void RunState::ApplyEvent(const RunEvent& event) {
+  // It stands for a message that was left out, of which another event tells.
+  if (event.kind == EventKind::kAnnotation && event.text.empty() && event.value == 0) return;
   KeepEvent(event);
   record_.kind_changed = record_.kind_changed || ChangesKind(event.kind);
   judge_.OnEvent(event, &effects_.transitions);
