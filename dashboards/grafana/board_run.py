@@ -27,6 +27,9 @@ PARTLY = "judged in part"
 STAGE = f"bellwether_run_stage{{{RUN}}}"
 LEAST = f'bellwether_run_judged_ratio{{{RUN},family="all"}}'
 STAGE_OR_PARTLY = f"{STAGE} - ({STAGE} == bool 0) * ignoring (family) ({LEAST} < bool 1) or {STAGE}"
+# Own signals by the names that the field has, whatever stands before and behind them.
+REWARDS = "(.*/)?(mean_)?rewards?([/_](mean|avg))?"
+POLICY = "(.*/)?(mean_)?((policy_|ppo_|approx_)?kl(_div|_divergence|_loss)?|approxkl|(policy_)?entropy)([/_](mean|avg))?"
 # Grafana's heatmap has time on its x axis, so the matrix is a table.  Labels are
 # strings: without the conversion 10 would stand before 2.  Columns stand as the
 # rows name them first, so the heads are sorted before and the layers behind: with
@@ -77,6 +80,10 @@ def run_board() -> Board:
     _matrix(board)
     _kernel(board)
     _training(board)
+    _every_step(board)
+    _sequences(board)
+    _experts(board)
+    _own(board)
     return board
 
 
@@ -165,6 +172,7 @@ def _causes(board: Board) -> None:
         "Training loss. The last to know.",
         Look("none"),
         query(f"bellwether_run_loss{{{RUN}}}", "loss"),
+        query(f"bellwether_run_loss_max{{{RUN}}}", "largest since the sample before"),
     )
 
 
@@ -216,6 +224,7 @@ def _training(board: Board) -> None:
         "Global gradient norm before clipping.",
         Look("none", 8, log=True),
         query(f"bellwether_run_grad_norm{{{RUN}}}", "gradient norm"),
+        query(f"bellwether_run_grad_norm_max{{{RUN}}}", "largest since the sample before"),
     )
     board.lines(
         "Tokens",
@@ -228,4 +237,127 @@ def _training(board: Board) -> None:
         "Share of a step that the hook takes.",
         Look("percentunit", 8, warn=RULES["alert.hook_overhead_max"]),
         query(f"bellwether_run_hook_overhead_ratio{{{RUN}}}", "hook"),
+    )
+
+
+def _every_step(board: Board) -> None:
+    board.row("Every step")
+    board.lines(
+        "Lag of the second moment",
+        "Largest lag of Adam's second moment since the sample before, in embeddings and the first layers: about one or less "
+        "while it follows the gradients. A rise may come some steps before a spike of the loss. Told with stats=steps.",
+        Look("none", 8),
+        query(f"bellwether_run_moment_lag_max{{{RUN}}}", "lag"),
+    )
+    board.lines(
+        "Clip factor",
+        "Smallest factor by which torch has clipped the gradients since the sample before: one where they were within "
+        "their limit.",
+        Look("none", 8, log=True),
+        query(f"bellwether_run_clip_factor{{{RUN}}}", "clip factor"),
+    )
+    board.lines(
+        "Skipped steps and saturated gradients",
+        "Steps that the optimizer did not take, and elements of gradients that were not finite or as large as their "
+        "type can hold, a second.",
+        Look("short", 8),
+        query(f"rate(bellwether_run_skipped_steps_total{{{RUN}}}[$__rate_interval])", "skipped steps"),
+        query(f"rate(bellwether_run_grad_saturated_elements_total{{{RUN}}}[$__rate_interval])", "saturated elements"),
+    )
+    board.lines(
+        "Where a step's time goes",
+        "Mean time of each phase on the host. On a GPU the host only enqueues work, and waits where the job asks for a "
+        "number.",
+        Look("s", 8),
+        query(f"bellwether_run_phase_seconds{{{RUN}}}", "{{phase}}"),
+    )
+    board.lines(
+        "Waiting for data",
+        "Share of a step's time between the end of one step and the forward pass of the next.",
+        Look("percentunit", 8),
+        query(f"bellwether_run_data_wait_ratio{{{RUN}}}", "data"),
+    )
+    board.lines(
+        "GPU memory",
+        "What torch's allocator has given out, of the rank that has most.",
+        Look("bytes", 8),
+        query(f"bellwether_run_memory_allocated_bytes{{{RUN}}}", "allocated"),
+        query(f"bellwether_run_memory_peak_bytes{{{RUN}}}", "most so far"),
+    )
+    board.lines(
+        "Loss scale",
+        "What a GradScaler has multiplied the loss by.",
+        Look("locale", 24, 6, log=True),
+        query(f"bellwether_run_loss_scale{{{RUN}}}", "loss scale"),
+    )
+
+
+def _sequences(board: Board) -> None:
+    board.row("Losses of sequences")
+    board.lines(
+        "Largest losses",
+        "Of a sequence and of a micro-batch, beside the mean, where the job tells them by mon.losses(). A bad sequence "
+        "disappears in the mean.",
+        Look("none"),
+        query(f"bellwether_run_loss_sequence_max{{{RUN}}}", "sequence"),
+        query(f"bellwether_run_loss_batch_max{{{RUN}}}", "micro-batch"),
+        query(f"bellwether_run_loss{{{RUN}}}", "mean"),
+    )
+    board.lines(
+        "Repeated labels",
+        "Share of the labels that count and are the same as the one before: near one for a batch of one repeated token.",
+        Look("percentunit", warn=RULES["sequences.repeated_share"]),
+        query(f"bellwether_run_loss_repeated_ratio{{{RUN}}}", "repeated"),
+    )
+
+
+def _experts(board: Board) -> None:
+    layer = "layer {{layer}}"
+    board.row("Experts")
+    board.lines(
+        "Busiest expert",
+        "Load of the layer's busiest expert over the mean load: one is balanced.",
+        Look("none", log=True),
+        query(f"bellwether_layer_expert_load_max_ratio{{{LAYER}}}", layer),
+    )
+    board.lines(
+        "Dead experts",
+        "Experts of the layer that were chosen for no token of the sample.",
+        Look("none"),
+        query(f"bellwether_layer_experts_dead{{{LAYER}}}", layer),
+    )
+    board.lines(
+        "Entropy of the router",
+        "Mean over tokens, against the largest that it can be: near zero the router is sure of each token.",
+        Look("percentunit"),
+        query(f"bellwether_layer_router_entropy_ratio{{{LAYER}}}", layer),
+    )
+    board.lines(
+        "Largest logit of the router",
+        "Largest logit that the layer's router has given an expert.",
+        Look("none"),
+        query(f"bellwether_layer_router_logit_max{{{LAYER}}}", layer),
+    )
+
+
+def _own(board: Board) -> None:
+    board.row("Signals of its own")
+    board.lines(
+        "Reward",
+        "What the job logs by a name such as reward or critic/rewards/mean.",
+        Look("none"),
+        query(f'bellwether_own_value{{{RUN},signal=~"{REWARDS}"}}', "{{row}}"),
+    )
+    board.lines(
+        "KL divergence and entropy of the policy",
+        "What the job logs by a name such as kl, actor/ppo_kl or entropy. A policy that collapses loses its entropy "
+        "before its reward.",
+        Look("none"),
+        query(f'bellwether_own_value{{{RUN},signal=~"{POLICY}"}}', "{{row}}"),
+    )
+    board.table(
+        "All signals of its own",
+        "The newest values of what the job logs by mon.log(): the cells furthest from zero; export.rows_max says how many.",
+        query_now(f"bellwether_own_value{{{RUN}}}"),
+        Look("none", 24),
     )

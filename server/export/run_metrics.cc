@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <set>
 #include <string>
 #include <utility>
@@ -19,20 +20,28 @@ constexpr double kSecondsPerNano = 1e-9;
 constexpr int64_t kRunExtraFixed = 7;
 constexpr int64_t kEtaSeries = 3;
 
+bool Has(const StepSample* sample, const SignalInfo& signal) {
+  if (sample == nullptr) return false;
+  return signal.derived ? sample->has(signal.numerator) && sample->has(signal.denominator) : sample->has(signal.id);
+}
+
+// The sample that a metric of `level` reads.  Signals of the run that are told with samples of the heads alone are
+// read from those: nearly every scrape falls between two of them.
+const StepSample* SampleOf(const RunSnapshot& run, MetricLevel level, const SignalInfo& signal) {
+  return level == MetricLevel::kRun && Has(run.newest.get(), signal) ? run.newest.get() : run.heads.get();
+}
+
 // Calls with every metric of `level` whose signal the sample, or for totals the
 // snapshot, has.
 template <typename F>
 void ForEachMetric(const RunSnapshot& run, MetricLevel level, F&& call) {
-  const StepSample* const sample = level == MetricLevel::kRun ? run.newest.get() : run.heads.get();
   for (size_t i = 0; i < SignalCount(); ++i) {
     const SignalInfo& signal = SignalTable()[i];
     for (size_t m = 0; m < signal.metric_count; ++m) {
       const MetricInfo& metric = signal.metrics[m];
       if (metric.level != level) continue;
       const bool present = metric.aggregate == Aggregate::kTotal ? run.totals.contains(signal.id)
-                           : sample == nullptr                   ? false
-                           : signal.derived ? sample->has(signal.numerator) && sample->has(signal.denominator)
-                                            : sample->has(signal.id);
+                                                                 : Has(SampleOf(run, level, signal), signal);
       if (present) call(signal, metric);
     }
   }
@@ -133,7 +142,8 @@ void AddRunExtras(const RunSnapshot& run, FamilySet* set) {
       if (total.empty()) return;
       value = total[0];
     } else {
-      if (!DeriveMatrix(*run.newest, signal, &values) || IsNotMeasured(values[0])) return;
+      const StepSample& sample = *SampleOf(run, MetricLevel::kRun, signal);
+      if (!DeriveMatrix(sample, signal, &values) || IsNotMeasured(values[0])) return;
       value = values[0];
     }
     FamilySet::LabelList labels = RunLabel(run);
@@ -276,6 +286,8 @@ float AggregateRow(Aggregate aggregate, std::span<const float> row) {
     case Aggregate::kSignedExtreme:
       return *std::max_element(measured.begin(), measured.end(),
                                [](float a, float b) { return std::abs(a) < std::abs(b); });
+    case Aggregate::kSum:
+      return std::accumulate(measured.begin(), measured.end(), 0.0f);
     case Aggregate::kMax:
     case Aggregate::kLast:
     case Aggregate::kTotal:

@@ -22,7 +22,8 @@ namespace bellwether::server {
 inline constexpr int64_t kRunCoreSeries = 4;
 void AddRunCore(const RunSnapshot& run, FamilySet* set);
 
-// Attempt, ranks, losses on the way, ETA, and the run-level signals.
+// Attempt, ranks, losses on the way, ETA, and the run-level signals: of the newest step, or of the newest sample of
+// the heads where that step does not tell them.
 int64_t RunExtraSeriesMax(const RunSnapshot& run);
 void AddRunExtras(const RunSnapshot& run, FamilySet* set);
 

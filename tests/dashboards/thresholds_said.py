@@ -125,4 +125,5 @@ PANELS = {
     "3 Tied rows": ("ties.fraction_min",),
     "6 Largest logit": ("logits.logit_max_large",),
     "Hook overhead": ("alert.hook_overhead_max",),
+    "Repeated labels": ("sequences.repeated_share",),
 }

@@ -31,6 +31,14 @@ HEAD_SIGNALS = {
     "law_a3": 0.1, "law_a3_variance": 1.0, "law_a3_alike": 0.0, "law_a4": 0.1, "law_a4_variance": 1.0, "law_a4_alike": 0.0,
     **{f"shadow_{tensor}_{of}": value for tensor in ("o", "dq", "dk", "dv") for of, value in (("rest", 0.5), ("variance", 1.0), ("variance_sq", 0.01), ("factor", 20.0), ("factor_variance", 1e6), ("factor_alike", 0.0))},
 }  # fmt: skip
+# What a run tells beside, where its job measures it.
+STEPS = {
+    "moment_lag_max": 0.9, "grad_saturated": 2.0, "loss_max": 2.1, "grad_norm_max": 1.2, "skipped_steps": 1.0, "loss_scale": 65536.0,
+    "clip_factor": 0.8, "data_seconds": 1e-3, "forward_seconds": 3e-3, "backward_seconds": 5e-3, "optimizer_seconds": 1e-3,
+    "data_share": 0.1, "memory_allocated": 2e9, "memory_peak": 3e9,
+}  # fmt: skip
+SEQUENCES = {"loss_sequence_max": 3.0, "loss_microbatch_max": 2.2, "loss_tokens": 4000.0, "loss_repeated_tokens": 80.0}
+POLICY = {"reward": 1.0, "kl": 0.01, "entropy": 2.0}
 RUN_SIGNALS = {"loss": 2.0, "grad_norm": 1.0, "tokens": 4096.0, "step_seconds": 0.01, "hook_seconds": 1e-5}
 
 
@@ -54,7 +62,7 @@ class Trainer:
     def report(self, **unusual: float) -> None:
         """One frame.  A value of a head signal is the sick head's, law_difference that of lm_head, and
         tensor_moved that of one of two parameters, as tensor_grad_sumsq.  expert_load is that of one of two experts of each
-        layer, clip_share the job's own, of at most 1."""
+        layer; clip_share, of at most 1, and those of POLICY are the job's own."""
         blocks = []
         for name, usual in RUN_SIGNALS.items():
             blocks.append(Block(name, [unusual.get(name, usual * self._random.uniform(0.98, 1.02))]))
@@ -75,18 +83,21 @@ class Trainer:
             blocks += [Block(name, [1.0, 1.0], 0, 2) for name in ("tensor_elements", "tensor_grad_max")]
             blocks.append(Block("tensor_grad_sumsq", [1.0, unusual.get("tensor_grad_sumsq", 1.0)], 0, 2))
         if "expert_load" in unusual:
-            blocks += [Block("expert_load", [unusual["expert_load"], 100.0] * LAYERS, 0, LAYERS, 0, 2)]
-        if "loss_sequence_max" in unusual:
-            blocks.append(Block("loss_sequence_max", [unusual["loss_sequence_max"] * self._random.uniform(0.98, 1.02)]))
+            load = unusual["expert_load"]
+            blocks += [Block("expert_load", [load, 100.0] * LAYERS, 0, LAYERS, 0, 2), Block("expert_dead", [float(load == 0), 0.0] * LAYERS, 0, LAYERS, 0, 2)]
+            layers = {"expert_ideal_load": (load + 100) / 2, "expert_largest_load": max(load, 100.0), "router_entropy_sum": 60.0, "router_entropy_largest_sum": 69.0, "router_logit_max": 3.0}  # fmt: skip
+            blocks += [Block(name, [value] * LAYERS, 0, LAYERS) for name, value in layers.items()]
+        blocks += [Block(name, [unusual[name] * self._random.uniform(0.98, 1.02)]) for name in (*STEPS, *SEQUENCES) if name in unusual]
         own = [OwnValues("clip_share", [unusual["clip_share"]], high=1.0)] if "clip_share" in unusual else []
+        own += [OwnValues(name, [unusual[name]]) for name in POLICY if name in unusual]
         assert self._client.push(self.step, blocks, own=own)
         self.step += EVERY
         if self.step % 500 == 0:
             assert self._client.flush(20)
 
     def drift(self) -> None:
-        """The sick head's drift ratio doubles every 500 steps."""
-        self.report(common_mode_sum=1024 * 2 ** (self.step / 500), law_difference=0.5)
+        """The sick head's drift ratio doubles every 500 steps; all else that a run can tell is healthy."""
+        self.report(common_mode_sum=1024 * 2 ** (self.step / 500), law_difference=0.5, expert_load=100.0, **STEPS, **SEQUENCES, **POLICY)
 
 
 class Prometheus:

@@ -30,7 +30,7 @@ from bellwether_process import ROOT, Server, wait_for
 from scraping import DASHBOARDS, Prometheus, Trainer, prometheus_of
 
 RECORDED = ("gpt-flash-s4", "gpt-flash-hp-at-sigma30-s4")
-SERIES = 1340  # Of some 1,410: single heads do not fit.
+SERIES = 1470  # Of some 1,550: single heads do not fit.
 VARIABLES = {"$__rate_interval": "20s", "$__interval": "15s", "$run": "drifts", "$layer": ".*", "$instance": ".*"}
 
 
@@ -127,10 +127,10 @@ def failing_runs(folder: Path, config: str) -> Iterator[tuple[Prometheus, Traine
     with Server(folder, config, f"--rules.file={folder / 'own_rules.yml'}") as server, prometheus_of(server, folder) as prometheus:
         for name in RECORDED:
             server.run("run", "import", "--notify", str(ROOT / f"tests/testdata/runs/{name}.bwrun"))
-        with Trainer(server, "drifts") as first:
+        with Trainer(server, "drifts", experts=2) as first:
             first.report()
             wait_for("the first attempt is scraped", lambda: prometheus.has('bellwether_run_attempt{run="drifts"}'))
-            with Trainer(server, "drifts", attempt=1) as second:
+            with Trainer(server, "drifts", attempt=1, experts=2) as second:
                 while second.step < 1500:
                     second.drift()
                 with breaking(server), spiking(server):

@@ -47,6 +47,7 @@ enum class Aggregate : uint8_t {
   kMin = 4,
   kTotal = 5,
   kSignedExtreme = 6,
+  kSum = 7,
 };
 
 struct MetricInfo {

@@ -13,6 +13,7 @@
 #include <cstdlib>
 #include <ctime>
 #include <fstream>
+#include <initializer_list>
 #include <map>
 #include <memory>
 #include <set>
@@ -142,6 +143,51 @@ TEST_F(PrometheusTest, NanIsExportedAndTheUnmeasuredIsNot) {
   EXPECT_EQ(page.count(R"(bellwether_layer_logit_max{run="run",layer="1"})"), 0u);
 }
 
+TEST_F(PrometheusTest, ExpertsHaveSeriesOfLayers) {
+  Publish({.name = "moe", .layout = {.layers = 3, .heads = 2, .kv_heads = 2, .experts = 4}}, [](RunSnapshot* run) {
+    auto sample = std::make_shared<StepSample>(*run->heads);
+    const auto set = [&](SignalId id, std::initializer_list<float> values) {
+      std::copy(values.begin(), values.end(), sample->Add(id).begin());
+    };
+    set(SignalId::kExpertDead, {0, 1, 0.5, 0, 0, 0, 0, 0});  // Layer 2 has no router.
+    set(SignalId::kExpertLargestLoad, {60, 30});
+    set(SignalId::kExpertIdealLoad, {20, 20});
+    set(SignalId::kRouterEntropySum, {1, 4});
+    set(SignalId::kRouterEntropyLargestSum, {8, 8});
+    set(SignalId::kRouterLogitMax, {-2, std::nanf("")});
+    run->heads = sample;
+  });
+  const auto page = Parse(exporter().Render());
+  const auto value = [&](const char* name, int layer) {
+    return page.at(absl::StrCat("bellwether_layer_", name, "{run=\"moe\",layer=\"", layer, "\"}"));
+  };
+  EXPECT_EQ(value("experts_dead", 0), 1.5);
+  EXPECT_EQ(value("experts_dead", 1), 0);
+  EXPECT_EQ(value("expert_load_max_ratio", 0), 3);
+  EXPECT_EQ(value("router_entropy_ratio", 1), 0.5);
+  EXPECT_EQ(value("router_logit_max", 0), -2);
+  EXPECT_TRUE(std::isnan(value("router_logit_max", 1)));
+  EXPECT_EQ(CountOf(page, "expert") + CountOf(page, "bellwether_layer_router_"), 8) << "no series of an expert";
+}
+
+TEST_F(PrometheusTest, SignalsOfSamplesAloneStayBetweenThem) {
+  Publish({.name = "steps", .steps = 2203}, [](RunSnapshot* run) {
+    auto sample = std::make_shared<StepSample>(*run->heads);
+    sample->Add(SignalId::kMomentLagMax)[0] = 1.5;
+    sample->Add(SignalId::kDataSeconds)[0] = 0.25;
+    sample->Add(SignalId::kForwardSeconds)[0] = 0.5;
+    sample->Add(SignalId::kLoss)[0] = 77;
+    run->heads = sample;
+    run->totals[SignalId::kSkippedSteps] = {3};
+  });
+  const auto page = Parse(exporter().Render());
+  EXPECT_EQ(page.at(R"(bellwether_run_moment_lag_max{run="steps"})"), 1.5);
+  EXPECT_EQ(page.at(R"(bellwether_run_phase_seconds{run="steps",phase="data"})"), 0.25);
+  EXPECT_EQ(page.at(R"(bellwether_run_phase_seconds{run="steps",phase="forward"})"), 0.5);
+  EXPECT_EQ(page.at(R"(bellwether_run_skipped_steps_total{run="steps"})"), 3);
+  EXPECT_LT(page.at(R"(bellwether_run_loss{run="steps"})"), 77) << "the newest step tells its own";
+}
+
 TEST(AggregateRowTest, AggregatesMatchTheirNames) {
   const float nan = std::nanf("");
   EXPECT_EQ(AggregateRow(Aggregate::kMax, std::vector<float>{1, NotMeasured(), 3}), 3);
@@ -149,6 +195,7 @@ TEST(AggregateRowTest, AggregatesMatchTheirNames) {
   EXPECT_EQ(AggregateRow(Aggregate::kMedian, std::vector<float>{4, 1, 3, 2}), 2.5f);
   EXPECT_EQ(AggregateRow(Aggregate::kMedian, std::vector<float>{4, nan, 3, 9}), 4);
   EXPECT_EQ(AggregateRow(Aggregate::kSignedExtreme, std::vector<float>{-7, 3, 5}), -7);
+  EXPECT_EQ(AggregateRow(Aggregate::kSum, std::vector<float>{1, NotMeasured(), 0.5}), 1.5f);
   EXPECT_TRUE(std::isnan(AggregateRow(Aggregate::kMax, std::vector<float>{nan, 3})));
   EXPECT_FALSE(IsNotMeasured(AggregateRow(Aggregate::kMax, std::vector<float>{nan, NotMeasured()})));
   EXPECT_TRUE(IsNotMeasured(AggregateRow(Aggregate::kMax, std::vector<float>{NotMeasured()})));
