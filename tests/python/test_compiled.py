@@ -23,6 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 import bellwether
 from bellwether._hook.compiled import compiled_taps, recipes
+from bellwether._step import backward_calls, clipping
 
 from models import Attention, Biased, Model, PaddedLeft, Shape, batch
 from recording import Recording
@@ -330,3 +331,63 @@ def train_with_errors(path: Path) -> list[Tensor]:
     assert "planted" in monitor.status()["why_off"]
     monitor.detach()
     return found + [p.detach() for p in model.parameters()]
+
+
+class Told:
+    """A host of backward() and clip_grad_norm_()."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def backward_called(self) -> None:
+        self.calls.append("begins")
+
+    def backward_returned(self) -> None:
+        self.calls.append("ends")
+
+    def gradients_clip(self, *_: Any) -> None:
+        self.calls.append("clips")
+
+
+def compiled_steps(told: Optional[Told], direct: bool) -> tuple[list[Tensor], list[list[str]]]:
+    """Losses and weights, and the operations of each graph.  Of steps that are compiled whole."""
+    torch._dynamo.reset()
+    torch.manual_seed(3)
+    model = torch.nn.Linear(8, 8)
+    graphs: list[list[str]] = []
+
+    def backend(graph: Any, _: Any) -> Any:
+        graphs.append([node.name for node in graph.graph.nodes])
+        return graph.forward
+
+    def step(x: Tensor) -> Tensor:
+        loss = model(x).square().mean()
+        if direct:
+            torch.autograd.backward(loss)
+        else:
+            loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+        return loss.detach()
+
+    hosts: Any = (backward_calls, clipping)
+    for module in hosts if told is not None else ():
+        module.install(told)
+    try:
+        compiled = torch.compile(step, backend=backend)
+        losses = [compiled(batch(Shape(width=8), i)) for i in range(STEPS)]
+    finally:
+        for module in hosts if told is not None else ():
+            module.uninstall(told)
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    return [*losses, *gradients], graphs
+
+
+@pytest.mark.parametrize("direct", [False, True])
+def test_a_compiled_step_tells_its_backward(direct: bool) -> None:
+    """Also with a torch that compiles what of ours it is not kept from."""
+    told = Told()
+    bare, bare_graphs = compiled_steps(None, direct)
+    bits, graphs = compiled_steps(told, direct)
+    assert graphs == bare_graphs and len(bits) == len(bare)
+    assert all(torch.equal(a, b) for a, b in zip(bits, bare))
+    assert [call for call in told.calls if call != "clips"] == ["begins", "ends"] * STEPS

@@ -5,7 +5,6 @@ It is told to all hosts.  A backward pass within another one, as of a checkpoint
 
 from __future__ import annotations
 
-import functools
 import threading
 import weakref
 from typing import Any, Optional, Protocol
@@ -13,6 +12,7 @@ from typing import Any, Optional, Protocol
 import torch
 
 from .._util.guard import harmless
+from .._util.stands_for import stands_for
 from .step_ends import in_backward
 
 
@@ -28,7 +28,7 @@ _replaced: Optional[tuple[Any, Any]] = None  # Theirs, ours.
 
 
 def _telling(original: Any) -> Any:
-    @functools.wraps(original)
+    @stands_for(original)
     def backward(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or in_backward():
             return original(*args, **kwargs)

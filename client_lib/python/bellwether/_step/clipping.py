@@ -6,7 +6,6 @@ when the optimizer's step begins.
 
 from __future__ import annotations
 
-import functools
 import threading
 import weakref
 from collections.abc import Iterable
@@ -16,6 +15,7 @@ import torch
 from torch.nn.utils import clip_grad
 
 from .._util.guard import harmless
+from .._util.stands_for import stands_for
 
 _NAME = "_clip_grads_with_norm_"  # Since torch 2.6, whatever name it was imported by.
 
@@ -31,7 +31,7 @@ _replaced: Optional[tuple[Any, Any]] = None  # Theirs, ours.
 
 
 def _telling(original: Any) -> Any:
-    @functools.wraps(original)
+    @stands_for(original)
     def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
         if not torch.compiler.is_compiling():
             if not isinstance(parameters, (torch.Tensor, list, tuple)):

@@ -10,7 +10,6 @@ now and then.
 
 from __future__ import annotations
 
-import functools
 import threading
 import weakref
 from collections.abc import Callable
@@ -20,6 +19,7 @@ import torch
 
 from .._hook.hosts import StepHost
 from .._util.guard import harmless
+from .._util.stands_for import stands_for
 from ..settings import STATS
 
 # Signals that grow with the gradients, and the power in which they do.
@@ -47,7 +47,7 @@ _replaced: dict[str, tuple[Any, Any]] = {}  # Name of a method -> theirs, ours.
 
 
 def _telling_the_factor(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
+    @stands_for(original)
     def scale(self: Any, outputs: Any) -> Any:
         scaled = original(self, outputs)
         if not torch.compiler.is_compiling():
@@ -58,7 +58,7 @@ def _telling_the_factor(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _telling_what_it_skips(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
+    @stands_for(original)
     def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             return original(self, optimizer, *args, **kwargs)
