@@ -22,7 +22,7 @@ from torch.optim.optimizer import Optimizer
 import bellwether
 from bellwether._kernels.moment_lags import MomentLags, Moments
 from bellwether._kernels.probe import DTYPES, KernelError
-from bellwether._step import lag_of_steps
+from bellwether._step import every_step, lag_of_steps
 from bellwether._step.lag_of_steps import ELEMENTS_ON_CPU, PARAMETERS_MAX, stride_of
 from bellwether._step.phases import Phases
 from bellwether._step.since_sample import SinceSample
@@ -442,6 +442,57 @@ def test_a_closure_is_a_part_of_its_optimizer() -> None:
         now[0] += 1.0
     phases.step_ends(9.0)
     assert phases.take() == {"optimizer_seconds": 4.0}
+
+
+def test_an_optimizer_in_the_backward_is_no_part_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(every_step, "Phases", lambda: Phases(lambda: now[0]))
+    torch.manual_seed(0)
+    model = WithWords()
+    of: dict[Tensor, Optimizer] = {}
+
+    def steps(p: Tensor) -> None:
+        now[0] += 1.0  # Of the backward pass.
+        of[p].step()
+        of[p].zero_grad()
+
+    class Takes(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            now[0] += 10.0
+            return super().step(closure)
+
+    for p in model.parameters():
+        of[p] = Takes([p], lr=1e-3)
+        p.register_post_accumulate_grad_hook(steps)
+    path = tmp_path / "a.bwrun"
+    monitor = bellwether.attach(
+        model, record=str(path), run="steps", every=EVERY, overhead_budget=1e9, stats=STATS
+    )
+    for step in range(STEPS):
+        loss = model(batch(SHAPE, step)).square().mean()
+        now[0] += 3.0
+        loss.backward()
+        now[0] += 5.0
+    assert monitor.flush(20) and monitor.status()["errors"] == 0
+    monitor.detach()
+    told, count = Ran(path, [], []), len(of)
+    for step in range(2 * EVERY, STEPS - 1, EVERY):
+        found = {name: told.told(f"{name}_seconds")[step] for name in ("backward", "optimizer")}
+        assert found == {"backward": count, "optimizer": 10.0 * count}
+        assert told.told("data_seconds")[step] == 5.0 and told.told("forward_seconds")[step] == 3.0
+
+
+def test_a_backward_that_is_not_seen_is_no_forward() -> None:
+    now = [1.0]
+    phases = Phases(lambda: now[0])
+    for _ in range(3):
+        for call in (phases.forward_begins, phases.optimizer_begins, phases.optimizer_ends):
+            call()
+            now[0] += 1.0
+        phases.step_ends(3.0)
+    assert phases.take() == {"optimizer_seconds": 1.0, "data_seconds": 2 / 3, "data_share": 2 / 9}
 
 
 def test_a_loss_that_is_no_number_wins() -> None:

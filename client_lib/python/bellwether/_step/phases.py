@@ -18,6 +18,7 @@ class Phases:
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self._in = _BETWEEN
+        self._behind = _BETWEEN  # What comes behind the optimizer's step.
         self._since = 0.0  # 0: nothing is known of what came before.
         self._seconds = [0.0] * len(NAMES)  # By phase, since the sample before.
         self._entered = [0] * len(NAMES)
@@ -46,13 +47,17 @@ class Phases:
     def optimizer_begins(self) -> None:
         if self._in == _OPTIMIZER:
             return
-        if self._in == _BETWEEN:
-            self._since = 0.0  # Clipping, and what else belongs to nothing of these.
+        if self._in != _BACKWARD:
+            # Clipping, and what else belongs to nothing of these; a backward that was not seen.
+            self._since = 0.0
+        self._behind = _BACKWARD if self._in == _BACKWARD else _BETWEEN
         self._enters(_OPTIMIZER)
 
     def optimizer_ends(self) -> None:
+        """Of one that steps within the backward pass, as one for each parameter does, that pass
+        goes on."""
         if self._in == _OPTIMIZER:
-            self._enters(_BETWEEN)
+            self._enters(self._behind)
 
     def step_is_told(self) -> None:
         """mon.step(): what comes is the next step's."""
