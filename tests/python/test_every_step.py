@@ -16,6 +16,7 @@ from typing import Any, Optional
 
 import pytest
 import torch
+import torch._dynamo
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
@@ -25,7 +26,7 @@ from bellwether._kernels.probe import DTYPES, KernelError
 from bellwether._step import every_step, lag_of_steps
 from bellwether._step.lag_of_steps import ELEMENTS_ON_CPU, PARAMETERS_MAX, stride_of
 from bellwether._step.phases import Phases
-from bellwether._step.since_sample import SinceSample
+from bellwether._step.since_sample import CLIPPED_TO, SKIPPED, SinceSample
 
 from gpu import DEVICES
 from models import Model, Shape, batch
@@ -230,6 +231,7 @@ def test_steps_that_a_scaler_skips_are_counted(explicit: bool, fused: bool, tmp_
 
 
 def test_a_step_that_the_job_leaves_out_counts_as_skipped(tmp_path: Path) -> None:
+    torch._dynamo.reset()  # Of a process that has compiled any optimizer's step it is not known.
     found = ran(tmp_path / "a.bwrun", adamw, explicit=True, takes=lambda s: s not in (5, 9, 10))
     assert found.told("skipped_steps") == {0: 0, 4: 0, 8: 1, 12: 2, 16: 0, 20: 0}
 
@@ -244,6 +246,94 @@ def test_the_norm_that_torch_clips_is_told(tmp_path: Path) -> None:
         assert factors[step] == pytest.approx(min(1.0, 1e-4 / (largest + 1e-6)), rel=1e-6)
         losses = [found.told("loss")[s] for s in range(step - EVERY + 1, step + 1)]
         assert found.told("loss_max")[step] == max(losses)
+
+
+Clip = Callable[[list[Tensor], int], None]
+
+
+def clipped(path: Path, clip: Clip) -> tuple[Ran, dict[str, int], list[float]]:
+    """What is told of steps with such clips, what is left out, and the norms before them."""
+    torch.manual_seed(0)
+    model, norms = WithWords(), []
+    monitor = bellwether.attach(
+        model, record=str(path), run="steps", every=EVERY, overhead_budget=1e9, stats=STATS
+    )
+    optimizer = adamw(model)[0]
+    for step in range(STEPS):
+        model(batch(SHAPE, step)).square().mean().backward()
+        norms.append(float(torch.linalg.vector_norm(torch.cat(
+            [p.grad.double().flatten() for p in model.parameters() if p.grad is not None]
+        ))))  # fmt: skip
+        clip([p for p in model.parameters() if p.grad is not None], step)
+        optimizer.step()
+        optimizer.zero_grad()
+    assert monitor.flush(20) and monitor.status()["errors"] == 0
+    left_out = monitor.status()["steps"]["norm_left_out"]
+    monitor.detach()
+    return Ran(path, [], []), left_out, norms
+
+
+def apart(order: float, begin: int = 1, limits: tuple[float, float] = (1e-5, 1e-4)) -> Clip:
+    """The first parameter, and those from `begin` on."""
+
+    def clip(parameters: list[Tensor], step: int) -> None:
+        torch.nn.utils.clip_grad_norm_(parameters[:1], limits[0], order)
+        torch.nn.utils.clip_grad_norm_(parameters[begin:], limits[1], order)
+
+    return clip
+
+
+def test_norms_of_groups_that_are_clipped_apart_make_one(tmp_path: Path) -> None:
+    factors: list[float] = []
+
+    def clip(parameters: list[Tensor], step: int) -> None:
+        of = torch.nn.utils.clip_grad_norm_(parameters[:1], 1e-5)
+        rest = torch.nn.utils.clip_grad_norm_(parameters[1:], 1e-4)
+        factors.append(min(1e-5 / (float(of) + 1e-6), 1e-4 / (float(rest) + 1e-6), 1.0))
+
+    found, left_out, norms = clipped(tmp_path / "a.bwrun", clip)
+    told = found.told("grad_norm")
+    assert left_out == {} and sorted(told) == list(range(STEPS))
+    assert all(told[step] == pytest.approx(norms[step], rel=1e-5) for step in told)
+    for step in range(EVERY, STEPS - 1, EVERY):
+        least = min(factors[step - EVERY + 1 : step + 1])
+        assert found.told("clip_factor")[step] == pytest.approx(least, rel=1e-5)
+
+
+def test_norms_of_another_order_are_left_out(tmp_path: Path) -> None:
+    for order in (math.inf, 1.0):
+        path = tmp_path / f"{order}.bwrun"
+        found, left_out, _ = clipped(path, apart(order))
+        assert found.told("grad_norm") == {} and found.told("clip_factor")[EVERY] < 1
+        assert left_out == {f"norms of other orders than 2: {order:g}": STEPS}
+
+
+def test_norms_of_overlapping_groups_are_left_out(tmp_path: Path) -> None:
+    found, left_out, _ = clipped(tmp_path / "a.bwrun", apart(2.0, begin=0))
+    assert found.told("grad_norm") == {} == found.told("clip_factor")
+    assert left_out == {"calls of clip_grad_norm_ with the same parameters": STEPS}
+
+
+def test_a_second_call_that_comes_later_is_left_out_once(tmp_path: Path) -> None:
+    def clip(parameters: list[Tensor], step: int) -> None:
+        torch.nn.utils.clip_grad_norm_(parameters[:3], 1e-4)
+        if step > 7:
+            torch.nn.utils.clip_grad_norm_(parameters[3:], 1e-4)
+
+    found, left_out, norms = clipped(tmp_path / "a.bwrun", clip)
+    told = found.told("grad_norm")
+    assert left_out == {"the first step with several calls of clip_grad_norm_": 1}
+    assert sorted(told) == [step for step in range(STEPS) if step != 8]
+    assert all(told[step] == pytest.approx(norms[step], rel=1e-5) for step in told if step > 8)
+
+
+def test_more_calls_than_are_kept_are_left_out(tmp_path: Path) -> None:
+    def clip(parameters: list[Tensor], step: int) -> None:
+        for p in parameters:
+            torch.nn.utils.clip_grad_norm_(p, 1e-4)
+
+    found, left_out, _ = clipped(tmp_path / "a.bwrun", clip)
+    assert found.told("grad_norm") == {} and list(left_out.values()) == [STEPS]
 
 
 def test_times_and_their_share_are_told(tmp_path: Path) -> None:
@@ -498,9 +588,9 @@ def test_a_backward_that_is_not_seen_is_no_forward() -> None:
 def test_a_loss_that_is_no_number_wins() -> None:
     since = SinceSample()
     for loss in (1.0, math.nan, 3.0):
-        since.add({"loss": loss}, None, 0.0, False)
+        since.add({"loss": loss}, False)
     assert math.isnan(since.take()["loss_max"])
-    since.add({"loss": 2.0}, None, 2.0, True)
+    since.add({"loss": 2.0, SKIPPED: 2.0}, True)
     assert since.take() == {"skipped_steps": 2.0, "loss_max": 2.0}
 
 
@@ -522,5 +612,5 @@ def test_a_plan_reads_nothing_that_has_moved() -> None:
 def test_a_factor_that_is_no_number_stays_so() -> None:
     found = SinceSample()
     for norm in (1.0, math.nan, 2.0):
-        found.add({"grad_norm": norm}, 1.0, 0.0, False)
+        found.add({"grad_norm": norm, CLIPPED_TO: 1.0}, False)
     assert math.isnan(found.take()["clip_factor"])

@@ -6,7 +6,9 @@ when the optimizer's step begins.
 
 from __future__ import annotations
 
+import sys
 import threading
+import types
 import weakref
 from collections.abc import Iterable
 from typing import Any, Optional, Protocol
@@ -16,13 +18,17 @@ from torch.nn.utils import clip_grad
 
 from .._util.guard import harmless
 from .._util.stands_for import stands_for
+from .frames import number_at_hand
 
 _NAME = "_clip_grads_with_norm_"  # Since torch 2.6, whatever name it was imported by.
 
 
 class ClipHost(Protocol):
-    def gradients_clip(self, parameters: list[torch.Tensor], limit: Any, norm: Any) -> None:
-        """limit, norm  what torch clips to, and the norm that it has computed"""
+    def gradients_clip(
+        self, parameters: list[torch.Tensor], limit: Any, norm: Any, order: Optional[float]
+    ) -> None:
+        """limit, norm  what torch clips to, and the norm that it has computed
+        order  of that norm; None: not known"""
 
 
 _lock = threading.Lock()
@@ -36,19 +42,28 @@ def _telling(original: Any) -> Any:
         if not torch.compiler.is_compiling():
             if not isinstance(parameters, (torch.Tensor, list, tuple)):
                 parameters = list(parameters)  # It can be gone through once.
-            _tell(parameters, *args, **kwargs)
+            _tell(sys._getframe(1), parameters, *args, **kwargs)
         return original(parameters, *args, **kwargs)
 
     return clip
 
 
+def _order(caller: types.FrameType) -> Optional[float]:
+    """Of the norm that the function computes which clips."""
+    if caller.f_code.co_name != "clip_grad_norm_":
+        return None
+    return number_at_hand(caller.f_locals.get("norm_type"))
+
+
 @harmless("clip_grad_norm_()")
 def _tell(
-    parameters: Any, max_norm: Any = None, total_norm: Any = None, *_: Any, **__: Any
-) -> None:
+    caller: types.FrameType, parameters: Any, max_norm: Any = None, total_norm: Any = None,
+    *_: Any, **__: Any,
+) -> None:  # fmt: skip
+    order = _order(caller)
     given: Iterable[Any] = [parameters] if isinstance(parameters, torch.Tensor) else parameters
     for host in list(_hosts):
-        host.gradients_clip(list(given), max_norm, total_norm)
+        host.gradients_clip(list(given), max_norm, total_norm, order)
 
 
 def install(host: ClipHost) -> None:

@@ -13,12 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from .frames import local, number_at_hand
+from .clips import Clips
 from .lag_of_steps import LagOfSteps
 from .phases import Phases
-from .since_sample import CLIPPED_TO, SKIPPED, Lags
-
-_CLIPS_MAX = 8  # Calls in one step, each of other parameters.
+from .since_sample import SKIPPED, Lags
 
 
 class EveryStep:
@@ -29,22 +27,21 @@ class EveryStep:
         self.phases = Phases()
         self.lags = LagOfSteps(model)
         self._skipped = 0  # Of the running step: tries that the optimizer did not take.
-        self._norms: dict[int, Any] = {}  # By the id of the first parameter of those clipped.
-        self._limit: Optional[float] = None
+        self.clipped = Clips()
         self._own: set[int] = set()  # Parameters of the model.
         self._strangers = 0
 
     def skips(self) -> None:
         """The optimizer does not take the running step, or this try of it."""
         self._skipped += 1
+        self.clipped.forget()
 
-    def clips(self, parameters: Sequence[Tensor], limit: Any, norm: Any) -> None:
+    def clips(
+        self, parameters: Sequence[Tensor], limit: Any, norm: Any, order: Optional[float]
+    ) -> None:
         """torch clips their gradients, whose norm is a number on some device."""
-        if not parameters or not self._trained(parameters[0]):
-            return
-        if len(self._norms) < _CLIPS_MAX or id(parameters[0]) in self._norms:
-            self._norms[id(parameters[0])] = norm
-        self._limit = number_at_hand(limit)
+        if parameters and self._trained(parameters[0]):
+            self.clipped.add(parameters, limit, norm, order)
 
     def _trained(self, parameter: Tensor) -> bool:
         if id(parameter) not in self._own:
@@ -54,30 +51,9 @@ class EveryStep:
                 self._own = {id(p) for p in model.parameters()} if model is not None else set()
         return id(parameter) in self._own
 
-    def _norm(self) -> Optional[Tensor]:
-        """Of all gradients that were clipped; None: of none, or no rank has it whole."""
-        try:
-            norms: list[Tensor] = [local(norm.detach()) for norm in self._norms.values()]
-        except (AttributeError, ValueError):
-            return None
-        if len(norms) < 2:
-            return norms[0] if norms else None
-        device = norms[0].device
-        if any(norm.device != device for norm in norms):
-            return None
-        with torch.no_grad():
-            whole: Tensor = torch.linalg.vector_norm(torch.stack([n.float() for n in norms]))
-        return whole
-
     def of_frame(self, values: dict[str, Any]) -> None:
         """Adds to a frame's values what is known of its step alone."""
-        if self._norms:
-            norm = values.get("grad_norm", self._norm())
-            if norm is not None:
-                values["grad_norm"] = norm
-                if self._limit is not None:
-                    values[CLIPPED_TO] = self._limit
-            self._norms.clear()
+        self.clipped.of_frame(values)
         values[SKIPPED] = float(self._skipped)
         self._skipped = 0
 

@@ -22,7 +22,7 @@ from .law_rows import LawRows
 from .own_numbers import TOLD_MAX, OwnNumbers, Told, ToldOnce
 from .sample import Sample
 from .sequence_losses import SequenceLosses, ToldLosses
-from .since_sample import CLIPPED_TO, SKIPPED, Lags, SinceSample
+from .since_sample import Lags, SinceSample
 
 LATE_FRAMES_MAX = 64  # Frames that wait for a device; beyond it their numbers are left out.
 FAULTS_MAX = 64  # Modules whose faults are told.
@@ -201,7 +201,7 @@ class Frames:
         if not gradients:  # What a scaler throws away says nothing about the run.
             run.pop("grad_norm", None)
         if self.since is not None:
-            self.since.add(run, run.pop(CLIPPED_TO, None), run.pop(SKIPPED, 0.0), not gradients)
+            self.since.add(run, not gradients)
             if frame.sample is not None:
                 run.update(self._since_sample(frame, scale, arrived))
         self.last.update(run)

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from .tapped_modules import Arriving
 
-# Of a frame, and no signals: what its gradients were clipped to, and steps that the optimizer did
-# not take.
-CLIPPED_TO, SKIPPED = "clipped_to", "skipped"
-_LEAST = 1e-6  # What torch adds to the norm.
+# Of a frame, and no signals: what its gradients were clipped to, or divided by, and steps that the
+# optimizer did not take.
+CLIPPED_TO, CLIPPED_BY, SKIPPED = "clipped_to", "clipped_by", "skipped"
+LEAST_NORM = 1e-6  # What torch adds to a norm.
 
 
 def _largest(a: Optional[float], b: float) -> float:
@@ -45,21 +45,25 @@ class SinceSample:
         self._factor: Optional[float] = None
         self._skipped = 0.0
 
-    def add(
-        self, run: dict[str, float], clipped_to: Optional[float], skipped: float, withheld: bool
-    ) -> None:
-        """A frame.  skipped  steps that were told of as skipped; withheld  its own was"""
+    def add(self, run: dict[str, float], withheld: bool) -> None:
+        """A frame, of which what is no signal is taken out.  withheld  its step was skipped"""
+        to, by = run.pop(CLIPPED_TO, None), run.pop(CLIPPED_BY, None)
+        skipped = run.pop(SKIPPED, 0.0)
         if "loss" in run:
             self._loss = _largest(self._loss, run["loss"])
         self._skipped += max(skipped, float(withheld))
         norm = run.get("grad_norm")
-        if norm is None:
-            return
-        self._norm = _largest(self._norm, norm)
-        if clipped_to is not None:
-            factor = min(1.0, clipped_to / (norm + _LEAST)) if norm == norm else norm
-            before = 1.0 if self._factor is None else self._factor
-            self._factor = math.nan if math.isnan(before + factor) else min(factor, before)
+        if norm is not None:
+            self._norm = _largest(self._norm, norm)
+            if to is not None:
+                self._clipped((norm + LEAST_NORM) / to if to else math.inf)
+        if by is not None and not withheld:
+            self._clipped(by)
+
+    def _clipped(self, by: float) -> None:
+        factor = 1.0 / by if by > 1.0 or math.isnan(by) else 1.0
+        before = 1.0 if self._factor is None else self._factor
+        self._factor = math.nan if math.isnan(before + factor) else min(factor, before)
 
     def take(self) -> dict[str, float]:
         """Signals, since this was asked last."""

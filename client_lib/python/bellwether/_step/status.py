@@ -100,6 +100,7 @@ class StepsStatus(TypedDict):
     on: bool  # Whether stats= names steps.
     parameters: int
     elements: int  # Of them in one step, at most.
+    norm_left_out: dict[str, int]  # Why the norm that torch clips is not told, in how many steps.
 
 
 class ModulesStatus(TypedDict):
@@ -241,6 +242,7 @@ def status(steps: Steps, actions: Optional[ActionsStatus]) -> Status:
     elements = sum(read for _, read in parts)
     found["steps"] = {
         "on": reporter.every.on, "parameters": len(parts), "elements": elements,
+        "norm_left_out": dict(reporter.every.clipped.left_out),
     }  # fmt: skip
     activations = reporter.activations
     found["modules"] = {

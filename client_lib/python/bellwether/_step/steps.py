@@ -320,12 +320,14 @@ class Steps:
         return self.samples_step() and self.measures("tensors")
 
     @harmless("clip_grad_norm_()")
-    def gradients_clip(self, parameters: list[torch.Tensor], limit: Any, norm: Any) -> None:
+    def gradients_clip(
+        self, parameters: list[torch.Tensor], limit: Any, norm: Any, order: Optional[float]
+    ) -> None:
         """Before torch clips them."""
         if not self.health.live or capturing():
             return
         if self.reporter.every.on:
-            self.reporter.every.clips(parameters, limit, norm)
+            self.reporter.every.clips(parameters, limit, norm, order)
         if not self._samples_tensors():
             return
         self._close_stepped(parameters)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -20,6 +20,6 @@ def stands_for(theirs: Any) -> Callable[[F], F]:
             ours.__code__ = code.replace(
                 co_filename=their_code.co_filename, co_firstlineno=their_code.co_firstlineno
             )
-        return functools.wraps(theirs)(ours)
+        return cast(F, functools.wraps(theirs)(ours))
 
     return named

@@ -256,12 +256,18 @@ def step_findings(status: dict[str, Any]) -> list[Finding]:
     told = status.get("steps") or {"on": False}
     if not told["on"]:
         return []
+    found = [
+        Finding(None, f"the gradient norm was not told in {times} steps: {reason}")
+        for reason, times in told["norm_left_out"].items()
+    ]
     if not told["parameters"]:
         reason = "no optimizer was seen to step twice with second moments of the model's parameters"
-        return [Finding(None, f"the largest lag of second moments is not told: {reason}")]
+        found.append(Finding(None, f"the largest lag of second moments is not told: {reason}"))
+        return found
     count, elements = told["parameters"], told["elements"]
     text = f"{elements} elements of {count} parameters are read in every step"
-    return [Finding(None, f"{text}, for the largest lag of second moments")]
+    found.append(Finding(None, f"{text}, for the largest lag of second moments"))
+    return found
 
 
 def monitor_findings(monitor: Any) -> list[Finding]:
