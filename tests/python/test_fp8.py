@@ -7,6 +7,8 @@ with their recordings.
 
 from __future__ import annotations
 
+import concurrent.futures
+import gc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Optional
@@ -345,6 +347,39 @@ def test_a_forward_that_raises_leaves_the_next_one_whole() -> None:
     tapped.run(torch.randn(16, 32, requires_grad=True)).sum().backward()
     tapped.close()
     assert [tapped.of[side].calls for side in SIDES] == [1, 1, 1]
+
+
+def test_a_backward_that_raises_keeps_no_gradient() -> None:
+    """Of a thread that goes on, as that of a GPU's gradients does."""
+
+    class Raising(ScaledLinear):
+        raises = False
+
+        @staticmethod
+        def multiply(*args: Any) -> Tensor:
+            if Raising.raises:
+                raise RuntimeError("no")
+            return ScaledLinear.multiply(*args)
+
+    tapped = Tapped(Raising(32, 48))
+    y = tapped.run(torch.randn(16, 32, requires_grad=True))
+    Raising.raises = True
+
+    def backward() -> int:
+        d_y = torch.ones_like(y)
+        with pytest.raises(RuntimeError):
+            y.backward(d_y)
+        return d_y.data_ptr()
+
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        at = thread.submit(backward).result()
+        kept = tapped.tap._d_y
+        assert kept is not None and kept.data_ptr() == at
+        del kept
+        tapped.close()
+        gc.collect()
+        tensors = [t for t in gc.get_objects() if type(t) is Tensor and t.data_ptr() == at]
+        assert tensors == []
 
 
 def test_scaled_mm_of_functional_is_seen() -> None:

@@ -100,14 +100,16 @@ class Runs(threading.local):
 
     def __init__(self, host: LinearHost) -> None:
         self.host = host
-        self.stack: list[tuple[Fp8Tap, Optional[Tensor]]] = []  # In a backward with dy.
+        # With whether that is its backward.  Another thread's may stay until that one's next: no
+        # tensor is in it.
+        self.stack: list[tuple[Fp8Tap, bool]] = []
 
     @harmless("a product in 8 bits")
     def product(self, a: Any, scale_a: Any, b: Any, scale_b: Any) -> None:
         """torch has made a @ b of tensors in 8 bits."""
         if self.stack and isinstance(a, Tensor) and isinstance(b, Tensor):
-            tap, d_y = self.stack[-1]
-            tap.product(a, scale_a, b, scale_b, d_y)
+            tap, backward = self.stack[-1]
+            tap.product(a, scale_a, b, scale_b, backward)
 
 
 class Fp8Tap:
@@ -119,6 +121,7 @@ class Fp8Tap:
         self.left_out: Optional[str] = None
         self._module = weakref.ref(module)
         self._x: Optional[Tensor] = None
+        self._d_y: Optional[Tensor] = None
         self._calls = 0
         self._wants: set[str] = set()  # Sides of the running call.
         self._open = True
@@ -126,7 +129,7 @@ class Fp8Tap:
 
     def close(self) -> None:
         """Nothing more is measured."""
-        self._open, self._x = False, None
+        self._open, self._x, self._d_y = False, None, None
         hooks, self._hooks = self._hooks, []
         for hook in hooks:
             hook.remove()
@@ -153,7 +156,7 @@ class Fp8Tap:
             self._wants = {X, W}
             x = args[0] if args else None
             self._x = x.detach() if isinstance(x, Tensor) and not wrapped(x) else None
-            self._runs.stack.append((self, None))
+            self._runs.stack.append((self, False))
 
     def output(self, args: Any, output: Any) -> None:
         """Its forward is over."""
@@ -182,26 +185,26 @@ class Fp8Tap:
                 self._wants = {DY}
                 stack = self._runs.stack
                 stack[:] = [entry for entry in stack if entry[0]._open]  # Left by an exception.
-                stack.append((self, d_y.detach()))
+                self._d_y = d_y.detach()
+                stack.append((self, True))
 
     @harmless("the backward of a product in 8 bits")
     def _backward_over(self, inputs: Any, outputs: Any) -> None:
+        self._d_y = None
         self._leave()
 
-    def product(
-        self, a: Tensor, scale_a: Any, b: Tensor, scale_b: Any, d_y: Optional[Tensor]
-    ) -> None:
-        """a @ b, within its forward, or its backward for d_y."""
+    def product(self, a: Tensor, scale_a: Any, b: Tensor, scale_b: Any, backward: bool) -> None:
+        """a @ b, within its forward or its backward."""
         if not self._open or not self._wants or a.dim() != 2 or b.dim() != 2:
             return
-        if d_y is not None and checkpointed():  # What its backward needs is computed again.
+        if backward and checkpointed():  # What its backward needs is computed again.
             return
         start = time.perf_counter()
         with torch.no_grad(), apart():
-            if d_y is None:
+            if not backward:
                 self._of_forward(a, scale_a, b, scale_b)
-            else:
-                self._of_backward(a, scale_a, b, scale_b, d_y)
+            elif self._d_y is not None:
+                self._of_backward(a, scale_a, b, scale_b, self._d_y)
         self.host.hook_seconds += time.perf_counter() - start
 
     def _of_forward(self, a: Tensor, scale_a: Any, b: Tensor, scale_b: Any) -> None:
