@@ -270,9 +270,11 @@ def test_a_samples_share_of_8_bits_is_said() -> None:
 
 
 def test_elements_read_in_every_step_are_said() -> None:
-    told = {"on": True, "parameters": 6, "elements": 262_144}
+    told = {"on": True, "parameters": 6, "elements": 262_144, "norm_left_out": {}}
     (read,) = step_findings({"steps": told})
     assert read.text.startswith("262144 elements of 6 parameters are read in every step")
     (none,) = step_findings({"steps": told | {"parameters": 0, "elements": 0}})
     assert "is not told: no optimizer" in none.text
     assert step_findings({"steps": told | {"on": False}}) == [] and step_findings({}) == []
+    left_out = step_findings({"steps": told | {"norm_left_out": {"norms on several devices": 3}}})
+    assert left_out[0].text.endswith("was not told in 3 steps: norms on several devices")
