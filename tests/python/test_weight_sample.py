@@ -20,7 +20,7 @@ from torch.nn import functional as F
 import bellwether
 from bellwether._native import c_api
 from bellwether._step import spectral_norms, weight_sample
-from bellwether._step.spectral_norms import FIRST_STEPS, STEPS, sigmas, start, tridiagonal
+from bellwether._step.spectral_norms import FIRST_STEPS, STEPS, sigmas, start, together, tridiagonal
 from bellwether._step.tensor_kinds import Kind, Kinds
 from bellwether._step.tensor_rows import Row
 from bellwether._step.tensors import TURNS
@@ -180,6 +180,29 @@ def test_pieces_of_16_bits_give_what_the_whole_gives(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(spectral_norms, "_PIECE", 300)
     pieces, _ = tridiagonal([w], [start(30, CPU)], STEPS)
     assert torch.allclose(whole, pieces, rtol=1e-5)
+
+
+def test_the_workspace_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    large = [8192] * 80 + [28672] * 24 + [8192, 1 << 24]  # Of 70 B parameters, and one too wide.
+    for steps in (STEPS, FIRST_STEPS):
+        places = list(together(large, steps))
+        assert [at for of in places for at in of] == list(range(len(large)))
+        for of in places:
+            widest = max(large[at] for at in of)
+            assert len(of) == 1 or 4 * len(of) * widest * (3 * steps + 4) <= 64 << 20
+    assert list(together([768] * 50, FIRST_STEPS)) == [range(50)]
+
+
+def test_matrices_that_go_apart_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(2)
+    matrices = [torch.randn(40, width) for width in (30, 50, 20, 60, 10)]
+    starts = [start(w.shape[1], CPU) for w in matrices]
+    whole, ends = tridiagonal(matrices, starts, STEPS)
+    monkeypatch.setattr(spectral_norms, "WORKSPACE_MAX", 2 * 60 * 4 * (3 * STEPS + 4))
+    assert len(list(together([30, 50, 20, 60, 10], STEPS))) == 3
+    apart, others = tridiagonal(matrices, starts, STEPS)
+    assert torch.allclose(sigmas(apart)[0], sigmas(whole)[0], rtol=1e-6)
+    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(ends, others))
 
 
 def test_matrices_of_zeros_and_nans_hurt_no_other() -> None:

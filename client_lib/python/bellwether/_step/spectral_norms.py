@@ -5,14 +5,15 @@ sample ended.
     sigma = root of theta, the largest eigenvalue of T, with the eigenvector y
     residual = |G V y - theta V y| / sigma = beta |y_last| / sigma;  the next start is V y
 
-All matrices of a device go together: a step is two products for each, and a few operations for all.
+Matrices of a device go together, as many as WORKSPACE_MAX has room for: a step is two products for
+each, and a few operations for all.
 On a CPU both are made of a piece of the matrix while it is in the cache, so a step reads the matrix
 once.  T comes to the host, where sigma is computed.  Source: textbook, as kernels/.../spectral.h.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ STEPS = 4
 FIRST_STEPS = 12  # Of a matrix that has no start yet.
 _PIECE = 1 << 18  # Elements of a matrix that are read at a time on a CPU,
 _PIECE_ON_GPUS = 1 << 25  # and on a GPU, of one in 16 bits, which becomes float32.
+WORKSPACE_MAX = 64 << 20  # Bytes of vectors, beside one matrix alone.
 _SQUARINGS = 7
 _TINY = 1e-30
 _SPENT = 1e-5
@@ -63,12 +65,37 @@ def _unit(x: Tensor, norm: Tensor) -> Tensor:
     return x * torch.where(norm == 0, 0.0, norm.reciprocal()).to(x.dtype)
 
 
+def together(widths: Sequence[int], steps: int) -> Iterator[range]:
+    """Places of matrices in a row that go together.  Each has a vector as wide as the widest for
+    each step, three times: as it was made, beside the others, and in what is computed of both."""
+    begin = widest = 0
+    for at, width in enumerate(widths):
+        widest = max(widest, width)
+        if at > begin and (at + 1 - begin) * widest * 4 * (3 * steps + 4) > WORKSPACE_MAX:
+            yield range(begin, at)
+            begin, widest = at, width
+    yield range(begin, len(widths))
+
+
 def tridiagonal(
     matrices: Sequence[Tensor], starts: Sequence[Tensor], steps: int
 ) -> tuple[Tensor, list[Tensor]]:
     """matrices [outputs, inputs] of one device, float32 or of 16 bits; starts  unit vectors of
     float32 [inputs].  Returns float64 [matrices, 2, steps], the diagonal of T and what stands right
     of it, its last element beta; and the next starts.  Nothing waits for a GPU."""
+    found: list[Tensor] = []
+    after: list[Tensor] = []
+    for places in together([w.shape[1] for w in matrices], steps):
+        of = slice(places.start, places.stop)
+        t, ends = _tridiagonal(matrices[of], starts[of], steps)
+        found.append(t)
+        after += ends
+    return found[0] if len(found) == 1 else torch.cat(found), after
+
+
+def _tridiagonal(
+    matrices: Sequence[Tensor], starts: Sequence[Tensor], steps: int
+) -> tuple[Tensor, list[Tensor]]:
     device, count = matrices[0].device, len(matrices)
     width = max(w.shape[1] for w in matrices)
     v = torch.zeros(count, width, dtype=torch.float32, device=device)
