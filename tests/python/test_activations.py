@@ -454,7 +454,9 @@ def test_values_beyond_a_float_and_empty_ones_cost_no_frame() -> None:
         0,
     ]
     assert set(told) == set(SIGNALS)
-    assert sample.blocks(Client(), LawRows(), 1.0, True, 10) == []  # type: ignore[arg-type]
+    rows = LawRows()
+    assert sample.blocks(Client(), rows, 1.0, True, 10) == []  # type: ignore[arg-type]
+    assert rows.not_sent == 2  # They are counted.
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -10,7 +10,7 @@ from .._hook.layer.activation_tap import Activation
 from .._hook.layer.logits import STATS as LOGIT_STATS
 from .._native import c_api
 from .._native.run_client import Block, RunClient
-from .law_rows import LawRows, ranges, told
+from .law_rows import LawRows, told
 from .tapped_modules import Arriving
 
 SIGNALS = (
@@ -98,11 +98,9 @@ class ActivationSample:
                 )  # fmt: skip
         if client is None:
             return []
-        named = rows.tell(client)
         signals = (*SIGNALS, *GRADIENT_SIGNALS, *LOGIT_SIGNALS, *MEAN_SIGNALS)
-        numbers = sorted(number for number in table if number < named)
         found = []
-        for of_range in ranges(numbers, min(_RANGES_MAX, room // len(signals))):
+        for of_range in rows.sent(client, table, min(_RANGES_MAX, room // len(signals))):
             lines = (table.get(n, missing * len(signals)) for n in of_range)
             for signal, column in zip(signals, zip(*lines)):
                 found += told(signal, array.array("f", column), of_range.start)

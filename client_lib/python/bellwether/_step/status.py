@@ -53,7 +53,7 @@ class ActionsStatus(TypedDict):
 
 
 class LawRowsStatus(TypedDict):
-    """The rows that laws outside attention are sent in."""
+    """The rows that laws outside attention, activations and tensors in 8 bits are sent in."""
 
     rows: int
     refused: int  # The times one had no place, or too long a name.
