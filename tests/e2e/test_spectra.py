@@ -81,7 +81,8 @@ def train(
     model = Model(SHAPE)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     monitor = bellwether.attach(
-        model, run=RUN, every=1, overhead_budget=1e9, gram_bytes=1 << 19, **where
+        model, run=RUN, every=1, overhead_budget=1e9, byte_budget=0, gram_bytes=1 << 19,
+        **where
     )
     found = {}
     before = None

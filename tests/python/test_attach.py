@@ -28,7 +28,7 @@ from bellwether._hook.patches import registry
 from bellwether._step.patches import Patches
 from bellwether._step.steps import Steps
 from bellwether.settings import Settings
-from bellwether.tools.doctor import layer_findings
+from bellwether.tools.doctor import layer_findings, monitor_findings
 
 from models import Model, Shape, batch
 from recording import Recording
@@ -221,6 +221,29 @@ def test_errors_in_forward_and_step_stay_inside(
         model(batch(Shape(), 0)).sum().backward()
         monitor.step(loss=1.0)
         assert "planted" in monitor.why_off
+
+
+def test_samples_of_more_bytes_than_allowed_become_rarer(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    model = Model(SHAPE)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with bellwether.attach(
+        model, record=str(tmp_path / "a.bwrun"), run="bytes", every=1, overhead_budget=1e9,
+        byte_budget=1000,
+    ) as monitor:  # fmt: skip
+        for step in range(40):
+            model(batch(SHAPE, step)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert monitor.flush(20)
+        status = monitor.status()
+        volume = status["volume"]
+        assert status["sampling_period"] > 1 and volume["rarer"] >= 1
+        assert volume["budget"] == 1000 and volume["sample"] > 10_000 and volume["second"] > 0
+        assert any("a second of byte_budget's 1:" in f.text for f in monitor_findings(monitor))
+    assert caplog.text.count("byte_budget allows 1 KiB a second") == 1
 
 
 class Deaf:

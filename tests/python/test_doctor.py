@@ -16,11 +16,14 @@ import pytest
 
 from bellwether.client import Counters
 from bellwether.tools.doctor import (
+    expert_findings,
     fp8_findings,
     layer_findings,
+    module_findings,
     monitor_findings,
     step_findings,
     tensor_findings,
+    volume_findings,
 )
 
 from conftest import ROOT
@@ -267,6 +270,31 @@ def test_a_samples_share_of_8_bits_is_said() -> None:
     assert covered.endswith("of 7 it was seen so far") and named == "8 bits, a: b"
     (why,) = fp8_findings({"fp8": told | {"not_measured": "no", "left_out": {}}})
     assert why.text.endswith("no") and fp8_findings({}) == []
+
+
+def test_what_a_sample_covers_is_said() -> None:
+    modules = {"rows": 40, "blocks": 12, "not_measured": None, "left_out": {"lm_head: why": 2}}
+    told, left_out = module_findings({"modules": modules})
+    assert told.text == "40 activations at 12 blocks are told in every sample"
+    assert left_out.text == "activation lm_head: why" and module_findings({}) == []
+    (none,) = module_findings({"modules": modules | {"not_measured": "compiled", "left_out": {}}})
+    assert none.text == "no activations are told: compiled"
+    experts = {"routers": {"gate": 0}, "experts": 8, "not_measured": None, "left_out": {"a: b": 1}}
+    told, left_out = expert_findings({"experts": experts})
+    assert told.text == "1 routers of 8 experts at most are told in every sample"
+    assert left_out.text == "router a: b" and expert_findings({}) == []
+
+
+def test_bytes_of_a_sample_are_said() -> None:
+    volume = {"sample": 20480, "second": 0.0, "budget": 0, "rarer": 0}
+    (told,) = volume_findings({"volume": volume})
+    assert told.text == "a sample has 20 KiB" and told.ok is None
+    full = volume | {"second": 4096.0, "budget": 2048, "rarer": 3}
+    (told,) = volume_findings({"volume": full})
+    assert told.text.endswith(
+        "KiB, 4 KiB a second of byte_budget's 2: samples became rarer 3 times"
+    )
+    assert volume_findings({}) == []
 
 
 def test_elements_read_in_every_step_are_said() -> None:

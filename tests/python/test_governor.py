@@ -12,6 +12,7 @@ import pytest
 from bellwether._step.governor import PERIOD_MAX, Governor, RateWatch
 from bellwether._step.price import PAIRS_MIN, Price
 from bellwether._step.step_clock import StepClock
+from bellwether._step.volume import Rate, Volume
 
 
 def run(governor: Governor, share: float, samples: int) -> list[int]:
@@ -90,6 +91,60 @@ def test_new_period_keeps_ranks_on_common_steps() -> None:
     governor.sampled(1000, 0.001)
     governor.set_base(30)
     assert governor.due(1050) and not governor.due(1049)
+
+
+def sent(governor: Governor, size: float, samples: int, share: float = 0.0) -> list[int]:
+    """Periods of a job with a step a second, whose samples have `size` bytes."""
+    periods = []
+    for step in range(samples):
+        governor.sampled(step, share, 0.0, Rate(size / governor.period, 0.0))
+        periods.append(governor.period)
+    return periods
+
+
+def test_bytes_above_their_budget_make_samples_rarer() -> None:
+    governor = Governor(20, 0.005, byte_budget=1000)
+    periods = sent(governor, 60_000.0, 60)
+    assert periods[3] == 20 and periods[4] == 60 and periods[-1] <= 61
+    assert sent(governor, 10.0, 40)[-1] == 20
+    assert sent(Governor(20, 0.005), 1e12, 30) == [20] * 30  # There is no such budget.
+
+
+def test_the_budget_that_is_exceeded_most_decides() -> None:
+    by_time = Governor(20, 0.005, byte_budget=1000)
+    assert sent(by_time, 30_000.0, 5, share=0.02)[-1] == 80
+    by_bytes = Governor(20, 0.005, byte_budget=1000)
+    assert sent(by_bytes, 60_000.0, 5, share=0.0075)[-1] == 60
+    assert sent(by_bytes, 40_000.0, 20, share=0.0001)[-1] == 60  # Bytes hold it there.
+
+
+def test_frames_between_samples_leave_a_quarter_of_the_bytes() -> None:
+    governor = Governor(20, 0.005, byte_budget=1000)
+    for step in range(5):
+        governor.sampled(step, None, 0.0, Rate(240.0, 5000.0))
+    assert governor.period == 20
+    assert not any(governor.sampled(step, None, 0.0, Rate(240.0, 5000.0)) for step in range(5))
+    told = [governor.sampled(step, None, 0.0, Rate(500.0, 5000.0)) for step in range(5)]
+    assert governor.period == 40 and told.count(True) == 1
+
+
+def test_ranks_whose_bytes_differ_sample_common_steps() -> None:
+    for size in (30_000.0, 90_000.0):
+        governor = Governor(7, 0.005, in_step=True, byte_budget=1000)
+        assert sent(governor, size, 60)[-1] in (7, 14, 28, 56, 112)
+
+
+def test_bytes_are_counted_from_sample_to_sample() -> None:
+    now = [10.0]
+    volume = Volume(1000, lambda: now[0])
+    volume.add(500, True)
+    assert volume.closed() is None
+    for size, sampled in ((4000, True), (100, False), (100, False)):
+        volume.add(size, sampled)
+    now[0] += 2.0
+    assert volume.closed() == Rate(2000.0, 100.0) and volume.of_sample == 4000
+    now[0] += 2.0
+    assert volume.closed() == Rate(0.0, 0.0)
 
 
 def test_rate_jumps() -> None:

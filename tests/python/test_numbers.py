@@ -274,11 +274,13 @@ def test_call_arguments_out_of_range_are_refused_by_name(tmp_path: Path) -> None
                     client.push_spectrum(0, *place, 1.0, 0)
             with pytest.raises(ClientError, match="layer_begin is"):
                 client.push(0, [Block("rows", [1.0, 1.0], wrong, 1, 0, 2)])
+        assert client.queued_bytes == 0
         assert client.push(STEP_MAX, loss) and client.flush(20)
+        assert client.queued_bytes == 28  # Four of the value, and what says its place.
     assert [frame.step for frame in Recording(Path(path), ended=True).frames] == [STEP_MAX]
 
 
-@pytest.mark.parametrize("name", ["every", "rows", "sequences", "gram_bytes", "spool_bytes"])
+@pytest.mark.parametrize("name", ["every", "rows", "sequences", "gram_bytes", "byte_budget", "spool_bytes"])
 def test_settings_out_of_range_are_refused_by_name(name: str) -> None:
     for wrong in (10**30, math.inf, math.nan, -1, "\u00b2", "9" * 5000):
         with pytest.raises(ValueError, match=f"^{name}: "):

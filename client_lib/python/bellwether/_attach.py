@@ -113,6 +113,7 @@ def attach(
     sequences: Optional[int] = None,
     microbatches: Optional[str] = None,
     overhead_budget: Optional[float] = None,
+    byte_budget: Optional[int] = None,
     gram_bytes: Optional[int] = None,
     record: Optional[str] = None,
     spool_dir: Optional[str] = None,
@@ -141,6 +142,7 @@ def attach(
     sequences sampled sequences of a batch (4); 0 = all of them
     microbatches  "first" or "all" micro-batches of a sampled step
     overhead_budget  share of the step time (0.005); above it samples become rarer
+    byte_budget  of a rank's frames a second (4 MiB); above it samples become rarer; 0 = none
     gram_bytes  of Gram matrices of some heads, on average a sampled step (69632), for their full
               spectra; 0 = none
     record    write a .bwrun file, instead of a server or beside one
@@ -168,7 +170,8 @@ def attach(
     arguments = {
         "server": server, "run": run, "every": every, "layers": layers, "stats": stats,
         "ranks": ranks, "rows": rows, "sequences": sequences, "microbatches": microbatches,
-        "overhead_budget": overhead_budget, "gram_bytes": gram_bytes, "record": record,
+        "overhead_budget": overhead_budget, "byte_budget": byte_budget,
+        "gram_bytes": gram_bytes, "record": record,
         "allow": allow, "spool_dir": spool_dir, "spool_bytes": spool_bytes,
     }  # fmt: skip
     chosen = _checked(arguments, config, settings)

@@ -108,6 +108,8 @@ class Settings:
     # CPUs, on GPUs one in eight.
     law_layers: Optional[int] = None
     gram_bytes: int = 68 << 10  # Of Gram matrices, on average a sampled step; 0 = none.
+    # A second, of each rank's frames, above it the period grows; 0 = any number.
+    byte_budget: int = 4 << 20
     ranks: str = "dp0"  # or "all"
     overhead_budget: float = 0.005  # Share of the step time; above it the period grows.
     allow: frozenset[str] = frozenset()  # Kinds of action that the server may ask for.
@@ -152,6 +154,7 @@ _ENVIRONMENT = {
     "stats": "BELLWETHER_STATS",
     "law_layers": "BELLWETHER_LAW_LAYERS",
     "gram_bytes": "BELLWETHER_GRAM_BYTES",
+    "byte_budget": "BELLWETHER_BYTE_BUDGET",
     "ranks": "BELLWETHER_RANKS",
     "overhead_budget": "BELLWETHER_OVERHEAD_BUDGET",
     "allow": "BELLWETHER_ALLOW",
@@ -228,6 +231,7 @@ _CONVERT: dict[str, Callable[[Any], Any]] = {
     "sequences": _at_least(0, _COUNT_MAX),
     "law_layers": _at_least(1, _COUNT_MAX),
     "gram_bytes": _at_least(0, 1 << 40),
+    "byte_budget": _at_least(0, 1 << 40),
     "spool_bytes": _at_least(*SPOOL_BYTES),
     "spool_dir": lambda value: os.path.expanduser(str(value)),
     "capture_dir": lambda value: os.path.expanduser(str(value)),

@@ -31,6 +31,9 @@ _PATHS = frozenset({
 _Call = TypeVar("_Call", bound=Callable[..., Any])
 
 
+_HEADER_BYTES = 24  # Of a block of values.
+
+
 class ClientError(RuntimeError):
     """The library refused a call; the text names the field, the value and the legal range."""
 
@@ -174,6 +177,7 @@ class RunClient:
         self._library = c_api.client()
         self._handle = ctypes.c_void_p()
         self._numbers: dict[str, int] = {}
+        self.queued_bytes = 0  # Of frames and spectra: 4 for each value, and what says its place.
         native = c_api.struct(c_api.ClientOptions)
         for field in dataclasses.fields(options):
             value = getattr(options, field.name)
@@ -218,6 +222,7 @@ class RunClient:
         """
         native = (c_api.Block * len(blocks))()
         kept = []  # Alive until the call has copied the values.
+        size = _HEADER_BYTES * len(blocks)
         for slot, block in zip(native, blocks):
             address, owner = _address(block)
             kept.append(owner)
@@ -225,6 +230,7 @@ class RunClient:
             slot.layer_begin, slot.layer_count = block.layer_begin, block.layer_count
             slot.head_begin, slot.head_count = block.head_begin, block.head_count
             slot.values = address
+            size += 4 * block.layer_count * block.head_count
         frame = c_api.struct(
             c_api.Frame,
             block_count=len(blocks),
@@ -240,7 +246,10 @@ class RunClient:
                 kept.append(_fill_own(to, values))
             frame.own = named
             kept.append(named)
-        return self._check(self._library.bw_client_push(self._handle, ctypes.byref(frame)))
+            size += sum(_HEADER_BYTES + 4 * to.count for to in named)
+        queued = self._check(self._library.bw_client_push(self._handle, ctypes.byref(frame)))
+        self.queued_bytes += size if queued else 0
+        return queued
 
     @_refusing
     def push_names(self, granularity: int, names: Sequence[str], first: int = 0) -> int:
@@ -293,11 +302,13 @@ class RunClient:
         """
         named = {"layer": layer, "head": head, "kind": kind, "n": n}
         numbers = [whole(name, value, 0, c_api.UINT32_MAX) for name, value in named.items()]
-        return self._check(
+        queued = self._check(
             self._library.bw_client_push_spectrum(
                 self._handle, step_number(step), *numbers, scale, address
             )
         )
+        self.queued_bytes += _HEADER_BYTES + 2 * n * (n + 1) if queued else 0
+        return queued
 
     @_refusing
     def push_action_result(self, id: str, step: int, applied: bool, reason: str) -> bool:

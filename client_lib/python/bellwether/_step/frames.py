@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import time
+from collections.abc import Callable
 from typing import Any, Optional, Union
 
 import torch
@@ -112,6 +113,7 @@ class Frames:
         # What is logged behind mon.step() is of the step that it ended: the newest frame waits.
         self.keeps_newest = False
         self.since: Optional[SinceSample] = None  # Where steps between samples are told of.
+        self.handed_over: Callable[[int, bool], None] = lambda size, sampled: None
         self.faults: dict[str, str] = {}  # Of modules, by their names: the first of each.
 
     def readable(self, told: dict[str, Any]) -> dict[str, Any]:
@@ -232,6 +234,7 @@ class Frames:
             if gradients:
                 self._tell_faults(client, frame.step, frame.sample)
         if client is not None:
+            before = client.queued_bytes
             if frame.sample is not None and arrived and frame.sample.grams is not None:
                 frame.sample.grams.push(client, frame.step)
             own = self.own.of_frame([one for one in told if isinstance(one, Told)])
@@ -243,6 +246,7 @@ class Frames:
                     raise
                 self.leave_out("log()", e)  # The job's own numbers cost no frame.
                 client.push(frame.step, blocks, partial_rows=self.partial_rows)
+            self.handed_over(client.queued_bytes - before, frame.sample is not None)
 
     def _since_sample(self, frame: _Frame, scale: float, arrived: bool) -> dict[str, float]:
         found = self.since.take() if self.since is not None else {}

@@ -38,6 +38,7 @@ from .since_sample import Lags, SinceSample
 from .step_actions import StepActions
 from .step_weights import StepWeights
 from .tensors import Tensors
+from .volume import Volume
 
 Number = Union[float, int, torch.Tensor, None]
 
@@ -76,7 +77,10 @@ class Reporter:
         self.governor = Governor(
             settings.every, settings.overhead_budget,
             in_step=settings.ranks == "all" or placed.shards > 1,
+            byte_budget=settings.byte_budget,
         )  # fmt: skip
+        self.volume = Volume(settings.byte_budget)
+        self.frames.handed_over = self.volume.add
         self.metadata: dict[str, Any] = {}  # Fields of RunOptions.
         self.rate: Optional[float] = None  # Of the first group, as the trainer has set it.
         self.samples = 0  # That were closed.
@@ -267,7 +271,9 @@ class Reporter:
         if sampled:
             self.samples += 1
             share = self.overhead() if price.known() else None  # A price of 0 is one, too.
-            self.governor.sampled(step, share, price.every_step(self.governor.period))
+            every_step = price.every_step(self.governor.period)
+            if self.governor.sampled(step, share, every_step, self.volume.closed()):
+                self.volume.is_rarer(self.governor.period)
             line = self.cost.line(self.governor.period, len(self.reporting()), gpu is not None)
             if line is not None:
                 log.info(line)

@@ -60,6 +60,15 @@ class LawRowsStatus(TypedDict):
     not_sent: int  # The times one came while the frame was full, or its name waited.
 
 
+class VolumeStatus(TypedDict):
+    """Bytes of frames, by what is handed to the sender."""
+
+    sample: int  # The newest one.
+    second: float  # From the sample before it to it; 0 while that is not known.
+    budget: int  # A second; 0 = none.
+    rarer: int  # How often samples became rarer, since they had more.
+
+
 class LinearStatus(TypedDict):
     """The laws of linear layers."""
 
@@ -154,6 +163,7 @@ class Status(_AlwaysThere, total=False):
     counters: Counters  # Of the link, where there is one.
     linear: LinearStatus
     law_rows: LawRowsStatus
+    volume: VolumeStatus
     rest: RestStatus
     tensors: TensorsStatus
     modules: ModulesStatus
@@ -227,6 +237,11 @@ def status(steps: Steps, actions: Optional[ActionsStatus]) -> Status:
     rows = reporter.frames.law_rows
     found["law_rows"] = {
         "rows": len(rows.names), "refused": rows.refused, "not_sent": rows.not_sent,
+    }  # fmt: skip
+    volume = reporter.volume
+    found["volume"] = {
+        "sample": volume.of_sample, "second": sum(volume.rate or (0.0,)),
+        "budget": steps.settings.byte_budget, "rarer": volume.rarer,
     }  # fmt: skip
     rest = reporter.rest
     found["rest"] = {

@@ -251,6 +251,51 @@ def fp8_findings(status: dict[str, Any]) -> list[Finding]:
     return found
 
 
+def module_findings(status: dict[str, Any]) -> list[Finding]:
+    """What a sample covers of activations, where stats= names modules."""
+    told = status.get("modules") or {"rows": 0, "blocks": 0, "not_measured": None, "left_out": {}}
+    found = []
+    if told["not_measured"]:
+        found.append(Finding(None, f"no activations are told: {told['not_measured']}"))
+    elif told["rows"]:
+        text = f"{told['rows']} activations at {told['blocks']} blocks are told in every sample"
+        found.append(Finding(None, text))
+    for name in list(told["left_out"])[:_LEFT_OUT_NAMED]:
+        found.append(Finding(None, f"activation {name}"))
+    return found
+
+
+def expert_findings(status: dict[str, Any]) -> list[Finding]:
+    """What a sample covers of routers, where stats= names experts."""
+    told = status.get("experts") or {
+        "routers": {}, "experts": 0, "not_measured": None, "left_out": {},
+    }  # fmt: skip
+    found = []
+    if told["not_measured"]:
+        found.append(Finding(None, f"no routers are told: {told['not_measured']}"))
+    elif told["routers"]:
+        text = f"{len(told['routers'])} routers of {told['experts']} experts at most"
+        found.append(Finding(None, f"{text} are told in every sample"))
+    for name in list(told["left_out"])[:_LEFT_OUT_NAMED]:
+        found.append(Finding(None, f"router {name}"))
+    return found
+
+
+def volume_findings(status: dict[str, Any]) -> list[Finding]:
+    """How many bytes a sample has."""
+    told = status.get("volume") or {"sample": 0}
+    if not told["sample"]:
+        return []
+    text = f"a sample has {told['sample'] / 1024:.0f} KiB"
+    if told["second"]:
+        text += f", {told['second'] / 1024:.0f} KiB a second"
+    if told["budget"]:
+        text += f" of byte_budget's {told['budget'] / 1024:.0f}"
+    if told["rarer"]:
+        text += f": samples became rarer {told['rarer']} times"
+    return [Finding(None, text)]
+
+
 def step_findings(status: dict[str, Any]) -> list[Finding]:
     """What is read in every step, where stats= names steps."""
     told = status.get("steps") or {"on": False}
@@ -277,7 +322,8 @@ def monitor_findings(monitor: Any) -> list[Finding]:
     met = {id for layer in status["layers"] for id in layer.get("known_faults", ())}
     for entry in known_kernels.named(met):
         found.append(Finding(None, f"known, a hint (--kernels tells): {entry}"))
-    found += tensor_findings(status) + fp8_findings(status) + step_findings(status)
+    found += tensor_findings(status) + module_findings(status) + expert_findings(status)
+    found += fp8_findings(status) + step_findings(status) + volume_findings(status)
     if status["errors"]:
         found.append(Finding(False, f"{status['errors']} errors, the last: {status['last_error']}"))
     for reason, times in status["numbers_left_out"].items():
