@@ -272,7 +272,7 @@ def test_a_samples_share_of_8_bits_is_said() -> None:
     assert why.text.endswith("no") and fp8_findings({}) == []
 
 
-def test_what_a_sample_covers_is_said() -> None:
+def test_activations_and_routers_of_a_sample_are_said() -> None:
     modules = {"rows": 40, "blocks": 12, "not_measured": None, "left_out": {"lm_head: why": 2}}
     told, left_out = module_findings({"modules": modules})
     assert told.text == "40 activations at 12 blocks are told in every sample"

@@ -280,7 +280,9 @@ def test_call_arguments_out_of_range_are_refused_by_name(tmp_path: Path) -> None
     assert [frame.step for frame in Recording(Path(path), ended=True).frames] == [STEP_MAX]
 
 
-@pytest.mark.parametrize("name", ["every", "rows", "sequences", "gram_bytes", "byte_budget", "spool_bytes"])
+@pytest.mark.parametrize(
+    "name", ["every", "rows", "sequences", "gram_bytes", "byte_budget", "spool_bytes"]
+)
 def test_settings_out_of_range_are_refused_by_name(name: str) -> None:
     for wrong in (10**30, math.inf, math.nan, -1, "\u00b2", "9" * 5000):
         with pytest.raises(ValueError, match=f"^{name}: "):

@@ -8,6 +8,7 @@ import torch
 
 from .._kernels.memory import capturing
 from .price import Price
+from .volume import Volume
 
 SAMPLES_TOLD = 8  # That count; then the price is told, ...
 # ... on a GPU later: the first samples of a compiled job cost it half as much again.
@@ -17,8 +18,8 @@ PRICES_TOLD_MAX = 4
 
 
 class Cost:
-    def __init__(self) -> None:
-        self.price = Price()
+    def __init__(self, byte_budget: int = 0) -> None:
+        self.price, self.volume = Price(), Volume(byte_budget)
         self._told: list[tuple[float, int]] = []  # Share, samples: of each line about it.
 
     def count(

@@ -19,9 +19,9 @@ class Governor:
     """The sampling period in steps.
 
     There are two budgets, of time and of bytes.  After each sample it is told which share of the
-    training time watching costs, and which part of that every step pays, sampled or not; and the
-    same of the bytes a second that are sent.  Samples have what is left of a budget, a quarter of
-    it at least.  When the median over five of them is above that the period grows in proportion to
+    training time watching costs, and which part of that every step pays, sampled or not.  It is
+    told the same of the bytes a second that are sent.  Samples have what is left of a budget, a
+    quarter of it at least.  When the median over five of them is above that the period grows in proportion to
     the budget that is exceeded most.  When it is below a half of both the period shrinks again,
     never below the base.
 

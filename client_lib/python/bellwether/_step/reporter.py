@@ -38,7 +38,6 @@ from .since_sample import Lags, SinceSample
 from .step_actions import StepActions
 from .step_weights import StepWeights
 from .tensors import Tensors
-from .volume import Volume
 
 Number = Union[float, int, torch.Tensor, None]
 
@@ -73,14 +72,13 @@ class Reporter:
         self.events = Events()
         self.scaling = LossScaling()
         self.judged = Judged(settings)
-        self.cost = Cost()
+        self.cost = Cost(settings.byte_budget)
+        self.frames.handed_over = self.cost.volume.add
         self.governor = Governor(
             settings.every, settings.overhead_budget,
             in_step=settings.ranks == "all" or placed.shards > 1,
             byte_budget=settings.byte_budget,
         )  # fmt: skip
-        self.volume = Volume(settings.byte_budget)
-        self.frames.handed_over = self.volume.add
         self.metadata: dict[str, Any] = {}  # Fields of RunOptions.
         self.rate: Optional[float] = None  # Of the first group, as the trainer has set it.
         self.samples = 0  # That were closed.
@@ -272,8 +270,8 @@ class Reporter:
             self.samples += 1
             share = self.overhead() if price.known() else None  # A price of 0 is one, too.
             every_step = price.every_step(self.governor.period)
-            if self.governor.sampled(step, share, every_step, self.volume.closed()):
-                self.volume.is_rarer(self.governor.period)
+            if self.governor.sampled(step, share, every_step, self.cost.volume.closed()):
+                self.cost.volume.is_rarer(self.governor.period)
             line = self.cost.line(self.governor.period, len(self.reporting()), gpu is not None)
             if line is not None:
                 log.info(line)

@@ -238,7 +238,7 @@ def status(steps: Steps, actions: Optional[ActionsStatus]) -> Status:
     found["law_rows"] = {
         "rows": len(rows.names), "refused": rows.refused, "not_sent": rows.not_sent,
     }  # fmt: skip
-    volume = reporter.volume
+    volume = reporter.cost.volume
     found["volume"] = {
         "sample": volume.of_sample, "second": sum(volume.rate or (0.0,)),
         "budget": steps.settings.byte_budget, "rarer": volume.rarer,
