@@ -21,9 +21,9 @@ class Governor:
     There are two budgets, of time and of bytes.  After each sample it is told which share of the
     training time watching costs, and which part of that every step pays, sampled or not.  It is
     told the same of the bytes a second that are sent.  Samples have what is left of a budget, a
-    quarter of it at least.  When the median over five of them is above that the period grows in proportion to
-    the budget that is exceeded most.  When it is below a half of both the period shrinks again,
-    never below the base.
+    quarter of it at least.  When the median over five of them is above that the period grows in
+    proportion to the budget that is exceeded most.  When it is below a half of both the period
+    shrinks again, never below the base.
 
     Ranks whose values are added up have to sample the same steps, though each has its own price.
     There the period is the base times a power of two, and samples are at its multiples.  Ranks of
