@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "server/detect/measured.h"
 
 namespace bellwether::server {
 namespace {
@@ -19,7 +20,6 @@ uint16_t OneMore(uint16_t count) { return std::min<uint16_t>(kExpertCountMax, st
 float LayerValue(std::span<const float> values, size_t layer) {
   return layer < values.size() ? values[layer] : NotMeasured();
 }
-bool IsCount(float value) { return !IsNotMeasured(value) && std::isfinite(value) && value >= 0; }
 
 }  // namespace
 
@@ -33,9 +33,7 @@ void ExpertWatch::Forget() {
 }
 
 void ExpertWatch::Rewind() {
-  experts_.assign(experts_.size(), {});
-  routers_.assign(routers_.size(), {});
-  told_ = 0;
+  Forget();
   findings_.clear();
 }
 
@@ -49,7 +47,7 @@ ExpertWatch::State ExpertWatch::StateOf(const Expert& expert) const {
   return expert.idle >= options_.start_samples ? State::kUnused : State::kWell;
 }
 
-bool ExpertWatch::Observe(const StepSample& sample) {
+bool ExpertWatch::Observe(const StepSample& sample, int64_t quiet_steps) {
   findings_.clear();
   const auto loads = sample.matrix(SignalId::kExpertLoad);
   // Tokens of an expert may lie at a rank that is missing.
@@ -61,34 +59,43 @@ bool ExpertWatch::Observe(const StepSample& sample) {
     columns_ = columns;
     routers_.assign(layers, {});
     experts_.assign(loads.size(), {});
-    told_ = 0;
+    news_ = {};
   }
   const auto tokens = sample.matrix(SignalId::kRouterTokens);
   const auto entropies = sample.matrix(SignalId::kRouterEntropySum);
   const auto largest = sample.matrix(SignalId::kRouterEntropyLargestSum);
+  news_.Begin(sample.step, quiet_steps);
+  quiet_steps_ = quiet_steps;
   bool any = false;
   for (size_t layer = 0; layer < layers; ++layer) {
     const auto row = loads.subspan(layer * static_cast<size_t>(columns), static_cast<size_t>(columns));
     // Layers may have fewer experts than the run's largest one; the rest is not measured.
     size_t count = 0;
     double sum = 0;
-    while (count < row.size() && IsCount(row[count])) sum += row[count++];
+    while (count < row.size() && IsAtLeast0(row[count])) sum += row[count++];
     if (count < 2 || sum <= 0) continue;
     any = true;
     Router& router = routers_[layer];
     router.experts = static_cast<int32_t>(count);
     router.entropy = -1;
     if (const float most = LayerValue(largest, layer), some = LayerValue(entropies, layer);
-        IsCount(most) && most > 0 && IsCount(some)) {
+        IsAbove0(most) && IsAtLeast0(some)) {
       router.entropy = some / most;
     }
     TakeLoads(row.first(count), sample.step, &experts_[layer * static_cast<size_t>(columns)]);
     const float given = LayerValue(tokens, layer);
-    if (IsCount(given) && given > 0) TakeBreadth(row.first(count), given, sample.step, &router);
+    if (IsAbove0(given)) TakeBreadth(row.first(count), given, sample.step, &router);
   }
   if (!any) return false;
-  Tell();
+  Tell(sample.step);
   return true;
+}
+
+template <class Place>
+void ExpertWatch::BeginWrong(int64_t step, bool first, Place* place) const {
+  if (first && place->told && step - place->since > quiet_steps_) place->told = false;
+  // A new attempt may have gone back behind it.
+  place->since = first ? step : std::min(place->since, step);
 }
 
 void ExpertWatch::TakeLoads(std::span<const float> loads, int64_t step, Expert* experts) {
@@ -98,11 +105,10 @@ void ExpertWatch::TakeLoads(std::span<const float> loads, int64_t step, Expert* 
       // Before its first tokens it was unused, which is no habit.
       if (expert.seen > 0) expert.longest = std::max(expert.longest, expert.idle);
       expert.seen = OneMore(expert.seen);
+      if (expert.idle > 0) expert.since = step;
       expert.idle = 0;
-      expert.told = false;
-      expert.since = -1;
     } else {
-      if (expert.idle == 0) expert.since = step;
+      BeginWrong(step, expert.idle == 0, &expert);
       expert.idle = OneMore(expert.idle);
     }
   }
@@ -128,25 +134,19 @@ void ExpertWatch::TakeBreadth(std::span<const float> loads, double tokens, int64
   }
   router->breadth = static_cast<float>(breadth);
   if (router->best >= 0 && breadth < options_.breadth && breadth * options_.breadth_fall < router->best) {
-    if (router->collapsed == 0) router->since = step;
+    BeginWrong(step, router->collapsed == 0, router);
     router->collapsed = OneMore(router->collapsed);
     return;
   }
+  if (router->collapsed > 0) router->since = step;
   router->collapsed = 0;
-  router->told = false;
   router->least = router->count == 0 ? router->breadth : std::min(router->least, router->breadth);
   if (++router->count < kExpertsBlock) return;
   router->best = std::max(router->best, router->least);
   router->count = 0;
 }
 
-bool ExpertWatch::IsNews(bool* told) {
-  if (*told) return false;
-  *told = true;
-  return told_++ < kExpertsToldMax;
-}
-
-void ExpertWatch::Tell() {
+void ExpertWatch::Tell(int64_t step) {
   const auto layers = static_cast<int32_t>(routers_.size());
   const auto columns = static_cast<size_t>(columns_);
   bool any = false;
@@ -165,7 +165,8 @@ void ExpertWatch::Tell() {
                     .first_step = router.since,
                     .detector = "breadth"};
     Finding& finding = of_layer(layer, Severity::kWarning, fact);
-    finding.news = IsNews(&router.told);
+    finding.news = !router.told && news_.Take();
+    router.told = true;
     finding.cause = "collapsed router";
     finding.score = 3;
     finding.summary = absl::StrFormat(
@@ -184,13 +185,14 @@ void ExpertWatch::Tell() {
   for (int32_t layer = 0; layer < layers; ++layer) {
     for (const State state : {State::kIdle, State::kUnused}) {
       std::vector<size_t> wrong;
-      bool news = false;
+      bool fresh = false;
       int64_t since = -1;
       uint16_t samples = 0;
       for (size_t i = 0; i < columns; ++i) {
         Expert& expert = experts_[static_cast<size_t>(layer) * columns + i];
         if (StateOf(expert) != state) continue;
-        news |= IsNews(&expert.told);
+        fresh |= !expert.told;
+        expert.told = true;
         since = since < 0 ? expert.since : std::min(since, expert.since);
         samples = wrong.empty() ? expert.idle : std::min(samples, expert.idle);
         wrong.push_back(i);
@@ -206,7 +208,7 @@ void ExpertWatch::Tell() {
                     .detector = idle ? "idle" : "unused"};
       };
       Finding& finding = of_layer(layer, idle ? Severity::kWarning : Severity::kInfo, at(0));
-      finding.news = news;
+      finding.news = fresh && news_.Take();
       finding.cause = idle ? "dead expert" : "unused expert";
       finding.first_step = since;
       // The layer that has lost most of its experts first.
@@ -226,7 +228,7 @@ void ExpertWatch::Tell() {
       absl::StrAppend(&finding.summary, ", since step ", since);
     }
   }
-  if (!any) told_ = 0;
+  if (any) news_.NoteWrong(step);
   // In this order: news first, so that the alert's words are of it; else the worst.
   const size_t all = findings_.size();
   const bool news = std::any_of(findings_.begin(), findings_.end(), [](const Finding& f) { return f.news; });

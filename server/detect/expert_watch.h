@@ -13,7 +13,9 @@
 //           experts.samples in a row.  What has never been broad, as batches that are mostly padding, is
 //           not told.
 //
-// The first steps, and those behind an announced change, are neither judged nor learnt from.
+// The first steps, and those behind an announced change, are neither judged nor learnt from.  What is wrong
+// stays so over such a change and into a new attempt, until a sample shows otherwise.  What is well again, and
+// wrong once more before the alert has ended, is no news.
 //
 // The state is 16 bytes an expert.  Not thread-safe.
 
@@ -27,33 +29,39 @@
 
 #include "server/detect/finding.h"
 #include "server/detect/judge_options.h"
+#include "server/detect/news.h"
 #include "server/model/step_sample.h"
 
 namespace bellwether::server {
 
 inline constexpr int32_t kExpertsBlock = 64;  // Samples of a layer, of which the least breadth counts.
-inline constexpr uint32_t kExpertsToldMax = 8;
 
 class ExpertWatch {
  public:
   explicit ExpertWatch(const ExpertsOptions& options) : options_(options) {}
   void SetOptions(const ExpertsOptions& options) { options_ = options; }
 
-  // Judges a sample.  False: it tells of no expert.
-  bool Observe(const StepSample& sample);
+  // Judges a sample.  False: it tells of no expert.  What was wrong is news again after `quiet_steps`.
+  bool Observe(const StepSample& sample, int64_t quiet_steps);
   // What is wrong now, in the layers of this sample and others: the worst first.
   std::vector<Finding>* findings() { return &findings_; }
   // Something announced may change what is usual: it is learnt anew.  What is wrong stays so.
   void Forget();
-  // A new attempt begins.
+  // A new attempt begins: the same.
   void Rewind();
   bool has_seen() const { return !routers_.empty(); }
   size_t memory_bytes() const { return experts_.capacity() * sizeof(Expert) + routers_.capacity() * sizeof(Router); }
 
   template <class A>
   void Visit(A& a) {
-    a(columns_), a(told_), a(experts_), a(routers_);
+    a(columns_), news_.VisitTold(a), a(experts_), a(routers_);
   }
+  // What earlier versions did not save.
+  template <class A>
+  void VisitLater(A& a) {
+    news_.VisitLast(a);
+  }
+  bool has_later() const { return news_.wrong_lately(); }
   bool Consistent() const;
 
  private:
@@ -62,7 +70,7 @@ class ExpertWatch {
     uint16_t idle = 0;     // in so many it had none since,
     uint16_t longest = 0;  // and of those before.
     bool told = false;
-    int64_t since = -1;  // The first of `idle`.
+    int64_t since = -1;  // The first of `idle`, or when that was over.
     template <class A>
     void Visit(A& a) {
       a(seen), a(idle), a(longest), a(told), a(since);
@@ -78,7 +86,7 @@ class ExpertWatch {
     float load = 0, ideal = 0;  // load of its busiest expert there, and of the mean one,
     float entropy = -1;         // and its entropy over the largest one; -1: not known.
     int32_t busiest = -1, experts = 0;
-    int64_t since = -1;
+    int64_t since = -1;  // As of an expert.
     template <class A>
     void Visit(A& a) {
       a(count), a(collapsed), a(told), a(least), a(best), a(breadth), a(load), a(ideal), a(entropy), a(busiest);
@@ -91,13 +99,15 @@ class ExpertWatch {
   bool IsCollapsed(const Router& router) const { return router.collapsed >= options_.samples; }
   void TakeLoads(std::span<const float> loads, int64_t step, Expert* experts);
   void TakeBreadth(std::span<const float> loads, double tokens, int64_t step, Router* router);
-  void Tell();
-  // Whether what is wrong since now has room in the alert's words.
-  bool IsNews(bool* told);
+  // An expert or a router is wrong, for the first sample in a row or a later one.
+  template <class Place>
+  void BeginWrong(int64_t step, bool first, Place* place) const;
+  void Tell(int64_t step);
 
   ExpertsOptions options_;
-  int32_t columns_ = 0;          // Experts of a layer.
-  uint32_t told_ = 0;            // News since nothing was wrong.
+  int32_t columns_ = 0;  // Experts of a layer.
+  News news_;
+  int64_t quiet_steps_ = 0;      // Of the last sample.
   std::vector<Expert> experts_;  // [layer][expert]
   std::vector<Router> routers_;  // [layer]
   std::vector<Finding> findings_;

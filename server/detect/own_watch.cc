@@ -180,7 +180,7 @@ void OwnWatch::Judge(float batch, int64_t step, Past* into) {
 // Since when each is wrong, and which of them the alert has not told of.
 void OwnWatch::Remember(int64_t step, int64_t quiet_steps) {
   std::erase_if(wrong_, [&](const Wrong& wrong) { return step - wrong.last > quiet_steps; });
-  if (wrong_.empty()) told_ = 0;
+  if (wrong_.empty()) news_ = {};
   for (Reading& reading : readings_) {
     const auto found = std::find_if(wrong_.begin(), wrong_.end(), [&](const Wrong& wrong) {
       return wrong.row == reading.row && wrong.kind == reading.kind;
@@ -192,8 +192,7 @@ void OwnWatch::Remember(int64_t step, int64_t quiet_steps) {
     }
     if (wrong_.size() >= kOwnWrongMax) continue;
     wrong_.push_back({.row = reading.row, .kind = reading.kind, .since = reading.since, .last = step});
-    reading.news = told_ < kOwnToldMax;
-    if (reading.news) ++told_;
+    reading.news = news_.Take();
   }
 }
 
@@ -260,7 +259,7 @@ void OwnWatch::Forget() {
 void OwnWatch::Rewind() {
   Forget();
   wrong_.clear();
-  told_ = 0;
+  news_ = {};
 }
 
 size_t OwnWatch::memory_bytes() const {

@@ -30,6 +30,7 @@
 
 #include "server/detect/finding.h"
 #include "server/detect/judge_options.h"
+#include "server/detect/news.h"
 #include "server/model/row_names.h"
 #include "server/model/step_sample.h"
 
@@ -39,7 +40,6 @@ namespace bellwether::server {
 inline constexpr size_t kOwnPastsMax = 256;
 // Cells that are followed while they are wrong, and that one alert tells of, each once.
 inline constexpr size_t kOwnWrongMax = 64;
-inline constexpr uint32_t kOwnToldMax = 8;
 
 // To which side a signal of that name goes when it is bad, however the job prefixes it: train/kl is a kl.
 enum class PastSide : uint8_t { kNone, kFalls, kRises, kRisesLate };  // kRisesLate: not in the first steps.
@@ -75,7 +75,7 @@ class OwnWatch {
 
   template <class A>
   void Visit(A& a) {
-    a(finite_), a(wrong_), a(told_), a(pasts_), a(row_of_past_);
+    a(finite_), a(wrong_), news_.VisitTold(a), a(pasts_), a(row_of_past_);
   }
   bool Consistent() const;
 
@@ -128,7 +128,7 @@ class OwnWatch {
   std::vector<uint16_t> row_of_past_;  // By row: 1 + the index of its past; 0: it has none.
   std::vector<Past> pasts_;
   std::vector<Wrong> wrong_;  // At most kOwnWrongMax.
-  uint32_t told_ = 0;         // News since nothing was wrong.
+  News news_;
   uint64_t cells_left_out_ = 0;
   // Of the last sample.
   std::vector<Reading> readings_;

@@ -85,10 +85,10 @@ struct RunJudge::State {
   LawWatch laws;
   ArithmeticWatch arithmetic;
   OwnWatch own;
-  TensorWatch parameters;
+  TensorWatch frozen;
   ExpertWatch experts;
   SequenceWatch sequences;
-  TensorPasts pasts;
+  TensorPasts parameters;
   UserRules user;
   AlertEngine alerts;
   int64_t first_step = -1;
@@ -114,10 +114,10 @@ struct RunJudge::State {
         laws(from.kernel),
         arithmetic(from.arithmetic),
         own(from.own),
-        parameters(from.frozen),
+        frozen(from.frozen),
         experts(from.experts),
         sequences(from.sequences),
-        pasts(from.parameters),
+        parameters(from.parameters),
         user(from, description.layout),
         alerts(from.alert),
         attempt(description.attempt) {
@@ -158,7 +158,7 @@ struct RunJudge::State {
   }
   template <class A>
   void VisitTensors(A& a) {
-    a(parameters);
+    a(frozen);
     alerts.VisitLater(Family::kFrozen, a);
   }
   template <class A>
@@ -169,9 +169,15 @@ struct RunJudge::State {
   }
   template <class A>
   void VisitPasts(A& a) {
-    a(pasts);
+    a(parameters);
     alerts.VisitLater(Family::kParameters, a);
   }
+  // What there was nothing of before, of whatever is above.
+  template <class A>
+  void VisitLater(A& a) {
+    experts.VisitLater(a);
+  }
+  bool has_later() const { return experts.has_later(); }
   // The part that belongs to the rules that people wrote.
   template <class A>
   void VisitUserRules(A& a) {
@@ -214,10 +220,10 @@ struct RunJudge::State {
   void JudgeKernel(const StepSample& sample, std::vector<AlertTransition>* out);
   void JudgeArithmetic(const StepSample& sample, std::vector<AlertTransition>* out);
   void JudgeOwn(const StepSample& sample, std::vector<AlertTransition>* out);
-  void JudgeTensors(const StepSample& sample, std::vector<AlertTransition>* out);
+  void JudgeFrozen(const StepSample& sample, std::vector<AlertTransition>* out);
   void JudgeExperts(const StepSample& sample, std::vector<AlertTransition>* out);
   void JudgeSequences(const StepSample& sample, std::vector<AlertTransition>* out);
-  void JudgePasts(const StepSample& sample, std::vector<AlertTransition>* out);
+  void JudgeParameters(const StepSample& sample, std::vector<AlertTransition>* out);
   void JudgeNonfinite(const StepSample& sample, std::vector<AlertTransition>* out);
   void JudgeReplicas(const StepSample& sample, std::vector<Finding>* findings) const;
   void JudgeDisagreements(const StepSample& sample, std::vector<AlertTransition>* out);
@@ -379,14 +385,14 @@ void RunJudge::State::JudgeOwn(const StepSample& sample, std::vector<AlertTransi
   alerts.Update(Family::kOwn, sample.step, run, own.findings(), out);
 }
 
-void RunJudge::State::JudgeTensors(const StepSample& sample, std::vector<AlertTransition>* out) {
-  if (!parameters.Observe(sample, tensor_names()) || !on(Builtin::kFrozen)) return;
-  alerts.Update(Family::kFrozen, sample.step, run, parameters.findings(), out);
+void RunJudge::State::JudgeFrozen(const StepSample& sample, std::vector<AlertTransition>* out) {
+  if (!frozen.Observe(sample, tensor_names()) || !on(Builtin::kFrozen)) return;
+  alerts.Update(Family::kFrozen, sample.step, run, frozen.findings(), out);
 }
 
 void RunJudge::State::JudgeExperts(const StepSample& sample, std::vector<AlertTransition>* out) {
   if (excuses_trends(sample.step)) return alerts.CouldNotLook(Family::kExperts, sample.step);
-  if (!experts.Observe(sample) || !on(Builtin::kExperts)) return;
+  if (!experts.Observe(sample, options.alert.resolve_steps) || !on(Builtin::kExperts)) return;
   alerts.Update(Family::kExperts, sample.step, run, experts.findings(), out);
 }
 
@@ -399,13 +405,13 @@ void RunJudge::State::JudgeSequences(const StepSample& sample, std::vector<Alert
   alerts.Update(Family::kSequences, sample.step, run, sequences.findings(), out);
 }
 
-void RunJudge::State::JudgePasts(const StepSample& sample, std::vector<AlertTransition>* out) {
+void RunJudge::State::JudgeParameters(const StepSample& sample, std::vector<AlertTransition>* out) {
   const TensorPasts::Context context{.excused = sample.step < excused_until,
                                      .quiet_steps = options.alert.resolve_steps};
   const bool warming = sample.step < options.context.warmup_steps;
   if (warming || context.excused) alerts.CouldNotLook(Family::kParameters, sample.step);
-  if (warming || !pasts.Observe(sample, tensor_names(), context) || !on(Builtin::kParameters)) return;
-  alerts.Update(Family::kParameters, sample.step, run, pasts.findings(), out);
+  if (warming || !parameters.Observe(sample, tensor_names(), context) || !on(Builtin::kParameters)) return;
+  alerts.Update(Family::kParameters, sample.step, run, parameters.findings(), out);
 }
 
 // Copies of a tensor that differ.  A tensor has two sums, of which both or one may differ.
@@ -508,10 +514,10 @@ void RunJudge::Observe(const StepSample& sample, std::vector<AlertTransition>* o
     s.heads.Rewind();
     s.arithmetic.Rewind();
     s.own.Rewind();
-    s.parameters.Rewind();
+    s.frozen.Rewind();
     s.experts.Rewind();
     s.sequences.Rewind();
-    s.pasts.Rewind();
+    s.parameters.Rewind();
     s.user.Forget();
     s.ahead.clear();
     // Not what was announced behind the checkpoint.
@@ -531,10 +537,10 @@ void RunJudge::Observe(const StepSample& sample, std::vector<AlertTransition>* o
   s.JudgeKernel(sample, out);
   s.JudgeArithmetic(sample, out);
   s.JudgeOwn(sample, out);
-  s.JudgeTensors(sample, out);
+  s.JudgeFrozen(sample, out);
   s.JudgeExperts(sample, out);
   s.JudgeSequences(sample, out);
-  s.JudgePasts(sample, out);
+  s.JudgeParameters(sample, out);
   if (s.on(Builtin::kDisagreement)) s.JudgeDisagreements(sample, out);
   if (s.on(Builtin::kOverhead)) s.JudgeOverhead(sample, out);
   const float loss = sample.scalar(SignalId::kLoss);
@@ -674,10 +680,10 @@ void RunJudge::SetOptions(const JudgeOptions& options, std::vector<AlertTransiti
   s.laws.SetOptions(options.kernel);
   s.arithmetic.SetOptions(options.arithmetic);
   s.own.SetOptions(options.own);
-  s.parameters.SetOptions(options.frozen);
+  s.frozen.SetOptions(options.frozen);
   s.experts.SetOptions(options.experts);
   s.sequences.SetOptions(options.sequences);
-  s.pasts.SetOptions(options.parameters);
+  s.parameters.SetOptions(options.parameters);
   // What a family's alert can come from; without any of it, it ends.
   const std::pair<Family, std::vector<Builtin>> sources[] = {
       {Family::kRounding, {Builtin::kDrift, Builtin::kTies, Builtin::kNorm}},
@@ -713,16 +719,16 @@ int32_t RunJudge::stage_of(int32_t layer, int32_t head) const {
 uint32_t RunJudge::alerts_firing() const { return state_->alerts.alerts_firing(); }
 size_t RunJudge::memory_bytes() const {
   return sizeof(State) + state_->heads.memory_bytes() + state_->user.memory_bytes() + state_->own.memory_bytes() +
-         state_->parameters.memory_bytes() + state_->experts.memory_bytes() + state_->pasts.memory_bytes();
+         state_->frozen.memory_bytes() + state_->experts.memory_bytes() + state_->parameters.memory_bytes();
 }
 
 std::string RunJudge::Save() const {
   std::string out;
   StateWriter writer(&out);
   // With neither servers of before read it: those of a cluster are replaced one after the other.
-  const bool pasts = state_->pasts.has_seen();
+  const bool pasts = state_->parameters.has_seen();
   const bool experts = state_->experts.has_seen() || state_->sequences.has_seen() || pasts;
-  const bool tensors = state_->parameters.has_seen() || experts;
+  const bool tensors = state_->frozen.has_seen() || experts;
   const bool own = state_->own.has_seen() || tensors;
   const bool layers = state_->arithmetic.samples() > 0 || own;
   const bool laws = state_->laws.samples() > 0 || layers;
@@ -772,7 +778,10 @@ std::string RunJudge::Save() const {
   if (experts) state_->VisitExperts(writer);
   if (pasts) state_->VisitPasts(writer);
   // Left out where it says nothing: servers of before read the rest.
-  if (const uint32_t families = state_->alerts.went_back(); families != 0) writer(families);
+  const uint32_t families = state_->alerts.went_back();
+  const bool later = state_->has_later();
+  if (families != 0 || later) writer(families);
+  if (later) state_->VisitLater(writer);
   return out;
 }
 
@@ -832,10 +841,11 @@ bool RunJudge::Restore(std::string_view saved) {
   if (fits && pasts) fresh->VisitPasts(reader);
   uint32_t went_back = 0;
   if (fits && reader.ok() && !reader.at_end()) reader(went_back);
+  if (fits && reader.ok() && !reader.at_end()) fresh->VisitLater(reader);
   if (!fits || !reader.at_end() || !fresh->heads.Consistent() || !fresh->changes.Consistent() ||
       !fresh->laws.Consistent() || !fresh->arithmetic.Consistent() || !fresh->own.Consistent() ||
-      !fresh->parameters.Consistent() || !fresh->experts.Consistent() || !fresh->sequences.Consistent() ||
-      !fresh->pasts.Consistent() || fresh->ahead.size() > kChangesAheadMax)
+      !fresh->frozen.Consistent() || !fresh->experts.Consistent() || !fresh->sequences.Consistent() ||
+      !fresh->parameters.Consistent() || fresh->ahead.size() > kChangesAheadMax)
     return begin_afresh();
   if (fingerprint == fresh->user_rules_fingerprint()) {
     StateReader rules_reader(of_rules);

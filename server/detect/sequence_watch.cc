@@ -7,14 +7,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "server/detect/measured.h"
 
 namespace bellwether::server {
 namespace {
 
 // As client_lib/python/bellwether/_step/sequence_losses.py begins its event.
 constexpr std::string_view kWords = "largest losses of sequences: ";
-
-bool IsNumber(float value) { return !IsNotMeasured(value) && std::isfinite(value); }
 
 }  // namespace
 
@@ -33,8 +32,8 @@ void SequenceWatch::OnEvent(const RunEvent& event) {
 void SequenceWatch::Rewind() {
   repeated_ = {};
   loss_ = {};
-  last_ = words_step_ = -1;
-  told_ = 0;
+  words_step_ = -1;
+  news_ = {};
   words_.clear();
   findings_.clear();
 }
@@ -60,8 +59,8 @@ Finding* SequenceWatch::Take(float value, bool off, float threshold, SignalId si
                                                             .baseline = course->past.high(),
                                                             .first_step = course->since,
                                                             .detector = detector}));
-  if (begins) finding.news = told_++ < kSequencesToldMax;
-  last_ = step;
+  if (begins) finding.news = news_.Take();
+  news_.NoteWrong(step);
   return &finding;
 }
 
@@ -72,13 +71,10 @@ bool SequenceWatch::Observe(const StepSample& sample, const Context& context) {
   const bool has_labels = IsNumber(labels) && IsNumber(same) && labels > 0 && labels >= options_.labels;
   if (!IsNumber(loss) && !has_labels) return false;
   seen_ = true;
-  if (last_ >= 0 && sample.step - last_ > context.quiet_steps) {
-    last_ = -1;
-    told_ = 0;
-  }
+  news_.Begin(sample.step, context.quiet_steps);
   if (context.excused) {
     // While something is wrong it would be learnt.
-    if (last_ >= 0) return false;
+    if (news_.wrong_lately()) return false;
     if (has_labels) repeated_.past.Add(same / labels);
     if (IsNumber(loss) && loss > 0) loss_.past.Add(loss);
     excused_ = true;

@@ -20,13 +20,13 @@
 
 #include "server/detect/finding.h"
 #include "server/detect/judge_options.h"
+#include "server/detect/news.h"
 #include "server/detect/past_range.h"
 #include "server/model/run_types.h"
 #include "server/model/step_sample.h"
 
 namespace bellwether::server {
 
-inline constexpr uint32_t kSequencesToldMax = 8;
 inline constexpr size_t kSequenceWordsMax = 256;  // Bytes, of one event.
 
 class SequenceWatch {
@@ -49,7 +49,7 @@ class SequenceWatch {
 
   template <class A>
   void Visit(A& a) {
-    a(seen_), a(excused_), a(repeated_), a(loss_), a(last_), a(told_), a(words_step_), a(words_loss_), a(words_);
+    a(seen_), a(excused_), a(repeated_), a(loss_), a(news_), a(words_step_), a(words_loss_), a(words_);
   }
   bool Consistent() const {
     return repeated_.past.Consistent() && loss_.past.Consistent() && words_.size() <= kSequenceWordsMax;
@@ -73,8 +73,7 @@ class SequenceWatch {
   bool seen_ = false;
   bool excused_ = false;  // The last sample was.
   Course repeated_, loss_;
-  int64_t last_ = -1;  // At which anything was wrong.
-  uint32_t told_ = 0;  // News since nothing was.
+  News news_;
   // What the job has said of its largest sequences, and of which step.
   int64_t words_step_ = -1;
   double words_loss_ = 0;

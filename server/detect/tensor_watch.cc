@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "server/detect/measured.h"
 
 namespace bellwether::server {
 namespace {
@@ -23,7 +24,6 @@ constexpr int32_t kLonger = 4;
 constexpr double kRoundsAway = 1.0 / 256;
 
 float At(std::span<const float> values, size_t row) { return row < values.size() ? values[row] : NotMeasured(); }
-bool IsPositive(float value) { return !IsNotMeasured(value) && std::isfinite(value) && value > 0; }
 
 std::string TensorName(const RowNames* names, size_t row) {
   const bool known = names != nullptr && row < names->names().size();
@@ -118,15 +118,15 @@ bool TensorWatch::Observe(const StepSample& sample, const RowNames* names) {
   size_t graded = 0;
   for (size_t i = 0; i < moved.size(); ++i) {
     if (IsNotMeasured(moved[i])) continue;
-    const bool has_gradient = IsPositive(At(largest, i));
+    const bool has_gradient = IsAbove0(At(largest, i));
     graded += has_gradient ? 1 : 0;
-    const double count = IsPositive(At(elements, i)) ? At(elements, i) : 1;
-    const double square = IsPositive(At(squares, i)) ? At(squares, i) : 0;
+    const double count = IsAbove0(At(elements, i)) ? At(elements, i) : 1;
+    const double square = IsAbove0(At(squares, i)) ? At(squares, i) : 0;
     if (moved[i] > 0) {
       moving.push_back(i);
       if (has_gradient) others.push_back(std::sqrt(square / count));
     } else if (has_gradient) {
-      const double weight = IsPositive(At(weights, i)) ? At(weights, i) : 0;
+      const double weight = IsAbove0(At(weights, i)) ? At(weights, i) : 0;
       asked.push_back({.row = i,
                        .gradient = std::sqrt(square / count),
                        .norm = std::sqrt(square),
@@ -184,7 +184,7 @@ void TensorWatch::NameRun(const StepSample& sample, size_t asked) {
   const float rate = sample.scalar(SignalId::kLearningRate);
   if (rate == 0) {
     absl::StrAppend(&finding.summary, "; the learning rate is 0");
-  } else if (IsPositive(rate)) {
+  } else if (IsAbove0(rate)) {
     absl::StrAppendFormat(&finding.summary, "; the learning rate is %.3g: the step may be skipped", rate);
     finding.Add({.signal = FindSignal(SignalId::kLearningRate)->name,
                  .value = rate,

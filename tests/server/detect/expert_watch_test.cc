@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "server/detect/archive.h"
+#include "server/detect/run_judge.h"
 
 namespace bellwether::server {
 namespace {
@@ -25,6 +26,7 @@ using testing::SizeIs;
 
 constexpr int kExpertLayers = 4, kExpertsOfLayer = 16, kChosen = 2;
 constexpr double kRoutedTokens = 1024;
+constexpr int64_t kQuietSteps = 1000;
 
 // A router's choices of a step: shares of the tokens, by layer and expert, which need not add up to one.
 using Shares = std::vector<std::vector<double>>;
@@ -73,7 +75,7 @@ Shares WithCollapsed(size_t layer) {
 class ExpertWatchTest : public testing::Test {
  protected:
   const std::vector<Finding>& Judge(const StepSample& sample) {
-    watch_.Observe(sample);
+    watch_.Observe(sample, kQuietSteps);
     return *watch_.findings();
   }
   // From step_ on; all must be silent.
@@ -127,8 +129,83 @@ TEST_F(ExpertWatchTest, DeadExpertsStaySoBehindAChange) {
   ASSERT_EQ(Until(20, WithDead(2, {5})), 8);
   watch_.Forget();
   EXPECT_THAT(Judge(Routed(step_++, WithDead(2, {5}))), SizeIs(1));
+}
+
+TEST_F(ExpertWatchTest, DeadExpertsStaySoInANewAttempt) {
+  JudgeHealthy(100);
+  ASSERT_EQ(Until(20, WithDead(2, {5})), 8);
   watch_.Rewind();
-  EXPECT_THAT(Judge(Routed(step_++, WithDead(2, {5}))), IsEmpty());
+  step_ = 50;  // From a checkpoint.
+  ASSERT_THAT(Judge(Routed(step_++, WithDead(2, {5}))), SizeIs(1));
+  EXPECT_FALSE(watch_.findings()->front().news);
+  EXPECT_EQ(watch_.findings()->front().first_step, 50);
+  JudgeHealthy(1);
+}
+
+TEST_F(ExpertWatchTest, ARouterThatComesAndGoesIsToldOnce) {
+  JudgeHealthy(100);
+  int news = 0;
+  for (int i = 0; i < 20; ++i) {
+    for (int j = 0; j < 10; ++j) {
+      for (const Finding& found : Judge(Routed(step_++, WithCollapsed(1)))) {
+        news += found.news && found.cause == "collapsed router";
+      }
+    }
+    JudgeHealthy(5);
+  }
+  EXPECT_EQ(news, 1);
+  JudgeHealthy(static_cast<int>(kQuietSteps) + 1);
+  ASSERT_EQ(Until(20, WithCollapsed(1)), 8);
+  EXPECT_TRUE(watch_.findings()->front().news) << "its alert has ended";
+}
+
+TEST_F(ExpertWatchTest, ManyDeadExpertsOfALayerAreOnePieceOfNews) {
+  JudgeHealthy(100);
+  Shares shares = WithDead(0, {0, 1, 2, 3, 4, 5, 6, 7, 8});
+  ASSERT_EQ(Until(20, shares), 8);
+  shares[2][5] = 0;
+  int news = 0;
+  for (int i = 0; i < 8; ++i) news += Judge(Routed(step_++, shares))[0].news;
+  EXPECT_EQ(news, 1);
+}
+
+TEST_F(ExpertWatchTest, ExpertsThatComeAndGoAreToldOnce) {
+  JudgeHealthy(100);
+  int news = 0;
+  for (const int idle : {8, 80}) {  // Its habit makes it wait longer.
+    for (int j = 0; j < idle; ++j) {
+      for (const Finding& found : Judge(Routed(step_++, WithDead(2, {5})))) news += found.news;
+    }
+    JudgeHealthy(5);
+  }
+  EXPECT_EQ(news, 1);
+}
+
+TEST(ExpertJudgeTest, ARestartResolvesNoDeadExpert) {
+  RunDescription run;
+  run.name = "r";
+  run.layout = {.layers = kExpertLayers, .heads = 1, .kv_heads = 1};
+  run.layout.experts = kExpertsOfLayer;
+  RunJudge judge(JudgeOptions(), run);
+  std::vector<AlertTransition> out;
+  int64_t step = 1000;
+  const auto to = [&](int samples, const Shares& shares, uint32_t attempt) {
+    for (int i = 0; i < samples; ++i, step += 20) {
+      StepSample sample = Routed(step, shares);
+      sample.attempt = attempt;
+      judge.Observe(sample, &out);
+    }
+  };
+  to(100, Balanced(), 0);
+  to(20, WithDead(2, {5}), 0);
+  ASSERT_THAT(out, SizeIs(1));
+  EXPECT_EQ(out[0].rule, "experts");
+  step = 2000;
+  to(300, WithDead(2, {5}), 1);
+  EXPECT_THAT(out, SizeIs(1)) << out.back().summary;
+  to(60, Balanced(), 1);
+  ASSERT_THAT(out, SizeIs(2));
+  EXPECT_EQ(out[1].state, AlertState::kResolved);
 }
 
 TEST_F(ExpertWatchTest, OneThatDiesLaterIsNewsAndNamedFirst) {
@@ -236,7 +313,7 @@ TEST_F(ExpertWatchTest, SamplesThatLackARankSayNothing) {
   for (int i = 0; i < 50; ++i) {
     StepSample sample = Routed(step_++, WithDead(2, {5}));
     sample.complete = false;
-    EXPECT_FALSE(watch_.Observe(sample));
+    EXPECT_FALSE(watch_.Observe(sample, kQuietSteps));
     EXPECT_THAT(*watch_.findings(), IsEmpty());
   }
 }
@@ -259,7 +336,7 @@ TEST_F(ExpertWatchTest, ASavedStateGoesOn) {
   StateReader reader(saved);
   reader(restored);
   ASSERT_TRUE(reader.at_end() && restored.Consistent());
-  EXPECT_TRUE(restored.Observe(Routed(step_, WithDead(2, {5}))));
+  EXPECT_TRUE(restored.Observe(Routed(step_, WithDead(2, {5})), kQuietSteps));
   EXPECT_THAT(*restored.findings(), SizeIs(1));
 }
 

@@ -109,7 +109,7 @@ TEST(OwnWatchTest, CellsAreNamedTogetherAndStayBounded) {
   EXPECT_THAT(found[0].summary, HasSubstr(" and 295 more"));
   size_t news = 2;
   for (const Finding& finding : found) news += finding.news ? 1 : 0;
-  EXPECT_EQ(news, kOwnToldMax) << "one alert is not told for each";
+  EXPECT_EQ(news, kNewsMax) << "one alert is not told for each";
 }
 
 TEST(OwnWatchTest, NamesOfTheFieldAreKnownHoweverTheyArePrefixed) {
