@@ -19,7 +19,7 @@ namespace {
 constexpr int64_t kCellBytes = 24;         // Copies of the newest step, beside the window's own values.
 constexpr int64_t kDerivedCellBytes = 20;  // What a span of its summary begins with.
 constexpr int64_t kHeadBytes = 800;        // Detectors, stages.
-constexpr int64_t kRowBytes = 150;         // A name, where it lies by name, and a rank's row of it.
+constexpr int64_t kRowBytes = 150;         // A name and its places, a rank's row, the judge's pasts.
 constexpr int64_t kRunBytes = 128 << 10;
 // What a run sends is known once it has stored so many steps, signals of heads among them; or
 // so many without any.

@@ -129,7 +129,11 @@ TEST(RunMemoryTest, CountedRunMemoryIsTheMeasuredOneWithinATenth) {
        {Case{{12, 12, 12, 64, 0}, 26}, Case{{32, 32, 32, 128, 0}, 4}, Case{{32, 32, 8, 128, 0}, 26},
         Case{{128, 128, 16, 128, 0}, 6}, Case{{4, 512, 64, 128, 0}, 12},
         Case{{.layers = 32, .heads = 32, .kv_heads = 8, .tensors = kTensors}, 4, sampled},
-        Case{{.layers = 4, .heads = 4, .kv_heads = 4, .tensors = kTensors}, 4, {kTensorGradMax, kTensorMoved}}}) {
+        Case{{.layers = 4, .heads = 4, .kv_heads = 4, .tensors = kTensors}, 4, {kTensorGradMax, kTensorMoved}},
+        Case{{.layers = 4, .heads = 4, .kv_heads = 4, .tensors = kTensors}, 4, {kTensorGradSumsq}},
+        Case{{.layers = 4, .heads = 4, .kv_heads = 4, .tensors = kTensors},
+             4,
+             {kTensorElements, kTensorGradSumsq, kTensorChangeSumsq, kTensorChangeWeightSumsq, kTensorLagSum}}}) {
     std::vector<SignalId> signals = FirstSignals(c.signals);
     signals.insert(signals.end(), c.of_tensors.begin(), c.of_tensors.end());
     const int64_t measured = Measure(c.layout, signals), counted = RunMemoryBytes(c.layout, signals);
