@@ -25,9 +25,16 @@ class PastRange {
     now = {std::min(now.low, value), std::max(now.high, value)};
     if (++count_ == kBlock) Close();
   }
-  // Ends the block under way, if it has any value.
+  // What is under way is past from now on.  Few values are no block of their own, which would be narrow: they
+  // join the one before, or wait for more where there is none.
   void Close() {
     if (count_ == 0) return;
+    if (2 * count_ < kBlock) {
+      if (whole_ == 0) return;
+      blocks_[1] = {std::min(blocks_[1].low, blocks_[2].low), std::max(blocks_[1].high, blocks_[2].high)};
+      count_ = 0;
+      return;
+    }
     std::rotate(blocks_.begin(), blocks_.begin() + 1, blocks_.end());
     count_ = 0;
     whole_ = std::min<uint8_t>(2, static_cast<uint8_t>(whole_ + 1));

@@ -56,6 +56,8 @@ constexpr int32_t kLostLossesMax = 2;
 constexpr int64_t kExcusesMax = 5;
 // Changes of steps that the run has not come to.
 constexpr size_t kChangesAheadMax = 16;
+// Behind a change, also where all of them come later than what settles.
+constexpr int32_t kExcusedSamplesLeast = 4;
 
 // Which of two ranks is wrong cannot be said; of more, the fewer differ.
 std::string RanksThatDiffer(const StepSample::Disagreement& found) {
@@ -101,6 +103,8 @@ struct RunJudge::State {
   int64_t rate_step = -1;
   int32_t bad_gradients = 0, bad_losses = 0;  // Reports in a row that were not finite.
   int64_t excused_halves = 0;                 // Of excused steps; each judged one takes one off.
+  int64_t excused_from = -1;                  // The step of the last change that excuses.
+  int32_t excused_samples = 0;                // So many more from there on are excused, however late they come.
   std::vector<AnnouncedChange> ahead;         // Of steps that the run has not come to.
   int64_t finite_step = -1;                   // The last one whose gradient norm was reported and finite.
 
@@ -175,9 +179,11 @@ struct RunJudge::State {
   // What there was nothing of before, of whatever is above.
   template <class A>
   void VisitLater(A& a) {
+    a(excused_from), a(excused_samples);
     experts.VisitLater(a);
+    parameters.VisitLater(a);
   }
-  bool has_later() const { return experts.has_later(); }
+  bool has_later() const { return excused_samples > 0 || experts.has_later() || parameters.has_later(); }
   // The part that belongs to the rules that people wrote.
   template <class A>
   void VisitUserRules(A& a) {
@@ -291,6 +297,8 @@ void RunJudge::State::Announce(const AnnouncedChange& change) {
   const int64_t until = step + options.context.settle_steps;
   if (!MayExcuse(until)) return;
   excused_until = std::max(excused_until, until);
+  excused_from = step;
+  excused_samples = kExcusedSamplesLeast;
   loss.Excuse(risen || change.kind != EventKind::kRestore);
   user.Excuse();
   own.Forget();
@@ -522,6 +530,7 @@ void RunJudge::Observe(const StepSample& sample, std::vector<AlertTransition>* o
     s.ahead.clear();
     // Not what was announced behind the checkpoint.
     s.excused_until = sample.step + s.options.context.settle_steps;
+    s.excused_samples = 0;
   }
   if (sample.step <= s.last_step) return;
   std::erase_if(s.ahead, [&](const AnnouncedChange& change) {
@@ -529,6 +538,10 @@ void RunJudge::Observe(const StepSample& sample, std::vector<AlertTransition>* o
     s.Announce(change);
     return true;
   });
+  if (s.excused_samples > 0 && sample.step >= s.excused_from) {
+    --s.excused_samples;
+    s.excused_until = std::max(s.excused_until, sample.step + 1);
+  }
   s.CountExcused(sample.step);
   s.last_step = sample.step;
   if (s.first_step < 0) s.first_step = sample.step;

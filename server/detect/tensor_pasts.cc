@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "server/detect/measured.h"
 
 namespace bellwether::server {
 namespace {
@@ -38,8 +39,6 @@ double Middle(const Past& past, double none) {
   return past.known() ? 0.5 * (past.low() + past.high()) / kScale : none;
 }
 
-bool IsAbove0(float value) { return !IsNotMeasured(value) && std::isfinite(value) && value > 0; }
-
 std::string ParameterName(const RowNames* names, size_t row) {
   const bool known = names != nullptr && row < names->names().size();
   return known ? names->names()[row] : absl::StrCat("tensor ", row);
@@ -53,8 +52,7 @@ void TensorPasts::Rewind() {
     signal = {.rows = std::move(signal.rows)};
   }
   excused_ = false;
-  last_ = -1;
-  told_ = 0;
+  news_ = {};
   findings_.clear();
 }
 
@@ -64,9 +62,15 @@ size_t TensorPasts::memory_bytes() const {
   return bytes;
 }
 
+bool TensorPasts::has_later() const {
+  return std::ranges::any_of(signals_, [](const Signal& signal) { return !signal.waiting.empty(); });
+}
+
 bool TensorPasts::Consistent() const {
   return std::all_of(signals_.begin(), signals_.end(), [](const Signal& signal) {
     return signal.rows.size() <= static_cast<size_t>(kNamedRowsMax) && signal.all.past.Consistent() &&
+           signal.waiting.size() < kPeersMin &&
+           std::ranges::all_of(signal.waiting, [&](const Covered& one) { return one.row < signal.rows.size(); }) &&
            std::all_of(signal.rows.begin(), signal.rows.end(),
                        [](const Series& series) { return series.past.Consistent(); });
   });
@@ -108,7 +112,7 @@ bool TensorPasts::Take(double x, const Limits& limits, int64_t step, Series* ser
                  : x > limits.high ? std::max(series->last, kept)
                                    : std::min(series->last, kept);
   if (series->off < options_.hold_samples) return false;
-  news_ |= series->off == options_.hold_samples;
+  any_news_ |= series->off == options_.hold_samples;
   return true;
 }
 
@@ -122,60 +126,93 @@ void TensorPasts::Judge(size_t which, const StepSample& sample) {
   Signal& signal = signals_[which];
   const size_t size = std::min(over.size(), static_cast<size_t>(kNamedRowsMax));
   if (signal.rows.size() < size) signal.rows.resize(size);
-  logs_.assign(size, std::numeric_limits<double>::quiet_NaN());
-  moved_.clear();
+  covered_.clear();
+  without_past_.clear();
   for (size_t i = 0; i < size; ++i) {
     // A tensor without a gradient, or that does not move, has no logarithm.
     if (!IsAbove0(over[i]) || (divided && !IsAbove0(under[i]))) continue;
-    logs_[i] = 0.5 * (std::log(over[i]) - (divided ? std::log(under[i]) : 0));
-    const Past& past = signal.rows[i].past;
-    if (!past.empty()) moved_.push_back(logs_[i] - past.middle() / kScale);
+    const double log = 0.5 * (std::log(over[i]) - (divided ? std::log(under[i]) : 0));
+    (signal.rows[i].past.empty() ? without_past_ : covered_)
+        .push_back({.row = static_cast<uint32_t>(i),
+                    .step = static_cast<uint32_t>(sample.step),
+                    .log = static_cast<float>(log)});
   }
-  if (moved_.size() >= kPeersMin) {
-    const auto middle = moved_.begin() + static_cast<ptrdiff_t>(moved_.size() / 2);
-    std::nth_element(moved_.begin(), middle, moved_.end());
-    signal.shared = static_cast<float>(*middle);
-    Limits limits = LimitsOf(signal.all, options_.shared_factor, info.may_fall);
-    if (which == kUpdateRatio) limits.high = std::max(limits.high, signal.highest + std::log(options_.shared_factor));
-    const double usual = Middle(signal.all.past, signal.shared);
-    if (Take(signal.shared, limits, sample.step, &signal.all)) {
-      const bool falls = signal.shared < limits.low;
-      all_off_.push_back({.signal = which,
-                          .beyond = falls ? limits.low - signal.shared : signal.shared - limits.high,
-                          .value = std::exp(signal.shared - usual),
-                          .limit = std::exp((falls ? limits.low : limits.high) - usual),
-                          .usual = 1,
-                          .since = signal.all.since,
-                          .samples = signal.all.off});
-    }
-    if (signal.all.off == 0) signal.highest = std::max(signal.highest, signal.shared);
+  if (covered_.size() < kPeersMin && size >= kPeersMin) {
+    // What comes again before there are enough has waited for a whole turn.
+    const auto again = [&signal](const Covered& each) {
+      return std::ranges::any_of(signal.waiting, [&each](const Covered& one) { return one.row == each.row; });
+    };
+    if (std::ranges::any_of(covered_, again)) JudgeWaiting(which);
+    signal.waiting.insert(signal.waiting.end(), covered_.begin(), covered_.end());
+    covered_.clear();
+    if (signal.waiting.size() >= kPeersMin) covered_.swap(signal.waiting);
   }
-  for (size_t i = 0; i < size; ++i) {
-    if (std::isnan(logs_[i])) continue;
-    Series& series = signal.rows[i];
-    const double x = logs_[i] - signal.shared;
-    const Limits limits = LimitsOf(series, options_.rise_factor, info.may_fall);
-    const double usual = Middle(series.past, x);
-    if (!Take(x, limits, sample.step, &series)) continue;
-    const bool falls = x < limits.low;
-    off_.push_back({.signal = which,
-                    .row = i,
-                    .beyond = falls ? limits.low - x : x - limits.high,
-                    .value = std::exp(logs_[i]),
-                    .limit = std::exp((falls ? limits.low : limits.high) + signal.shared),
-                    .usual = std::exp(usual + signal.shared),
-                    .since = series.since,
-                    .samples = series.off});
+  if (covered_.size() >= kPeersMin) JudgeShared(which, sample.step);
+  for (const std::vector<Covered>* const each : {&covered_, &without_past_}) {
+    for (const Covered& covered : *each) JudgeRow(which, covered);
   }
+}
+
+void TensorPasts::JudgeShared(size_t which, int64_t step) {
+  const PastSignal& info = kPastSignals[which];
+  Signal& signal = signals_[which];
+  moved_.clear();
+  for (const Covered& covered : covered_) {
+    moved_.push_back(covered.log - signal.rows[covered.row].past.middle() / kScale);
+  }
+  const auto middle = moved_.begin() + static_cast<ptrdiff_t>(moved_.size() / 2);
+  std::nth_element(moved_.begin(), middle, moved_.end());
+  signal.shared = static_cast<float>(*middle);
+  Limits limits = LimitsOf(signal.all, options_.shared_factor, info.may_fall);
+  if (which == kUpdateRatio) limits.high = std::max(limits.high, signal.highest + std::log(options_.shared_factor));
+  const double usual = Middle(signal.all.past, signal.shared);
+  if (Take(signal.shared, limits, step, &signal.all)) {
+    const bool falls = signal.shared < limits.low;
+    all_off_.push_back({.signal = which,
+                        .beyond = falls ? limits.low - signal.shared : signal.shared - limits.high,
+                        .value = std::exp(signal.shared - usual),
+                        .limit = std::exp((falls ? limits.low : limits.high) - usual),
+                        .usual = 1,
+                        .since = signal.all.since,
+                        .samples = signal.all.off});
+  }
+  if (signal.all.off == 0) signal.highest = std::max(signal.highest, signal.shared);
+}
+
+void TensorPasts::JudgeRow(size_t which, const Covered& covered) {
+  const PastSignal& info = kPastSignals[which];
+  Signal& signal = signals_[which];
+  Series& series = signal.rows[covered.row];
+  const double x = covered.log - signal.shared;
+  const Limits limits = LimitsOf(series, options_.rise_factor, info.may_fall);
+  const double usual = Middle(series.past, x);
+  if (!Take(x, limits, covered.step, &series)) return;
+  const bool falls = x < limits.low;
+  off_.push_back({.signal = which,
+                  .row = covered.row,
+                  .beyond = falls ? limits.low - x : x - limits.high,
+                  .value = std::exp(covered.log),
+                  .limit = std::exp((falls ? limits.low : limits.high) + signal.shared),
+                  .usual = std::exp(usual + signal.shared),
+                  .since = series.since,
+                  .samples = series.off});
+}
+
+void TensorPasts::JudgeWaiting(size_t which) {
+  for (const Covered& covered : signals_[which].waiting) JudgeRow(which, covered);
+  signals_[which].waiting.clear();
 }
 
 bool TensorPasts::Observe(const StepSample& sample, const RowNames* names, const Context& context) {
   findings_.clear();
   // A part of a tensor may lie at a rank that is missing.
   if (!sample.complete || !sample.has(SignalId::kTensorGradSumsq)) return false;
-  if (last_ >= 0 && sample.step - last_ > context.quiet_steps) {
-    last_ = -1;
-    told_ = 0;
+  news_.Begin(sample.step, context.quiet_steps);
+  off_.clear();
+  all_off_.clear();
+  any_news_ = false;
+  if (excused_ != context.excused) {
+    for (size_t which = 0; which < kSignals; ++which) JudgeWaiting(which);
   }
   if (excused_ && !context.excused) {
     for (Signal& signal : signals_) {
@@ -184,12 +221,9 @@ bool TensorPasts::Observe(const StepSample& sample, const RowNames* names, const
     }
   }
   excused_ = context.excused;
-  off_.clear();
-  all_off_.clear();
-  news_ = false;
   for (size_t which = 0; which < kSignals; ++which) Judge(which, sample);
   if (off_.empty() && all_off_.empty()) return !excused_;
-  last_ = sample.step;
+  news_.NoteWrong(sample.step);
   Tell(names);
   return true;
 }
@@ -234,8 +268,7 @@ void TensorPasts::Tell(const RowNames* names) {
                    [](const Finding& a, const Finding& b) { return a.severity > b.severity; });
   for (size_t i = 0; i < findings_.size(); ++i) findings_[i].score = static_cast<double>(findings_.size() - i);
   findings_.front().summary = std::move(text);
-  findings_.front().news = news_ && told_ < kTensorPastsToldMax;
-  if (findings_.front().news) ++told_;
+  findings_.front().news = any_news_ && news_.Take();
 }
 
 }  // namespace bellwether::server

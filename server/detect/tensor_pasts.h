@@ -1,12 +1,13 @@
 // tensor_pasts.h: parameters whose gradient norm, update ratio or second-moment lag leaves its own past.
 //
 // All is judged in logarithms.  What all parameters share in a sample, as a large batch or a schedule, is
-// taken off each of them first: the median of how far they are from the middle of what they were.  What is
-// left of each is held against its own past, of 64 to 96 samples that cover it.  It is off if it lies beyond
-// all of them by parameters.range_factor times their range, and by a factor of parameters.rise_factor.  A burst,
-// which is over before it counts, is remembered: what comes again must go as far beyond it.  Gradients that
-// fall must do so by parameters.fall_factor; the others may fall.  So no distribution is assumed, and what varies much
-// may do so.
+// taken off each of them first: the median of how far they are from the middle of what they were.  Where a
+// sample covers few of them, it waits for others, a whole turn at most, so that there is a median.  Fewer than
+// eight parameters share nothing.  What is left of each is held against its own past, of 64 to 96 samples that cover
+// it.  It is off if it lies beyond all of them by parameters.range_factor times their range, and by a factor of
+// parameters.rise_factor.  A burst, which is over before it counts, is remembered: what comes again must go as far
+// beyond it.  Gradients that fall must do so by parameters.fall_factor; the others may fall.  So no distribution is
+// assumed, and what varies much may do so.
 //
 // What is shared is held against its own past in the same way, by parameters.shared_factor, and says that all of them
 // have left it.  An update ratio is held against the highest of the run, too: a schedule that begins again comes back
@@ -30,13 +31,12 @@
 
 #include "server/detect/finding.h"
 #include "server/detect/judge_options.h"
+#include "server/detect/news.h"
 #include "server/detect/past_range.h"
 #include "server/model/row_names.h"
 #include "server/model/step_sample.h"
 
 namespace bellwether::server {
-
-inline constexpr uint32_t kTensorPastsToldMax = 8;
 
 class TensorPasts {
  public:
@@ -58,9 +58,15 @@ class TensorPasts {
 
   template <class A>
   void Visit(A& a) {
-    a(seen_), a(excused_), a(last_), a(told_);
+    a(seen_), a(excused_), a(news_);
     for (Signal& signal : signals_) a(signal);
   }
+  // What earlier versions did not save.
+  template <class A>
+  void VisitLater(A& a) {
+    for (Signal& signal : signals_) a(signal.waiting);
+  }
+  bool has_later() const;
   bool Consistent() const;
 
  private:
@@ -79,8 +85,18 @@ class TensorPasts {
       a(past), a(burst_low), a(burst_high), a(last), a(off), a(since);
     }
   };
+  // A parameter that a sample covers.
+  struct Covered {
+    uint32_t row = 0, step = 0;  // The step must fit.
+    float log = 0;
+    template <class A>
+    void Visit(A& a) {
+      a(row), a(step), a(log);
+    }
+  };
   struct Signal {
     std::vector<Series> rows;                                 // At most kNamedRowsMax.
+    std::vector<Covered> waiting;                             // Fewer than make a median, each once.
     Series all;                                               // Of what they share,
     float shared = 0;                                         // which was this in the last sample,
     float highest = -std::numeric_limits<float>::infinity();  // and this at most.
@@ -105,18 +121,23 @@ class TensorPasts {
   // The next value of a series; true if it has been off for long enough.  An excused sample is only learnt.
   bool Take(double x, const Limits& limits, int64_t step, Series* series);
   void Judge(size_t which, const StepSample& sample);
+  // What covered_ shares: enough of it.
+  void JudgeShared(size_t which, int64_t step);
+  void JudgeRow(size_t which, const Covered& covered);
+  // Judges those that wait by what was shared before.
+  void JudgeWaiting(size_t which);
   void Tell(const RowNames* names);
 
   ParametersOptions options_;
   bool seen_ = false;
   bool excused_ = false;  // The last sample was.
-  int64_t last_ = -1;     // At which anything was off.
-  uint32_t told_ = 0;     // News since nothing was.
+  News news_;
   std::array<Signal, kSignals> signals_;
   // Of the last sample.
   std::vector<Off> off_, all_off_;
-  bool news_ = false;
-  std::vector<double> logs_, moved_;
+  bool any_news_ = false;
+  std::vector<Covered> covered_, without_past_;
+  std::vector<double> moved_;
   std::vector<Finding> findings_;
 };
 

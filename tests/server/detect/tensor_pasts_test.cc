@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "server/detect/archive.h"
+#include "server/detect/run_judge.h"
 
 namespace bellwether::server {
 namespace {
@@ -194,6 +195,136 @@ TEST_F(TensorPastsTest, AnnouncedChangesOfParametersAreLearntAndNotJudged) {
     EXPECT_FALSE(watch_.Observe(Next({.gradient = 100}), &names_, {.excused = true, .quiet_steps = 1000}));
   }
   for (int i = 0; i < 50; ++i) EXPECT_THAT(Judge(Next({.gradient = 100})), IsEmpty());
+}
+
+// Of each turn of 25 samples one covers the parameter.
+void CoverInTurns(StepSample* sample) {
+  const auto turn = static_cast<size_t>(sample->step) % 25;
+  for (const SignalId signal :
+       {SignalId::kTensorChangeSumsq, SignalId::kTensorChangeWeightSumsq, SignalId::kTensorLagSum}) {
+    const auto values = sample->Add(signal);
+    for (size_t i = 0; i < values.size(); ++i) {
+      if (i % 25 != turn) sample->Add(signal)[i] = NotMeasured();
+    }
+  }
+}
+
+TEST_F(TensorPastsTest, FewThatTakeTurnsAreToldOfAllTogether) {
+  const auto in_turn = [&](const Factors& planted) {
+    StepSample sample = Next(planted);
+    CoverInTurns(&sample);
+    return sample;
+  };
+  for (int i = 0; i < 2500; ++i) ASSERT_THAT(Judge(in_turn({})), IsEmpty()) << i;
+  EXPECT_LE(Until(100, [&] { return in_turn({.update = 100}); }), 60);
+  for (int i = 0; i < 300; ++i) {
+    for (const Finding& finding : *watch_.findings()) EXPECT_EQ(finding.note, "all parameters") << finding.summary;
+    Judge(in_turn({.update = 100}));
+  }
+}
+
+TEST_F(TensorPastsTest, OneOfFewThatTakeTurnsIsNamed) {
+  const auto in_turn = [&](const Factors& planted) {
+    StepSample sample = Next(planted, 7);
+    CoverInTurns(&sample);
+    return sample;
+  };
+  for (int i = 0; i < 2500; ++i) ASSERT_THAT(Judge(in_turn({})), IsEmpty()) << i;
+  EXPECT_LE(Until(200, [&] { return in_turn({.lag = 100}); }), 150);
+  EXPECT_EQ(watch_.findings()->front().note, "layers.7.weight");
+}
+
+// A learning rate that falls to a thousandth and begins again, over more samples than pasts hold; batches that are
+// hard for all.
+TEST_F(TensorPastsTest, SmallHealthyModelsThatTakeTurnsAreSilent) {
+  constexpr int kSamples = 12000, kCycle = 4000;
+  std::student_t_distribution<float> tails(3);
+  size_t alarms = 0;
+  for (const int size : {2, 8, 10, 30, 100, 175}) {
+    for (const bool schedule : {false, true}) {
+      watch_ = TensorPasts{ParametersOptions{}};
+      std::vector<double> walks(static_cast<size_t>(size));
+      double shared = 0;
+      for (int t = 0; t < kSamples; ++t) {
+        shared = 0.95 * shared + 0.1 * normal_(random_);
+        const double spike = t % 300 == 150 ? 3 : 0;
+        const double rate = schedule ? std::log(0.5 * (1 + std::cos(3.14159 * (t % kCycle) / kCycle)) + 1e-3) : 0.0;
+        StepSample sample = Trained(t, size, [&](int i) {
+          double& walk = walks[static_cast<size_t>(i)];
+          walk = 0.98 * walk + 0.1 * normal_(random_);
+          const double noise = i % 3 == 0 ? 0.3 * normal_(random_) : i % 3 == 1 ? walk : 0.2 * tails(random_);
+          return Factors{.gradient = std::exp(noise + shared + spike),
+                         .update = std::exp(0.5 * noise + rate + 0.2 * shared),
+                         .lag = std::exp(noise + shared + spike)};
+        });
+        CoverInTurns(&sample);
+        for (const Finding& finding : Judge(sample)) {
+          if (++alarms < 20) ADD_FAILURE() << size << " at " << t << " " << finding.note << ": " << finding.summary;
+        }
+      }
+    }
+  }
+  EXPECT_EQ(alarms, 0u);
+}
+
+TEST_F(TensorPastsTest, ParametersThatWaitForATurnAreSaved) {
+  const auto in_turn = [&](int64_t step) {
+    std::mt19937 random(static_cast<uint32_t>(step));
+    std::normal_distribution<double> normal;
+    StepSample sample = Trained(step, kFew, [&](int) { return Factors{.lag = std::exp(normal(random))}; });
+    CoverInTurns(&sample);
+    return sample;
+  };
+  const auto state_of = [](TensorPasts& watch) {
+    std::string saved;
+    StateWriter writer(&saved);
+    writer(watch);
+    watch.VisitLater(writer);
+    return saved;
+  };
+  for (int64_t step = 0; step < 300; ++step) {
+    Judge(in_turn(step));
+    if (step < 260) continue;
+    const std::string saved = state_of(watch_);
+    TensorPasts restored{ParametersOptions{}};
+    StateReader reader(saved);
+    reader(restored);
+    restored.VisitLater(reader);
+    ASSERT_TRUE(reader.at_end() && restored.Consistent());
+    watch_ = restored;
+    ASSERT_EQ(state_of(watch_), saved);
+  }
+  TensorPasts plain{ParametersOptions{}};
+  for (int64_t step = 0; step < 300; ++step) plain.Observe(in_turn(step), &names_, kJudgedTensors);
+  EXPECT_EQ(state_of(watch_), state_of(plain));
+}
+
+// A governor that samples rarely: no sample falls into the 200 steps behind the change.
+TEST(ParametersJudgeTest, AChangeExcusesSamplesThatComeLate) {
+  for (const bool announced : {false, true}) {
+    RunDescription run;
+    run.name = "r";
+    run.layout = {.layers = 1, .heads = 1, .kv_heads = 1};
+    run.layout.tensors = 10;
+    auto judge = std::make_unique<RunJudge>(JudgeOptions(), run);
+    std::vector<AlertTransition> out;
+    std::mt19937 random(1);
+    std::normal_distribution<double> normal;
+    int64_t step = 1000;
+    const auto to = [&](int samples, double factor) {
+      for (int i = 0; i < samples; ++i, step += 301) {
+        judge->Observe(
+            Trained(step, 10, [&](int) { return Factors{.gradient = factor * std::exp(0.2 * normal(random))}; }), &out);
+        const std::string saved = judge->Save();
+        judge = std::make_unique<RunJudge>(JudgeOptions(), run);
+        ASSERT_TRUE(judge->Restore(saved)) << step;
+      }
+    };
+    to(100, 1);
+    if (announced) judge->OnEvent({.step = step - 300, .kind = EventKind::kData}, &out);
+    to(60, 1e3);
+    EXPECT_EQ(out.empty(), announced);
+  }
 }
 
 // Ten thousand parameters of eight kinds, in 2,000 samples; what all share varies, too.
