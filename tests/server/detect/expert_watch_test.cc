@@ -159,7 +159,7 @@ TEST_F(ExpertWatchTest, ARouterThatComesAndGoesIsToldOnce) {
   EXPECT_TRUE(watch_.findings()->front().news) << "its alert has ended";
 }
 
-TEST_F(ExpertWatchTest, ManyDeadExpertsOfALayerAreOnePieceOfNews) {
+TEST_F(ExpertWatchTest, ManyDeadExpertsOfALayerAreToldOnce) {
   JudgeHealthy(100);
   Shares shares = WithDead(0, {0, 1, 2, 3, 4, 5, 6, 7, 8});
   ASSERT_EQ(Until(20, shares), 8);
