@@ -8,7 +8,7 @@ RATIO_GROWS = "(1024 / drift.heads_usual) ** drift.heads_exponent"
 
 DETECTION = (
     "is not finite after {own.finite_values} finite ones in a row",
-    "its own past to the bad side; for {own.persist_batches} batches",
+    "its own history to the bad side; for {own.persist_batches} batches",
     "is added to batch means of {trend.batch_steps} steps",
     "A head's drift ratio is {drift.grown_factor} times the median head (held at {drift.ratio_floor} or more) and grows exponentially: "
     "Mann-Kendall z > {trend.mann_kendall_z_min}, r2 > {trend.r2_min}, doubling within {trend.doubling_steps_max} steps. "
@@ -36,7 +36,7 @@ DETECTION = (
     "that had tokens gets none in {experts.samples} samples, and in {experts.samples} times as many as ever before",
     "{sequences.repeated_share:%} of a batch's labels are the same as the one before",
     "{sequences.hold_values} steps in a row: a warning",
-    "leaves its own past for {parameters.hold_samples} samples; for {parameters.persist_samples}",
+    "leaves its own history for {parameters.hold_samples} samples; for {parameters.persist_samples}",
     "the hook takes more than {alert.hook_overhead_max:%} of the step for {alert.hook_overhead_steps} steps",
     "Up to a sigma of {norm.rescue_sigma_max} runs were rescued",
     "An alert resolves after {alert.resolve_steps} steps without evidence. Its kind then stays quiet for {alert.cooldown_steps}",
@@ -54,7 +54,7 @@ RESPOND = (
     TIES,
     NORM + "; in a head that drifts, {norm.far_factor} times",
     LOGITS,
-    "is {loss.gradient_factor} times its past",
+    "is {loss.gradient_factor} times what it was",
     "more than {alert.hook_overhead_max:%} of the step",
 )
 
@@ -68,7 +68,7 @@ RUNBOOKS = {
     ),
     "logitsgrowing": (LOGITS,),
     "gradientjump": (
-        "is {loss.gradient_factor} times its past and {loss.impulse_sigma} standard deviations above it. "
+        "is {loss.gradient_factor} times what it was and {loss.impulse_sigma} standard deviations above it. "
         "One spike is information; what lasts {loss.persist_steps} steps",
     ),
     "diverging": (
@@ -82,7 +82,7 @@ RUNBOOKS = {
     "ownsignal": (
         "after {own.finite_values} finite values in a row",
         "for {own.hold_batches} means of {own.batch_values} values information, for {own.persist_batches} a warning",
-        "beyond all of its past by {own.range_factor} times its range",
+        "beyond all of its history by {own.range_factor} times its range",
         "to {own.rise_factor} times its median, or fallen by {own.fall_share:%} of it",
     ),
     "parametersfrozen": ("{frozen.samples} samples",),
@@ -93,11 +93,11 @@ RUNBOOKS = {
     ),
     "sequencesodd": (
         "{sequences.repeated_share:%} of its labels or more are the same as the one before, where they were {sequences.usual_share:%}",
-        "by {sequences.range_factor} times its range, also of the logarithms, and {sequences.rise_factor} times its largest",
+        "by {sequences.range_factor} times their range, also of the logarithms, and {sequences.rise_factor} times the largest of them",
         "{sequences.hold_values} in a row are a warning",
     ),
     "parametersoutofpast": (
-        "beyond all of the past by {parameters.range_factor} times its range, and by a factor of {parameters.rise_factor} at least, or {parameters.shared_factor} for what all share. "
+        "beyond all of that history by {parameters.range_factor} times its range, and by a factor of {parameters.rise_factor} at least, or {parameters.shared_factor} for what all share. "
         "Gradients that fall do so by {parameters.fall_factor}",
         "{parameters.hold_samples} samples in a row that cover it are information, {parameters.persist_samples} a warning",
     ),

@@ -267,7 +267,7 @@ def test_a_samples_share_of_8_bits_is_said() -> None:
     told: dict[str, Any] = {"modules": 20, "seen": 7, "not_measured": None, "left_out": {"a: b": 2}}
     covered, named = [finding.text for finding in fp8_findings({"fp8": told})]
     assert covered.startswith("20 modules") and "2 of them a sample" in covered
-    assert covered.endswith("of 7 it was seen so far") and named == "8 bits, a: b"
+    assert covered.endswith("of 7 it was seen so far") and named == "FP8, a: b"
     (why,) = fp8_findings({"fp8": told | {"not_measured": "no", "left_out": {}}})
     assert why.text.endswith("no") and fp8_findings({}) == []
 

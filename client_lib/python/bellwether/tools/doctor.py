@@ -237,17 +237,17 @@ def tensor_findings(status: dict[str, Any]) -> list[Finding]:
 
 
 def fp8_findings(status: dict[str, Any]) -> list[Finding]:
-    """What a sample covers of tensors in 8 bits, where stats= names fp8."""
+    """What a sample covers of tensors in FP8, where stats= names fp8."""
     told = status.get("fp8") or {"modules": 0, "seen": 0, "not_measured": None, "left_out": {}}
     found = []
     if told["not_measured"]:
-        found.append(Finding(None, f"no tensors in 8 bits are told: {told['not_measured']}"))
+        found.append(Finding(None, f"no tensors in FP8 are told: {told['not_measured']}"))
     elif told["modules"]:
         turn = -(-told["modules"] // FP8_TURNS)
-        text = f"{told['modules']} modules may multiply in 8 bits, {turn} of them a sample, in turn"
+        text = f"{told['modules']} modules may multiply in FP8, {turn} of them a sample, in turn"
         found.append(Finding(None, f"{text}; of {told['seen']} it was seen so far"))
     for name in list(told["left_out"])[:_LEFT_OUT_NAMED]:
-        found.append(Finding(None, f"8 bits, {name}"))
+        found.append(Finding(None, f"FP8, {name}"))
     return found
 
 
