@@ -175,6 +175,20 @@ def test_names_become_plain(tmp_path: Path) -> None:
     assert found[0] == {("train/kl__mean_", 0, 0): 1, ("a-b.c", 0, 0): 2}
 
 
+def test_names_that_become_equal_are_told_apart(tmp_path: Path) -> None:
+    def log(monitor: Any, step: int) -> None:
+        monitor.log({"KL": 1.0, "kl": 3.0})
+        monitor.log("a b", 4.0)
+        monitor.log("a_b", 6.0)
+
+    found, left_out, _ = run(tmp_path / "a.bwrun", steps=3, forward=log)
+    assert found == {s: {("kl", 0, 0): 1.0, ("a_b", 0, 0): 4.0} for s in range(3)}
+    assert sorted(left_out.items()) == [
+        ("log a_b: ValueError: it is stored as a_b, and 'a b' has that name", 3),
+        ("log kl: ValueError: it is stored as kl, and 'KL' has that name", 3),
+    ]
+
+
 class Odd:
     def __float__(self) -> float:
         raise RuntimeError("no number")

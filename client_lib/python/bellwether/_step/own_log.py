@@ -53,7 +53,8 @@ class OwnLog:
         step   the running one (if not said), or the one that mon.step() has just ended
 
         The first values of a name say for the whole run what it is of and how it merges.  Names are
-        lower case; other characters than letters, digits and _ . / - become _.
+        lower case; other characters than letters, digits and _ . / - become _.  Of two names that
+        become one the first is taken.
 
         They are of the running step, which lasts until the next forward.  Behind mon.step(), until
         the next forward, they are of the step that it has ended.  What cannot be taken is left out,

@@ -69,11 +69,21 @@ class OwnSignal:
     name: str
     of: str
     merge: str
+    given: str  # The name as the job says it.
     unit: str = ""
     help: str = ""
     low: Optional[float] = None
     high: Optional[float] = None
     frames: int = 0  # That had it.
+
+    def agrees(self, given: str, of: str, merge: str) -> None:
+        """Raises ValueError for another name, which would be averaged with this one, or kind."""
+        if given != self.given:
+            raise ValueError(f"it is stored as {self.name}, and {self.given!r} has that name")
+        if (of, merge) != (self.of, self.merge):
+            raise ValueError(
+                f"of={of}, merge={merge}, and was of={self.of}, merge={self.merge} before"
+            )
 
 
 class _OnDevice:
@@ -194,10 +204,8 @@ class OwnNumbers:
             merge = known.merge if known is not None else "mean"
         if merge not in _MERGES:
             raise ValueError(f"merge={merge!r}, must be one of {', '.join(_MERGES)}")
-        if known is not None and (known.of, known.merge) != (of, merge):
-            raise ValueError(
-                f"of={of}, merge={merge}, and was of={known.of}, merge={known.merge} before"
-            )
+        if known is not None:
+            known.agrees(name, of, merge)
         rows, columns = self._rectangle(of, shape)
         begin = 0 if layer is None else whole("layer", layer, 0, _EXTENT[of][0] - rows)
         first = 0 if head is None else whole("head", head, 0, _EXTENT[of][1] - columns)
@@ -206,7 +214,8 @@ class OwnNumbers:
             if signal is None:
                 if len(self._signals) >= SIGNALS_MAX:
                     raise ValueError(f"a run has at most {SIGNALS_MAX} signals of its own")
-                signal = self._signals[plain] = OwnSignal(plain, of, merge)
+                signal = self._signals[plain] = OwnSignal(plain, of, merge, name)
+            signal.agrees(name, of, merge)  # Another thread may have been first.
             for field, said in (("unit", _text(unit, 32)), ("help", _text(help, 256))):
                 if said and not getattr(signal, field):
                     setattr(signal, field, said)
