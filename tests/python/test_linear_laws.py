@@ -29,6 +29,7 @@ from torch.utils.checkpoint import checkpoint
 import bellwether
 from bellwether._hook.layer import linear_tap
 from bellwether._hook.layer.linear_tap import Held, LinearTap, Taps, product_node
+from bellwether._hook.model.heads import find_heads, is_head
 from bellwether._kernels.memory import Memories
 from bellwether._kernels.modules import equal_rows
 from bellwether._kernels.products import Product, add_products, new_sums
@@ -48,7 +49,7 @@ from bellwether._laws.linear import (
 )  # fmt: skip
 from bellwether._native import c_api
 from bellwether._step import linears, tapped_modules
-from bellwether._step.linears import LinearSample, is_head, why_not
+from bellwether._step.linears import LinearSample, why_not
 from bellwether._step.tapped_modules import TURNS_MAX
 
 from models import Model, Shape, batch
@@ -444,7 +445,7 @@ def test_heads_are_told_from_layers_as_wide_as_positions() -> None:
     })  # fmt: skip
     model["deep"][0]["tied"].weight = model["words"].weight  # type: ignore[index]
     words = [m for m in model.modules() if isinstance(m, nn.Embedding)]
-    found = [name for name, m in model.named_modules() if is_head(name, m, words, None)]
+    found = [name for name, _ in find_heads(model)]
     assert found == ["lm_head", "more.0", "deep.0.tied"]
     up = model["blocks"][1]["up"]  # type: ignore[index]
     assert is_head("blocks.1.up", up, words, up)
@@ -456,6 +457,40 @@ def test_heads_are_told_from_layers_as_wide_as_positions() -> None:
 
     assert why_not(TopKRouter()) == linears.OWN_PRODUCTS and why_not(words[0]) == ""
     assert why_not(model["blocks"][0]["out"].out_proj) == linears.LENT  # type: ignore[index]
+
+
+def named_head(name: str, outputs: int = 72, words: int = 0, inner: bool = False) -> list[str]:
+    """The heads of a model, or of its last stage, whose last layer has this name."""
+    block = nn.ModuleDict({"up": nn.Linear(16, 64), "output": nn.Linear(16, 64)})
+    parts: dict[str, nn.Module] = {"layers": nn.ModuleList([block]), "norm": nn.LayerNorm(16)}
+    if words:
+        parts = {"embed_tokens": nn.Embedding(words, 16), **parts}
+    model = nn.ModuleDict({**parts, name: nn.Linear(16, outputs)})
+    return [n for n, _ in find_heads(nn.ModuleDict({"inner": model}) if inner else model)]
+
+
+@pytest.mark.parametrize("name", ["lm_head", "output", "embed_out", "output_layer", "head"])
+def test_a_stage_without_an_embedding_has_its_head_by_name(name: str) -> None:
+    assert named_head(name) == [name] and named_head(name, inner=True) == [f"inner.{name}"]
+
+
+def test_a_head_may_be_padded_beyond_its_embedding() -> None:
+    assert named_head("lm_head", 72, words=64) == ["lm_head"]
+
+
+def test_few_outputs_or_other_names_are_no_head() -> None:
+    assert named_head("head", 2) == [] and named_head("lm_head", 1) == []
+    assert named_head("score") == [] and named_head("proj_out") == []
+
+
+def test_names_do_not_count_where_an_embedding_says_it() -> None:
+    model = nn.ModuleDict({
+        "words": nn.Embedding(300, 32), "layers": nn.ModuleList([nn.Linear(32, 32)]),
+        "logits": nn.Linear(32, 300), "head": nn.Linear(32, 64),
+    })  # fmt: skip
+    assert [name for name, _ in find_heads(model)] == ["logits"]
+    before = nn.ModuleDict({"output": nn.Linear(8, 8), "layers": nn.ModuleList([nn.Linear(8, 8)])})
+    assert not find_heads(before)
 
 
 def test_modules_that_are_left_out_say_why() -> None:

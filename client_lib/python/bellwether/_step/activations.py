@@ -24,9 +24,9 @@ from .._hook.layer.gate_law import gate_children
 from .._hook.layer.layer import Layer
 from .._hook.layer.linear_tap import Held
 from .._hook.model.blocks import find_blocks
+from .._hook.model.heads import find_heads
 from .._hook.model.parallel import Parallel
 from .activation_sample import ActivationSample
-from .linears import is_head
 from .tapped_modules import TappedModules
 from .tensor_rows import global_name
 
@@ -93,13 +93,13 @@ class Activations(TappedModules[Activation]):
     def _add_around(self, model: nn.Module, blocks: list[nn.Module]) -> None:
         inside = {id(module) for block in blocks for module in block.modules()}
         words = [m for m in model.modules() if isinstance(m, nn.Embedding) and id(m) not in inside]
-        output = getattr(model, "get_output_embeddings", lambda: None)()
+        heads = {id(module) for _, module in find_heads(model)}
         for name, module in model.named_modules():
             if id(module) in inside:
                 continue
             if any(module is embedding for embedding in words):
                 self._add(name, _Row(module, begins=True))
-            elif is_head(name, module, words, output):
+            elif id(module) in heads:
                 whole = self._placed.tensor[1] == 1
                 if not whole:
                     self.leave_out(name, PART)

@@ -29,6 +29,7 @@ from .._hook.layer.linear_tap import Held
 from .._hook.layer.lookup_law import LookupTap
 from .._hook.layer.norm_laws import is_norm, norm_laws
 from .._hook.layer.router_law import RouterTap, is_router
+from .._hook.model.heads import find_heads
 from .._laws.balance import (
     AGAINST,
     FORM,
@@ -49,7 +50,7 @@ from .._laws.balance import (
 from .._laws.linear import limit
 from .._native import c_api
 from .law_rows import LawRow
-from .linears import is_head, why_not
+from .linears import why_not
 from .tapped_modules import Arriving, TappedModules
 
 HEADS_MAX = 8
@@ -255,10 +256,9 @@ class Balances(TappedModules[Union[RowsMeasured, VectorsMeasured]]):
         words = [m for m in model.modules() if isinstance(m, nn.Embedding)]
         self._words = [weakref.ref(m) for m in words]
         self._capped = _caps(model)
-        output = getattr(model, "get_output_embeddings", lambda: None)()
-        for name, module in model.named_modules():
-            if not is_head(name, module, words, output) or len(self._heads) >= HEADS_MAX:
-                continue
+        for name, module in find_heads(model):
+            if len(self._heads) >= HEADS_MAX:
+                break
             why = why_not(module)
             if why is None:
                 self._heads.append(weakref.ref(module))

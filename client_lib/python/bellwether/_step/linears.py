@@ -23,6 +23,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from .._hook.hosts import LinearHost
 from .._hook.layer.linear_tap import Held, LinearTap, Measured
+from .._hook.model.heads import find_heads
 from .._hook.model.parallel import is_dtensor
 from .._kernels.probe import DTYPES
 from .._laws.balance import SMALL
@@ -92,23 +93,6 @@ class Recomputations:
         self.same += sum(judged.values())
         self._known |= {name for name, same in judged.items() if same}
         return judged
-
-
-def is_head(
-    name: str, module: nn.Module, words: Sequence[nn.Embedding], output: Optional[nn.Module]
-) -> bool:
-    """Whether a module makes logits of words.
-
-    words   the model's embeddings
-    output  what the model itself says
-    """
-    weight = module._parameters.get("weight")
-    if module is output or (weight is not None and any(weight is m.weight for m in words)):
-        return not isinstance(module, nn.Embedding)
-    if getattr(module, "out_features", None) not in {m.num_embeddings for m in words}:
-        return False
-    # Blocks that repeat have layers as wide as there are positions; no head is inside of one.
-    return not any(part.isdigit() for part in name.split(".")[:-1])
 
 
 # Modules whose weights are those of many linear layers, or that choose among them.
@@ -274,13 +258,12 @@ class Linears(TappedModules[Measured]):
         self.recomputations = Recomputations()
 
     def _find(self, model: nn.Module) -> None:
-        words = [m for m in model.modules() if isinstance(m, nn.Embedding)]
-        output = getattr(model, "get_output_embeddings", lambda: None)()
+        heads = {id(module) for _, module in find_heads(model)}
         for name, module in model.named_modules():
             why = why_not(module)
             if why is None and len(self.names) < c_api.NAMED_ROWS_MAX:
                 self._modules.append(weakref.ref(module))
-                if is_head(name, module, words, output):
+                if id(module) in heads:
                     self._classes.add(len(self.names))
                 self.names.append(name or "the model")
             elif why:

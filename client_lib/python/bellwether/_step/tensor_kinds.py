@@ -12,7 +12,7 @@ from typing import Optional
 
 from torch import nn
 
-from .linears import is_head
+from .._hook.model.heads import find_heads
 from .tensor_rows import Row
 
 ALWAYS_MAX = 512  # Matrices whose spectral norm is in every sample.
@@ -62,11 +62,10 @@ class Kinds:
     def _find(self, rows: list[Row]) -> None:
         found: dict[int, Kind] = {}
         model = self._model()
-        modules = list(model.named_modules()) if model is not None else []
-        words = [m for _, m in modules if isinstance(m, nn.Embedding)]
-        output = getattr(model, "get_output_embeddings", lambda: None)()
-        for name, module in modules:
-            head = is_head(name, module, words, output)
+        modules = list(model.modules()) if model is not None else []
+        heads = {id(m) for _, m in find_heads(model)} if model is not None else set()
+        for module in modules:
+            head = id(module) in heads
             table = head or type(module).__name__.endswith("Embedding")
             norm = "norm" in type(module).__name__.lower()
             for own, p in module._parameters.items():
