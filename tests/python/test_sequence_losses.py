@@ -19,6 +19,7 @@ import bellwether
 from bellwether._step import sequence_losses
 from bellwether._step.sequence_losses import (
     EVENT_EVERY,
+    EVENTS_MAX,
     ID_MAX,
     KNOWN_AFTER,
     LARGEST,
@@ -182,6 +183,47 @@ def test_events_are_few() -> None:
         one = read(torch.tensor(values), None, None, -100, False)
         told += losses.of_frame(step, [one])[1] is not None
     assert 1 <= told <= 4
+
+
+@pytest.mark.parametrize("bad", (math.nan, math.inf))
+def test_no_earlier_event_hides_a_loss_that_is_not_finite(bad: float) -> None:
+    losses, told = SequenceLosses(), {}
+    for step in range(KNOWN_AFTER + 20 + EVENT_EVERY):
+        values = [1.0, 1.1, 1.2]
+        if step == KNOWN_AFTER + 5:
+            values[0] = 50.0
+        if step >= KNOWN_AFTER + 10:
+            values[1] = bad
+        one = read(torch.tensor(values), ["a", "b", "c"], None, -100, True)
+        event = losses.of_frame(step, [one])[1]
+        if event is not None:
+            told[step] = event[0]
+    first = KNOWN_AFTER + 10
+    assert list(told) == [KNOWN_AFTER + 5, first, first + EVENT_EVERY]
+    assert f": {bad:.4g} b, " in told[first]
+    assert losses.status["events"] == 3
+
+
+def test_a_rollback_begins_the_wait_for_events_anew() -> None:
+    losses, told = SequenceLosses(), []
+    for step in (*range(500, 540), *range(100, 110)):
+        values = [1.0, 1.1 if step not in (530, 535, 105, 107) else math.nan]
+        event = losses.of_frame(step, [read(torch.tensor(values), None, None, -100, False)])[1]
+        told += [] if event is None else [step]
+    assert told == [530, 105]
+
+
+def test_far_losses_use_up_no_event_of_nan() -> None:
+    losses, told = SequenceLosses(), []
+    for step in range(KNOWN_AFTER + EVENT_EVERY * (EVENTS_MAX + 2)):
+        values = [1.0, 1.1]
+        if step > KNOWN_AFTER and step % EVENT_EVERY == 0:
+            values[0] = 1e4 * (1 + step)
+        if step > KNOWN_AFTER + EVENT_EVERY * (EVENTS_MAX + 1):
+            values[0] = math.nan
+        event = losses.of_frame(step, [read(torch.tensor(values), None, None, -100, False)])[1]
+        told += [] if event is None else [event[1]]
+    assert len(told) == EVENTS_MAX + 1 and math.isnan(told[-1])
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,8 @@ SEQUENCES_MAX = 65536  # Of one call.
 LABELS_MAX = 1 << 28
 LARGEST = 8
 ID_MAX = 64  # Characters.
+# Each limit holds for losses that are not finite, and once more for all others: the harmless ones,
+# which are frequent, must not hide them.
 EVENTS_MAX = 256  # Of a run.
 EVENT_EVERY = 50  # Steps from one to the next, or more.
 KNOWN_AFTER = 20  # Steps until it is known what losses are.
@@ -141,6 +143,20 @@ def read(losses: Any, ids: Any, labels: Any, ignored: int, plain: bool) -> ToldL
         return ToldLosses(losses, ids, labels, int(ignored), plain)
 
 
+class _Events:
+    """Of one kind: how many there were, and when the newest."""
+
+    def __init__(self) -> None:
+        self._count, self._at = 0, -EVENT_EVERY
+
+    def room(self, step: int) -> bool:
+        """Whether step may have one, which is then counted.  Steps go back in a rollback."""
+        if self._count >= EVENTS_MAX or 0 <= step - self._at < EVENT_EVERY:
+            return False
+        self._count, self._at = self._count + 1, step
+        return True
+
+
 class SequenceLosses:
     """Of a run."""
 
@@ -148,7 +164,7 @@ class SequenceLosses:
         self.status: LossesStatus = {"step": -1, "largest": [], "events": 0}
         self._steps = 0  # That are part of the past.
         self._mean = self._square = 0.0  # Of a sequence's loss, over some fifty steps.
-        self._event_at = -EVENT_EVERY
+        self._events = {finite: _Events() for finite in (True, False)}
 
     def of_frame(
         self, step: int, told: list[ToldLosses]
@@ -182,11 +198,10 @@ class SequenceLosses:
     def _event(self, step: int, largest: list[LargestLoss]) -> Optional[tuple[str, float]]:
         loss = largest[0]["loss"]
         spread = math.sqrt(max(self._square - self._mean**2, 0.0))
-        far = not math.isfinite(loss) or loss > self._mean + FAR * spread
-        known = self._steps >= KNOWN_AFTER and self.status["events"] < EVENTS_MAX
-        if not far or not known or step - self._event_at < EVENT_EVERY:
+        finite = math.isfinite(loss)
+        far = not finite or loss > self._mean + FAR * spread
+        if not far or self._steps < KNOWN_AFTER or not self._events[finite].room(step):
             return None
-        self._event_at = step
         self.status["events"] += 1
         each = (f"{x['loss']:.4g} {x['id']}".strip() for x in largest)
         return "largest losses of sequences: " + ", ".join(each), loss
