@@ -143,7 +143,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         monitor = bellwether.attach(
             watched_job.model, record=f"{folder}/run.bwrun", run="overhead", every=args.every,
-            overhead_budget=1e9, stats=args.stats,
+            overhead_budget=1e9, byte_budget=0, stats=args.stats,
         )  # fmt: skip
 
         def step_ends(loss: Tensor) -> None:

@@ -70,7 +70,7 @@ def train(server: Server, run: str, steps: int, begin: Optional[Callable[[int, N
     torch._dynamo.utils.counters.clear()
     torch.manual_seed(0)
     net = Net().to(torch.bfloat16)
-    monitor = bellwether.attach(net, server=server.grpc, run=run, every=1, rows=0, overhead_budget=1e9)
+    monitor = bellwether.attach(net, server=server.grpc, run=run, every=1, rows=0, overhead_budget=1e9, byte_budget=0)
     target = torch.randn(256, 64)
     for step in range(steps):
         if begin is not None:

@@ -33,7 +33,7 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     kill = folder / f"kill-{node}"
     with bellwether.attach(
-        model, run="job", server=server, ranks="all", every=1, rows=0, overhead_budget=1e9
+        model, run="job", server=server, ranks="all", every=1, rows=0, overhead_budget=1e9, byte_budget=0
     ) as monitor:
         step = 0
         while not (folder / "stop").exists():

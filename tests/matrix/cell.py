@@ -193,7 +193,7 @@ def _judge(cell: Cell, result: Result, folder: Path, device: str) -> None:
     def attach(model: nn.Module) -> Any:
         return bellwether.attach(
             model, record=str(path), run="matrix", every=1, rows=0, sequences=0,
-            microbatches="all", overhead_budget=1e9,
+            microbatches="all", overhead_budget=1e9, byte_budget=0,
         )  # fmt: skip
 
     attached: list[Any] = []
