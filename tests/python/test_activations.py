@@ -413,6 +413,73 @@ def test_attention_that_is_an_element_itself_is_no_block() -> None:
     assert blocks_in(Holder(layers=listed(Attention(SHAPE)))) == []
 
 
+def test_a_numbered_dict_is_a_list_of_blocks() -> None:
+    blocks = {str(at): Block(SHAPE) for at in (2, 3)}
+    assert blocks_in(Holder(layers=nn.ModuleDict(blocks))) == ["layers.2", "layers.3"]
+    kinds = nn.ModuleDict({"self": Holder(a=Attention(SHAPE)), "cross": Holder(a=Attention(SHAPE))})
+    assert blocks_in(Holder(layers=listed(Holder(of=kinds)))) == ["layers.0"]
+
+
+class OwnAttention(Attention):
+    """A block that calls attention itself."""
+
+    def __init__(self, mlp: bool, norm: str = "norm") -> None:
+        super().__init__(SHAPE)
+        self.add_module(norm, nn.LayerNorm(SHAPE.width))
+        self.rest: Optional[nn.Module] = None
+        if mlp:
+            self.rest = nn.Sequential(nn.Linear(SHAPE.width, 70), nn.Linear(70, SHAPE.width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + super().forward(x)
+        return x if self.rest is None else x + self.rest(x)  # type: ignore[no-any-return]
+
+
+def test_an_element_that_attends_itself_may_be_a_whole_block() -> None:
+    assert blocks_in(Holder(layers=listed(OwnAttention(True)))) == ["layers.0"]
+    assert blocks_in(Holder(layers=listed(OwnAttention(False), Gated(8)))) == []
+    assert blocks_in(Holder(layers=listed(OwnAttention(True, "q_norm")))) == []
+    mixed = Holder(layers=listed(OwnAttention(True), Block(SHAPE)))
+    assert blocks_in(mixed) == ["layers.0", "layers.1"]
+
+
+def in_a_dict() -> nn.Module:
+    return nn.ModuleDict({str(at): Block(SHAPE) for at in range(2)})
+
+
+def attending_themselves() -> nn.Module:
+    return listed(OwnAttention(True), OwnAttention(True))
+
+
+@pytest.mark.parametrize("layers", [in_a_dict, attending_themselves])
+def test_such_blocks_tell_of_activations_and_gradients(
+    tmp_path: Path, layers: Callable[[], nn.Module]
+) -> None:
+    torch._dynamo.utils.counters.clear()
+    torch.manual_seed(0)
+    model = Holder(inlet=nn.Linear(SHAPE.width, SHAPE.width), layers=layers())
+    outputs: list[Tensor] = []
+    list(model.layers.children())[1].register_forward_hook(
+        lambda m, a, y: outputs.append(y.detach())
+    )
+    monitor = bellwether.attach(model, record=str(tmp_path / "a.bwrun"), **WATCHED)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for step in range(4):
+        x: Tensor = model.inlet(batch(SHAPE, step))
+        for block in model.layers.children():
+            x = block(x)
+        x.square().mean().backward()
+        optimizer.step()
+    status = monitor.status()
+    monitor.detach()
+    assert status["errors"] == 0 and status["modules"]["blocks"] == 2
+    told = told_in(tmp_path / "a.bwrun")
+    row = told[3]["layers.1"]
+    mean = row["module_sumsq"] / row["module_elements"]
+    assert mean == pytest.approx(float(outputs[3].double().square().mean()), rel=1e-5)
+    assert row["module_grad_sumsq"] > 0
+
+
 def test_names_count_from_the_first_layer_of_a_pipeline() -> None:
     placed = Parallel(pipeline=(1, 2), first_layer=6, layers=12)
     assert global_name("model.layers.2", placed) == "model.layers.8"
