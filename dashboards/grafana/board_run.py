@@ -246,7 +246,7 @@ def _every_step(board: Board) -> None:
         "Lag of the second moment",
         "Largest lag of Adam's second moment since the sample before, in embeddings and the first layers: about one or less "
         "while it follows the gradients. A rise may come some steps before a spike of the loss. Told with stats=steps.",
-        Look("none", 8),
+        Look("none", 8, warn=RULES["parameters.lag_level"]),
         query(f"bellwether_run_moment_lag_max{{{RUN}}}", "lag"),
     )
     board.lines(

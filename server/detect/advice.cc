@@ -155,12 +155,15 @@ constexpr Row kRows[] = {
      "are not shifted. If the data is meant to change, announce it (mon.event)."},
     {Family::kParameters, "information", "Look at the named parameters, and at the batch of that step",
      "A batch may do so for some steps. If all parameters have left their past together, look at what they share: the "
-     "scale of the loss, the learning rate, gradients that are not set to zero."},
+     "scale of the loss, the learning rate, gradients that are not set to zero. A lag of some step alone says that "
+     "gradients grew at once: look at the batches since the sample before, and whether the loss follows."},
     {Family::kParameters, "warning", "Look at what trains the named parameters, and at what changed before it",
      "A gradient that stays far above its past is a part of the model that explodes, as a row of an embedding or an "
      "expert. Clipping by the norm of all then makes every other step small. If the gradients of all grow step by "
      "step, `zero_grad()` is missing; if they are far below their past, they are unscaled twice. Update ratios of all "
-     "follow the learning rate. Keep a checkpoint from before {begin}."},
+     "follow the learning rate. Where second moments lag, steps are too large until they have followed: a smaller "
+     "beta2 follows sooner, and clipping each parameter's update by its lag bounds the step. Keep a checkpoint from "
+     "before {begin}."},
 };
 static_assert(std::size(kRows) == static_cast<size_t>(Case::kParametersStay) + 1);
 

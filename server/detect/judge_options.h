@@ -247,6 +247,10 @@ struct ParametersOptions {
   int32_t hold_samples = 5;       // In a row: information,
   int32_t persist_samples = 20;   // a warning,
   int32_t relearn_samples = 100;  // and the new normal.
+  // The largest second-moment lag of a step is above this, and beyond its own past by range_factor.  The paper of
+  // StableAdamW (arXiv 2304.13013) saw the loss spike behind 2.3.
+  double lag_level = 2.3;
+  int32_t lag_samples = 3;  // In a row: a warning.
 };
 
 struct ContextOptions {

@@ -126,7 +126,10 @@ constexpr const char* kBuiltinSentences[] = {
     "{parameters.fall_factor}; the others may fall. What all of them share is judged in the same way, by a factor of "
     "{parameters.shared_factor}. The past are 64 "
     "to 96 samples that cover it. {parameters.hold_samples} in a row are information, {parameters.persist_samples} a "
-    "warning, {parameters.relearn_samples} the new normal.",
+    "warning, {parameters.relearn_samples} the new normal. Or the largest second-moment lag of a step is above "
+    "{parameters.lag_level}, and beyond its past of 128 to 192 samples by the same range: information. "
+    "{parameters.lag_samples} samples "
+    "in a row are a warning.",
 };
 static_assert(std::size(kBuiltinSentences) == kBuiltins);
 

@@ -22,6 +22,7 @@
 #include "server/detect/expert_watch.h"
 #include "server/detect/head_rules.h"
 #include "server/detect/judge_options.h"
+#include "server/detect/lag_watch.h"
 #include "server/detect/law_watch.h"
 #include "server/detect/loss_watch.h"
 #include "server/detect/nonfinite_origin.h"
@@ -44,7 +45,8 @@ constexpr uint32_t kLayersMagic = 0x364a5742;    // "BWJ6": no own signal was ju
 constexpr uint32_t kOwnMagic = 0x374a5742;       // "BWJ7": no parameter was judged.
 constexpr uint32_t kTensorsMagic = 0x384a5742;   // "BWJ8": no expert and no sequence was judged.
 constexpr uint32_t kExpertsMagic = 0x394a5742;   // "BWJ9": no parameter was held against its past.
-constexpr uint32_t kPastsMagic = 0x414a5742;     // "BWJA"
+constexpr uint32_t kPastsMagic = 0x414a5742;     // "BWJA": no lag of each step was.
+constexpr uint32_t kLagsMagic = 0x424a5742;      // "BWJB"
 
 // A loss scaler needs 16 steps in a row to find its factor, from its first one of 2^16 on.
 constexpr int32_t kOverflowsMax = 32;
@@ -91,6 +93,7 @@ struct RunJudge::State {
   ExpertWatch experts;
   SequenceWatch sequences;
   TensorPasts parameters;
+  LagWatch lags;
   UserRules user;
   AlertEngine alerts;
   int64_t first_step = -1;
@@ -122,6 +125,7 @@ struct RunJudge::State {
         experts(from.experts),
         sequences(from.sequences),
         parameters(from.parameters),
+        lags(from.parameters),
         user(from, description.layout),
         alerts(from.alert),
         attempt(description.attempt) {
@@ -414,11 +418,14 @@ void RunJudge::State::JudgeSequences(const StepSample& sample, std::vector<Alert
 }
 
 void RunJudge::State::JudgeParameters(const StepSample& sample, std::vector<AlertTransition>* out) {
-  const TensorPasts::Context context{.excused = sample.step < excused_until,
-                                     .quiet_steps = options.alert.resolve_steps};
-  const bool warming = sample.step < options.context.warmup_steps;
-  if (warming || context.excused) alerts.CouldNotLook(Family::kParameters, sample.step);
-  if (warming || !parameters.Observe(sample, tensor_names(), context) || !on(Builtin::kParameters)) return;
+  const bool warming = sample.step < options.context.warmup_steps, excused = sample.step < excused_until;
+  if (warming || excused) alerts.CouldNotLook(Family::kParameters, sample.step);
+  if (warming) return;
+  const int64_t quiet = options.alert.resolve_steps;
+  const bool tensors = parameters.Observe(sample, tensor_names(), {.excused = excused, .quiet_steps = quiet});
+  const bool steps = lags.Observe(sample, {.excused = excused, .quiet_steps = quiet});
+  if ((!tensors && !steps) || !on(Builtin::kParameters)) return;
+  lags.AddTo(parameters.findings());
   alerts.Update(Family::kParameters, sample.step, run, parameters.findings(), out);
 }
 
@@ -526,6 +533,7 @@ void RunJudge::Observe(const StepSample& sample, std::vector<AlertTransition>* o
     s.experts.Rewind();
     s.sequences.Rewind();
     s.parameters.Rewind();
+    s.lags.Rewind();
     s.user.Forget();
     s.ahead.clear();
     // Not what was announced behind the checkpoint.
@@ -697,6 +705,7 @@ void RunJudge::SetOptions(const JudgeOptions& options, std::vector<AlertTransiti
   s.experts.SetOptions(options.experts);
   s.sequences.SetOptions(options.sequences);
   s.parameters.SetOptions(options.parameters);
+  s.lags.SetOptions(options.parameters);
   // What a family's alert can come from; without any of it, it ends.
   const std::pair<Family, std::vector<Builtin>> sources[] = {
       {Family::kRounding, {Builtin::kDrift, Builtin::kTies, Builtin::kNorm}},
@@ -739,7 +748,8 @@ std::string RunJudge::Save() const {
   std::string out;
   StateWriter writer(&out);
   // With neither servers of before read it: those of a cluster are replaced one after the other.
-  const bool pasts = state_->parameters.has_seen();
+  const bool lags = state_->lags.has_seen();
+  const bool pasts = state_->parameters.has_seen() || lags;
   const bool experts = state_->experts.has_seen() || state_->sequences.has_seen() || pasts;
   const bool tensors = state_->frozen.has_seen() || experts;
   const bool own = state_->own.has_seen() || tensors;
@@ -748,7 +758,8 @@ std::string RunJudge::Save() const {
   const bool excuses = state_->excuses() || laws;
   const bool kept = state_->kept() || excuses;
   const bool numbered = state_->numbered() || kept;
-  writer(pasts      ? kPastsMagic
+  writer(lags       ? kLagsMagic
+         : pasts    ? kPastsMagic
          : experts  ? kExpertsMagic
          : tensors  ? kTensorsMagic
          : own      ? kOwnMagic
@@ -790,6 +801,7 @@ std::string RunJudge::Save() const {
   if (tensors) state_->VisitTensors(writer);
   if (experts) state_->VisitExperts(writer);
   if (pasts) state_->VisitPasts(writer);
+  if (lags) writer(state_->lags);
   // Left out where it says nothing: servers of before read the rest.
   const uint32_t families = state_->alerts.went_back();
   const bool later = state_->has_later();
@@ -812,7 +824,8 @@ bool RunJudge::Restore(std::string_view saved) {
   reader(layout.layers);
   reader(layout.heads);
   reader(layout.kv_heads);
-  const bool pasts = magic == kPastsMagic;
+  const bool lags = magic == kLagsMagic;
+  const bool pasts = magic == kPastsMagic || lags;
   const bool experts = magic == kExpertsMagic || pasts;
   const bool tensors = magic == kTensorsMagic || experts;
   const bool own = magic == kOwnMagic || tensors;
@@ -852,13 +865,14 @@ bool RunJudge::Restore(std::string_view saved) {
   if (fits && tensors) fresh->VisitTensors(reader);
   if (fits && experts) fresh->VisitExperts(reader);
   if (fits && pasts) fresh->VisitPasts(reader);
+  if (fits && lags) reader(fresh->lags);
   uint32_t went_back = 0;
   if (fits && reader.ok() && !reader.at_end()) reader(went_back);
   if (fits && reader.ok() && !reader.at_end()) fresh->VisitLater(reader);
   if (!fits || !reader.at_end() || !fresh->heads.Consistent() || !fresh->changes.Consistent() ||
       !fresh->laws.Consistent() || !fresh->arithmetic.Consistent() || !fresh->own.Consistent() ||
       !fresh->frozen.Consistent() || !fresh->experts.Consistent() || !fresh->sequences.Consistent() ||
-      !fresh->parameters.Consistent() || fresh->ahead.size() > kChangesAheadMax)
+      !fresh->parameters.Consistent() || !fresh->lags.Consistent() || fresh->ahead.size() > kChangesAheadMax)
     return begin_afresh();
   if (fingerprint == fresh->user_rules_fingerprint()) {
     StateReader rules_reader(of_rules);

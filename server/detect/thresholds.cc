@@ -126,6 +126,8 @@ constexpr Threshold kThresholds[] = {
     BW_ROW(parameters, hold_samples, 1, 1000, "samples", "in a row that cover it: information"),
     BW_ROW(parameters, persist_samples, 1, 10000, "samples", "in a row: a warning"),
     BW_ROW(parameters, relearn_samples, 1, 10000, "samples", "in a row that are the new normal"),
+    BW_ROW(parameters, lag_level, 0, 1e6, "", "that the largest second-moment lag of a step must be above, too"),
+    BW_ROW(parameters, lag_samples, 1, 10000, "samples", "in a row of such a lag: a warning"),
 
     BW_ROW(context, warmup_steps, 0, 1e7, "steps", "at the start of a run of which nothing is said"),
     BW_ROW(context, settle_steps, 0, 1e7, "steps", "after an announced change of which nothing is said, but of states"),
@@ -153,6 +155,7 @@ constexpr ThresholdOrder kOrders[] = {
     {"sequences.hold_values", "sequences.relearn_values"},
     {"parameters.hold_samples", "parameters.persist_samples"},
     {"parameters.persist_samples", "parameters.relearn_samples"},
+    {"parameters.lag_samples", "parameters.relearn_samples"},
 };
 
 // Converts to whatever a field is; never run.

@@ -37,6 +37,7 @@ DETECTION = (
     "{sequences.repeated_share:%} of a batch's labels are the same as the one before",
     "{sequences.hold_values} steps in a row: a warning",
     "leaves its own history for {parameters.hold_samples} samples; for {parameters.persist_samples}",
+    "is above {parameters.lag_level} and off its own history; for {parameters.lag_samples} samples",
     "the hook takes more than {alert.hook_overhead_max:%} of the step for {alert.hook_overhead_steps} steps",
     "Up to a sigma of {norm.rescue_sigma_max} runs were rescued",
     "An alert resolves after {alert.resolve_steps} steps without evidence. Its kind then stays quiet for {alert.cooldown_steps}",
@@ -100,6 +101,7 @@ RUNBOOKS = {
         "beyond all of that history by {parameters.range_factor} times its range, and by a factor of {parameters.rise_factor} at least, or {parameters.shared_factor} for what all share. "
         "Gradients that fall do so by {parameters.fall_factor}",
         "{parameters.hold_samples} samples in a row that cover it are information, {parameters.persist_samples} a warning",
+        "is above {parameters.lag_level} and beyond its own history by the same range: information, and for {parameters.lag_samples} samples in a row a warning",
     ),
     "ranksmissing": (),
     "hookoverbudget": ("more than {alert.hook_overhead_max:%} of the step, for {alert.hook_overhead_steps} steps",),
@@ -126,4 +128,5 @@ PANELS = {
     "6 Largest logit": ("logits.logit_max_large",),
     "Hook overhead": ("alert.hook_overhead_max",),
     "Repeated labels": ("sequences.repeated_share",),
+    "Lag of the second moment": ("parameters.lag_level",),
 }
