@@ -45,8 +45,9 @@ class Job:
         self.data, self.model = Data(1), TinyTransformer()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3, fused=True)
         self.monitor = bellwether.attach(
-            self.model, server=server.grpc, run="killed", every=20, overhead_budget=1e9, byte_budget=0
-        )
+            self.model, server=server.grpc, run="killed", every=20, overhead_budget=1e9,
+            byte_budget=0,
+        )  # fmt: skip
 
     def block(self, steps: int) -> list[float]:
         """Milliseconds of each step."""

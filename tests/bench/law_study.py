@@ -146,7 +146,8 @@ class Study:
     ) -> None:  # fmt: skip
         """A run of `before` healthy samples and then `samples` with the fault."""
         monitor = bellwether.attach(
-            self.model, record=str(path), run="study", every=1, overhead_budget=1e9, byte_budget=0, stats="laws",
+            self.model, record=str(path), run="study", every=1, overhead_budget=1e9,
+            byte_budget=0, stats="laws",
         )  # fmt: skip
         planted.plant(None, 0, 0, 0)
         for step in range(before + samples):

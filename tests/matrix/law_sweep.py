@@ -288,7 +288,9 @@ def _train(
 
     torch.manual_seed(1000 * seed + number)
     model, train, sizes = _training(setup, number + seed, device)
-    monitor = bellwether.attach(model, record=str(path), run="sweep", every=1, overhead_budget=1e9, byte_budget=0)
+    monitor = bellwether.attach(
+        model, record=str(path), run="sweep", every=1, overhead_budget=1e9, byte_budget=0
+    )
     try:
         train()
         assert monitor.flush(60), "the sender did not take all"

@@ -189,7 +189,7 @@ def test_the_workspace_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
         assert [at for of in places for at in of] == list(range(len(large)))
         for of in places:
             widest = max(large[at] for at in of)
-            assert len(of) == 1 or 4 * len(of) * widest * (3 * steps + 4) <= 64 << 20
+            assert len(of) == 1 or 4 * len(of) * widest * 4 * (steps + 1) <= 64 << 20
     assert list(together([768] * 50, FIRST_STEPS)) == [range(50)]
 
 
@@ -198,7 +198,7 @@ def test_matrices_that_go_apart_give_the_same(monkeypatch: pytest.MonkeyPatch) -
     matrices = [torch.randn(40, width) for width in (30, 50, 20, 60, 10)]
     starts = [start(w.shape[1], CPU) for w in matrices]
     whole, ends = tridiagonal(matrices, starts, STEPS)
-    monkeypatch.setattr(spectral_norms, "WORKSPACE_MAX", 2 * 60 * 4 * (3 * STEPS + 4))
+    monkeypatch.setattr(spectral_norms, "WORKSPACE_MAX", 2 * 60 * 4 * 4 * (STEPS + 1))
     assert len(list(together([30, 50, 20, 60, 10], STEPS))) == 3
     apart, others = tridiagonal(matrices, starts, STEPS)
     assert torch.allclose(sigmas(apart)[0], sigmas(whole)[0], rtol=1e-6)

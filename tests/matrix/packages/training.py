@@ -19,7 +19,10 @@ from comparison import Run, digest
 device = "cpu"  # Of models and batches.
 STEPS = 3
 VOCABULARY = 64
-WATCH = dict(every=1, rows=0, sequences=0, microbatches="all", overhead_budget=1e9, byte_budget=0, run="package")
+WATCH = dict(
+    every=1, rows=0, sequences=0, microbatches="all", overhead_budget=1e9, byte_budget=0,
+    run="package",
+)  # fmt: skip
 
 
 class Training:

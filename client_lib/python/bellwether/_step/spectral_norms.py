@@ -67,11 +67,11 @@ def _unit(x: Tensor, norm: Tensor) -> Tensor:
 
 def together(widths: Sequence[int], steps: int) -> Iterator[range]:
     """Places of matrices in a row that go together.  Each has a vector as wide as the widest for
-    each step, three times: as it was made, beside the others, and in what is computed of both."""
+    each step, four times: as it was made, twice beside the others, and in what these give."""
     begin = widest = 0
     for at, width in enumerate(widths):
         widest = max(widest, width)
-        if at > begin and (at + 1 - begin) * widest * 4 * (3 * steps + 4) > WORKSPACE_MAX:
+        if at > begin and (at + 1 - begin) * widest * 4 * 4 * (steps + 1) > WORKSPACE_MAX:
             yield range(begin, at)
             begin, widest = at, width
     yield range(begin, len(widths))
