@@ -11,11 +11,10 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from .._kernels.memory import capturing
+from .._kernels.memory import capturing, stream_of
 
 ENTRIES_MAX = 4  # Of one step: models have one mask or two.
 BYTES_MAX = 64 << 20  # Of a tensor that is kept.
@@ -43,7 +42,7 @@ def storage(t: Tensor) -> StorageWeakRef:
 
 def lies(t: Tensor) -> tuple[Any, ...]:
     """How it lies in its storage, for work of the current stream, and how often it was written."""
-    stream = torch.cuda.current_stream(t.device).cuda_stream if t.is_cuda else 0
+    stream = stream_of(t.device) if t.is_cuda else 0
     return (t.device, stream, t.storage_offset(), t.shape, t.stride(), t.dtype, t._version)
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from .._native import c_api
+from .memory import on_device, stream_of
 from .probe import call
 
 _LAYOUT = struct.Struct("=QQIIqqdddQ")
@@ -70,9 +71,9 @@ class MomentLags:
         if self._device.type == "cpu":
             call("bw_moment_lags", params)
             return
-        with torch.cuda.device(self._device):
+        with on_device(self._device):
             params.backend = c_api.CUDA
-            params.stream = torch.cuda.current_stream(self._device).cuda_stream
+            params.stream = stream_of(self._device)
             call("bw_moment_lags", params)
 
     def take(self) -> Tensor:

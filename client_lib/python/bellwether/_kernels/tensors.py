@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Optional
 
@@ -38,6 +39,7 @@ class Entry:
     steps_at: Optional[Tensor] = None
 
 
+_KEPT = 16  # Lists of tensors, of which C is told again without filling in its structs.
 _PARTS = ("grad", "weight", "before", "moment", "second")
 
 
@@ -55,17 +57,38 @@ def dense(t: Tensor) -> bool:
     return True
 
 
-def _fill(slot: c_api.TensorOfStep, entry: Entry) -> None:
+# What a slot of C is told: elements, then (name, address, type) of each part, then the numbers.
+_Told = tuple[int, tuple[tuple[str, int, int], ...], Optional[tuple[float, float, float, int]]]
+
+
+def _told(entry: Entry) -> _Told:
+    elements, parts = 0, []
     for name in _PARTS:
         tensor = getattr(entry, name)
         if tensor is not None:
-            slot.elements = tensor.numel()
-            part = getattr(slot, name)
-            part.data, part.dtype = tensor.data_ptr(), DTYPES[tensor.dtype]
+            elements = tensor.numel()
+            parts.append((name, tensor.data_ptr(), DTYPES[tensor.dtype]))
+    numbers = None
     if entry.second is not None:
-        slot.beta2, slot.eps, slot.steps = entry.beta2, entry.eps, entry.steps
-        if entry.steps_at is not None:
-            slot.steps_at = entry.steps_at.data_ptr()
+        at = 0 if entry.steps_at is None else entry.steps_at.data_ptr()
+        numbers = (entry.beta2, entry.eps, entry.steps, at)
+    return elements, tuple(parts), numbers
+
+
+@functools.lru_cache(maxsize=_KEPT)
+def _slots(told: tuple[_Told, ...]) -> ctypes.Array[c_api.TensorOfStep]:
+    """Kept: from sample to sample most tensors stay where they are, and filling costs more than
+    all of a call."""
+    each = (c_api.TensorOfStep * len(told))()
+    for slot, (elements, parts, numbers) in zip(each, told):
+        slot.elements = elements
+        for name, data, dtype in parts:
+            part = getattr(slot, name)
+            part.data, part.dtype = data, dtype
+        if numbers is not None:
+            slot.beta2, slot.eps, slot.steps = numbers[:3]
+            slot.steps_at = numbers[3] or None
+    return each
 
 
 def statistics(
@@ -75,9 +98,7 @@ def statistics(
     scale  float32, what the gradients are divided by.  Raises KernelError for what the library
     refuses."""
     found = torch.empty(len(entries), len(c_api.TENSOR_STATS), dtype=torch.float64, device=device)
-    each = (c_api.TensorOfStep * len(entries))()
-    for slot, entry in zip(each, entries):
-        _fill(slot, entry)
+    each = _slots(tuple(_told(entry) for entry in entries))
     params = c_api.struct(
         c_api.TensorStatsParams, count=len(entries), tensors=each, out=found.data_ptr(),
         scale=None if scale is None else scale.data_ptr(), **memory.call_fields(),

@@ -962,6 +962,12 @@ def struct(kind: Any, **fields: Any) -> Any:
     """A `kind` with struct_size set and the rest zero but for `fields`."""
     value = kind()
     value.struct_size = ctypes.sizeof(kind)
+    ranges = getattr(kind, "_ranges", {})
     for name, field in fields.items():
-        setattr(value, name, field)
+        limits = ranges.get(name)
+        # As Checked does, without a call of Python for each field.
+        if limits is None or (type(field) is int and limits[0] <= field <= limits[1]):
+            _set(value, name, field)
+        else:
+            setattr(value, name, field)
     return value

@@ -39,6 +39,7 @@ from .tapped_modules import COMPILED, compiles
 LEFT_OUT_MAX = 64  # Reasons that are remembered.
 # Products of the weights' rows in one sample: beyond it routers take turns.
 COSINE_PRODUCTS, COSINE_PRODUCTS_ON_GPUS = 1 << 26, 1 << 34
+COSINE_TURNS_ON_GPUS = 4  # Samples until each router had its turn, at least: launches cost more.
 
 HOW_MANY = "how many experts it has is not known: bellwether.wrap_router(module, experts=...)"
 TAKEN = "its layer has another router"
@@ -213,7 +214,8 @@ class Experts:
             if weight is not None:
                 most = COSINE_PRODUCTS_ON_GPUS if weight.is_cuda else COSINE_PRODUCTS
                 products += router.experts**2 * int(weight.shape[-1])
-                if asked and products > most:
+                enough = weight.is_cuda and COSINE_TURNS_ON_GPUS * len(asked) >= len(self._routers)
+                if asked and (products > most or enough):
                     break
                 asked.add(self._turn % len(self._routers))
             self._turn += 1

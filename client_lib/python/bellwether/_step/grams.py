@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from .._hook.model.parallel import Parallel
-from .._kernels.memory import capturing
+from .._kernels.memory import capturing, on_device
 from .._native import c_api
 from .._native.run_client import RunClient
 
@@ -61,7 +61,7 @@ class GramBatch:
             if part.device.type != "cpu":
                 devices.add(part.device)
         for device in devices:
-            with torch.cuda.device(device):
+            with on_device(device):
                 event = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 event.record()
             self._events.append(event)

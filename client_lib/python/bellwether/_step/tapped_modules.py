@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from .._hook.hosts import LinearHost
 from .._hook.layer.linear_tap import Held, Taps
 from .._hook.model.parallel import is_fully_sharded
+from .._kernels.memory import on_device
 
 TURNS_MAX = 50
 HELD_BYTES_MAX = 256 << 20  # Outputs kept from a sampled step's forward to its backward.
@@ -58,7 +59,7 @@ class Arriving:
             for host, t in zip(self._host, tensors):
                 host.copy_(t, non_blocking=True)
         for device in {t.device for t in tensors if t.is_cuda}:
-            with torch.cuda.device(device):  # Its stream has the copies from it.
+            with on_device(device):  # Its stream has the copies from it.
                 event = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 event.record()
             self._events.append(event)

@@ -1,5 +1,5 @@
 """Which parameters tell more than all do: norms' gains, tables of words, and the matrices whose
-spectral norm is in every sample.
+spectral norm is told often.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import nn
 from .._hook.model.heads import find_heads
 from .tensor_rows import Row
 
-ALWAYS_MAX = 512  # Matrices whose spectral norm is in every sample.
+OFTEN_MAX = 512  # Matrices whose spectral norm is told often.
 # What attention's output projection is called, in a module that is called like attention.
 _OUT = re.compile(
     r"att(n|ention)\w*\.(\w+\.)*(o_proj|out_proj|c_proj|proj|dense|wo|out|to_out|linear_proj)(\.0)?"
@@ -34,12 +34,12 @@ class Kind:
     """
     gain      of a norm: what is added to the parameter to make it one
     table     a row of it belongs to a word, or to a position
-    always    its spectral norm is in every sample
+    often     its spectral norm has more turns than those of others
     """
 
     gain: Optional[float] = None
     table: bool = False
-    always: bool = False
+    often: bool = False
 
 
 _NONE = Kind()
@@ -72,22 +72,22 @@ class Kinds:
                 if p is None:
                     continue
                 if table and own == "weight" and p.dim() == 2:
-                    always = head or (id(p) in found and found[id(p)].always)
-                    found[id(p)] = Kind(table=True, always=always)
+                    often = head or (id(p) in found and found[id(p)].often)
+                    found[id(p)] = Kind(table=True, often=often)
                 elif norm and p.dim() == 1 and own not in _SHIFTS:
                     of = type(module)
                     if of not in self._less:
                         self._less[of] = _less_one(of)
                     found[id(p)] = Kind(gain=self._less[of])
-        kept = sum(known.always for known in self._known.values())
+        kept = sum(known.often for known in self._known.values())
         for row in rows:
             if row.name in self._known:
                 continue
             kind = found.get(id(row.of), _NONE)
             out = row.weight.dim() == 2 and _OUT.search(row.name) is not None
-            always = (kind.always or out) and kept < ALWAYS_MAX
-            kept += always
-            self._known[row.name] = dataclasses.replace(kind, always=always)
+            often = (kind.often or out) and kept < OFTEN_MAX
+            kept += often
+            self._known[row.name] = dataclasses.replace(kind, often=often)
 
 
 def _less_one(norm: type[nn.Module]) -> float:

@@ -28,6 +28,7 @@ MOMENTS_ELSEWHERE = 'its moments lie at a rank that does not report: attach(rank
 HELD_AS_COPIES = "the optimizer holds copies of the parameters, and its gradients are in them"
 FLAT = "the weights are whole in the passes only (FSDP1, ZeRO-3)"
 _COPY = ""  # Another rank tells it.
+_Form = tuple[Any, ...]  # Of a parameter: what decides whether, and under which name, it is told.
 
 
 def global_name(name: str, placed: Parallel) -> str:
@@ -91,6 +92,7 @@ class TensorRows:
         self.sharded = False  # Other ranks have parts of the same tensors.
         self.copies: dict[int, Row] = {}  # That another rank tells, by the id of the parameter.
         self._numbers: dict[str, int] = {}
+        self._places: dict[str, tuple[_Form, Optional[str], str]] = {}
 
     def leave_out(self, name: str, why: str) -> None:
         if name in self.left_out or len(self.left_out) < LEFT_OUT_MAX:
@@ -152,6 +154,20 @@ class TensorRows:
         self.sharded = self.sharded or placed.tensor[1] > 1
         return None
 
+    def _place(
+        self, own_name: str, p: Tensor, local: Tensor, flat: bool
+    ) -> tuple[Optional[str], str]:
+        """Why this rank does not tell it, None: it does; and its name."""
+        name = global_name(own_name, self._placed)
+        why = self._why_not(p, flat)
+        if why not in (None, _COPY):
+            return why, name
+        if type(local) not in (Tensor, nn.Parameter) or local.dtype not in DTYPES:
+            return f"it is a {type(local).__name__} of {local.dtype}", name
+        if local.device.type not in ("cpu", "cuda") or not dense(local):
+            return f"it lies in pieces, or on {local.device}", name
+        return why, name
+
     def find(self) -> dict[int, Row]:
         """By the id of the parameter."""
         found: dict[int, Row] = {}
@@ -163,18 +179,21 @@ class TensorRows:
             if not p.requires_grad:
                 continue
             position += 1
-            name = global_name(own_name, self._placed)
-            why = self._why_not(p, flat)
-            if why not in (None, _COPY):
-                self.leave_out(name, str(why))
-                continue
             weight: Any = p
             if is_dtensor(p):
                 weight = weight.to_local()
-            if type(weight) not in (Tensor, nn.Parameter) or weight.dtype not in DTYPES:
-                self.leave_out(name, f"it is a {type(weight).__name__} of {weight.dtype}")
-            elif weight.device.type not in ("cpu", "cuda") or not dense(weight):
-                self.leave_out(name, f"it lies in pieces, or on {weight.device}")
+            # From sample to sample a parameter is the same, and what is asked of it takes longer.
+            placed = (
+                getattr(p, "placements", None), getattr(p, "tensor_model_parallel", None), flat
+            )  # fmt: skip
+            lies = weight.dtype, weight.device, weight.shape, weight.stride()
+            form = (type(p), type(weight), *placed, *lies)
+            known = self._places.get(own_name)
+            if known is None or known[0] != form:
+                known = self._places[own_name] = (form, *self._place(own_name, p, weight, flat))
+            _, why, name = known
+            if why not in (None, _COPY):
+                self.leave_out(name, str(why))
             elif why == _COPY:
                 self.copies[id(p)] = Row(-1, p, weight.detach(), name, position)
             elif (number := self._number(name)) is not None:

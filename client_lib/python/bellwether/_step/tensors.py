@@ -43,6 +43,7 @@ class Tensors:
         self.copied_max = 0  # Elements of the largest turn.
         self._sampled = False
         self._turns_taken = 0
+        self._taken = 0  # Turns before the running one, as all ranks count them.
         self._step = 0
         self._parts = Parts()
         self._here: Optional[dict[int, Row]] = None  # In the running step, by id of the parameter.
@@ -82,6 +83,7 @@ class Tensors:
         taken, self._turns_taken = self._turns_taken, self._turns_taken + 1
         if self.rows.sharded:  # It follows from the step.
             taken = self._step // self._every
+        self._taken = taken
         self._visit, turn = divmod(taken, turns)
         if self.rows.sharded:
             # Where samples are further apart than they were to be, no turn is left out for good.
@@ -251,7 +253,7 @@ class Tensors:
                     weight = flat(row.weight)[begin:end]
                     pieces.append((row, Entry(weight=weight, before=before)))
             self._measure(self._parts.pieces, pieces)
-            self._parts.weights += self._weights.measure(rows, self._turn)
+            self._parts.weights += self._weights.measure(rows, self._turn, self._taken)
 
     def sample(self) -> Optional[TensorSample]:
         """What was measured in this step."""

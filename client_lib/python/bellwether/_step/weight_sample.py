@@ -5,7 +5,7 @@ words, and the spectral norms of matrices.
                           MX formats of 8 bits give a block the scale 2^(e - 8), and E4M3 ends at
                           448 = 1.75 2^8: all of them become one number
     embedding_mean_sumsq  n norm(mean)^2 of n rows
-    tensor_sigma          spectral_norms.py; of some matrices always, of the others in turn
+    tensor_sigma          spectral_norms.py; of all matrices in turn, of some more often
 
 Source of the first: arXiv:2506.20752, and what its authors count in their code; of the others,
 docs/concepts/granularities.md.
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._kernels.memory import on_device
 from . import spectral_norms
 from .tensor_kinds import Kind, Kinds
 from .tensor_rows import Row
@@ -30,6 +31,7 @@ SIGNALS = (
     "norm_gain_last_bin",
 )
 BLOCK = 32  # Elements of an MX format that have a scale together.
+OFTEN = 4  # Samples until each of those matrices had its turn.
 STARTS_MAX = 1 << 22  # Elements that are kept of matrices which take turns.
 Put = Callable[[str, list[int], Tensor], None]
 
@@ -44,7 +46,7 @@ class WeightPart:
         if found.is_cuda:
             self._host = torch.empty_like(found, device="cpu", pin_memory=True)
             self._host.copy_(found, non_blocking=True)
-            with torch.cuda.device(found.device):
+            with on_device(found.device):
                 self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 self._event.record()
 
@@ -87,11 +89,18 @@ class WeightSamples:
         self._kinds = kinds
         self._starts: dict[int, Tensor] = {}  # By row.
         self._kept = 0  # Elements of them.
+        # By row: the place of those that have their turns often.  The same at all ranks.
+        self._places: dict[int, int] = {}
 
-    def measure(self, rows: Iterable[Row], turn: range) -> list[WeightPart]:
-        """turn  positions of parameters whose turn it is"""
+    def measure(self, rows: Iterable[Row], turn: range, taken: int) -> list[WeightPart]:
+        """
+        turn   positions of parameters whose turn it is
+        taken  turns before it
+        """
         devices: dict[torch.device, list[tuple[Row, Kind]]] = {}
         for row, kind in self._kinds.of(rows):
+            if kind.often and row.weight.dim() == 2:
+                self._places.setdefault(row.number, len(self._places))
             if row.weight.numel():
                 devices.setdefault(row.weight.device, []).append((row, kind))
         found = []
@@ -99,7 +108,7 @@ class WeightSamples:
             with torch.autocast(
                 device.type, enabled=False
             ):  # Of the host's, in whose forward it may be.
-                found += self._gains(of) + self._tables(of) + self._matrices(of, turn)
+                found += self._gains(of) + self._tables(of) + self._matrices(of, turn, taken)
         return found
 
     def _gains(self, rows: list[tuple[Row, Kind]]) -> list[WeightPart]:
@@ -124,24 +133,27 @@ class WeightSamples:
         sums = torch.stack([mean_sumsq(row.weight) for row in of])
         return [WeightPart("embedding_mean_sumsq", [row.number for row in of], sums)]
 
-    def _matrices(self, rows: list[tuple[Row, Kind]], turn: range) -> list[WeightPart]:
-        chosen = [
-            row for row, kind in rows
-            if row.weight.dim() == 2 and (kind.always or row.position in turn)
-        ]  # fmt: skip
-        always = {row.number for row, kind in rows if kind.always}
+    def _matrices(self, rows: list[tuple[Row, Kind]], turn: range, taken: int) -> list[WeightPart]:
+        chosen = []
+        for row, _ in rows:
+            place = self._places.get(row.number)
+            here = row.position in turn if place is None else place % OFTEN == taken % OFTEN
+            # In the first sample all of them: there is something to compare with from then on.
+            here = here or (place is not None and row.number not in self._starts)
+            if here and row.weight.dim() == 2:
+                chosen.append(row)
         new = {row.number for row in chosen if self._is_first(row)}
         groups = [
             [row for row in chosen if (row.number in new) is first] for first in (True, False)
         ]
-        return [self._sigmas(of, first, always) for of, first in zip(groups, (True, False)) if of]
+        return [self._sigmas(of, first) for of, first in zip(groups, (True, False)) if of]
 
     def _is_first(self, row: Row) -> bool:
         known = self._starts.get(row.number)
         place = row.weight.device, row.weight.shape[1]
         return known is None or (known.device, known.shape[0]) != place
 
-    def _sigmas(self, rows: list[Row], first: bool, always: set[int]) -> WeightPart:
+    def _sigmas(self, rows: list[Row], first: bool) -> WeightPart:
         matrices = [row.weight for row in rows]
         starts = [
             spectral_norms.start(w.shape[1], w.device) if first else self._starts[row.number]
@@ -150,7 +162,7 @@ class WeightSamples:
         steps = spectral_norms.FIRST_STEPS if first else spectral_norms.STEPS
         t, starts = spectral_norms.tridiagonal(matrices, starts, steps)
         for row, start in zip(rows, starts):
-            if first and row.number not in always:
+            if first and row.number not in self._places:
                 if self._kept + start.numel() > STARTS_MAX:
                     continue  # It begins anew in its next turn.
                 self._kept += start.numel()

@@ -65,11 +65,14 @@ class Routing:
 
 def _counts(at: Tensor, experts: int, of: Optional[Tensor] = None) -> Any:
     """float64 [experts]: how often each number is there; others are not counted."""
-    flat = at.reshape(-1).long()
-    flat = torch.where((flat < 0) | (flat >= experts), experts, flat)
-    ones = torch.ones_like(flat, dtype=torch.float64) if of is None else of.reshape(-1).double()
-    found = torch.zeros(experts + 1, dtype=torch.float64, device=at.device)
-    return found.scatter_add_(0, flat, ones)[:experts]
+    # The first and the last place take the others.  Each operation counts: this is of every router.
+    flat = at.reshape(-1).long().clamp(-1, experts).add_(1)
+    if of is None:
+        ones = torch.ones((), dtype=torch.float64, device=at.device).expand(flat.shape[0])
+    else:
+        ones = of.reshape(-1).double()
+    found = torch.zeros(experts + 2, dtype=torch.float64, device=at.device)
+    return found.scatter_add_(0, flat, ones)[1:-1]
 
 
 def _entropy(logits: Tensor) -> Tensor:
