@@ -1,7 +1,7 @@
 // Size, extremes and shape of an activation: see module_stats.h.
 //
 // Work      a block for each 128 channels of a part of the rows, a warp a row, a thread four channels;
-//           then one block adds the parts and finds the top channel.
+//           then a block each 128 channels adds the parts, and one block finds the top channel.
 // Memory    reads the activation once, four elements at a time where all lie so.
 // Numerics  double as on the CPU, in one order.
 // Limits    compute capability 8.0.
@@ -22,6 +22,8 @@ constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 constexpr int kWidth = 4;
 constexpr int kJoinThreads = 512;
+constexpr int kTileThreads = 512;
+constexpr int kTileParts = kTileThreads / kModuleTile;
 static_assert(kModuleTile == 32 * kWidth);
 
 template <class Element>
@@ -111,19 +113,52 @@ __global__ void __launch_bounds__(kThreads) PartsKernel(const ModuleStatsParams 
   out[kModuleTotalFourths] = fourths;
 }
 
+// Grid: tiles.  Block: kTileThreads.  Leaves the sums over all parts where the first part's were, and adds
+// to the channels' sums.
+__global__ void __launch_bounds__(kTileThreads) ModuleTilesKernel(const ModuleStatsParams p, const ModuleParts parts) {
+  __shared__ double sums_of[kTileParts][kModuleTile];
+  __shared__ double scratch[kTileThreads / 32];
+  auto* const squares = static_cast<double*>(p.workspace);
+  const int in_tile = static_cast<int>(threadIdx.x) % kModuleTile, of = static_cast<int>(threadIdx.x) / kModuleTile;
+  const int64_t channel = int64_t{blockIdx.x} * kModuleTile + in_tile;
+  double sum = 0;
+  if (channel < p.channels) {
+#pragma unroll 4
+    for (int64_t part = of; part < parts.parts; part += kTileParts) sum += squares[part * p.channels + channel];
+  }
+  sums_of[of][in_tile] = sum;
+  double* const totals = squares + parts.parts * p.channels + int64_t{blockIdx.x} * kModuleTotalCount;
+  double largest = 0, nonfinite = 0, fourths = 0;
+  for (int64_t part = threadIdx.x; part < parts.parts; part += kTileThreads) {
+    const double* const here = totals + part * parts.tiles * kModuleTotalCount;
+    largest = fmax(largest, here[kModuleTotalLargest]);
+    nonfinite += here[kModuleTotalNonfinite];
+    fourths += here[kModuleTotalFourths];
+  }
+  largest = LargestOverBlock(largest, scratch);  // Behind it all have read what is written below.
+  nonfinite = SumOverBlock(nonfinite, scratch);
+  fourths = SumOverBlock(fourths, scratch);
+  if (of == 0 && channel < p.channels) {
+    sum = 0;
+#pragma unroll
+    for (int from = 0; from < kTileParts; ++from) sum += sums_of[from][in_tile];
+    squares[channel] = sum;
+    if (p.channel_sumsq != nullptr) p.channel_sumsq[channel] += sum;
+  }
+  if (threadIdx.x != 0) return;
+  totals[kModuleTotalLargest] = largest;
+  totals[kModuleTotalNonfinite] = nonfinite;
+  totals[kModuleTotalFourths] = fourths;
+}
+
 // Grid: 1.  Block: kJoinThreads.
 __global__ void __launch_bounds__(kJoinThreads) ModuleJoinKernel(const ModuleStatsParams p, const ModuleParts parts) {
   __shared__ double scratch[kJoinThreads / 32];
   const auto* const squares = static_cast<const double*>(p.workspace);
   double sumsq = 0, top = 0, top_at = 0;
   for (int64_t channel = threadIdx.x; channel < p.channels; channel += kJoinThreads) {
-    double sum = 0;
-#pragma unroll 8
-    for (int64_t part = 0; part < parts.parts; ++part) sum += squares[part * p.channels + channel];
-    sumsq += sum;
-    if (p.channel_sumsq == nullptr) continue;
-    const double all = p.channel_sumsq[channel] + sum;
-    p.channel_sumsq[channel] = all;
+    sumsq += squares[channel];
+    const double all = p.channel_sumsq == nullptr ? 0 : p.channel_sumsq[channel];
     if (all > top) {
       top = all;
       top_at = static_cast<double>(channel);
@@ -131,8 +166,8 @@ __global__ void __launch_bounds__(kJoinThreads) ModuleJoinKernel(const ModuleSta
   }
   const double* const totals = squares + parts.parts * p.channels;
   double largest = 0, nonfinite = 0, fourths = 0;
-  for (int64_t block = threadIdx.x; block < parts.parts * parts.tiles; block += kJoinThreads) {
-    const double* const of = totals + block * kModuleTotalCount;
+  for (int64_t tile = threadIdx.x; tile < parts.tiles; tile += kJoinThreads) {
+    const double* const of = totals + tile * kModuleTotalCount;
     largest = fmax(largest, of[kModuleTotalLargest]);
     nonfinite += of[kModuleTotalNonfinite];
     fourths += of[kModuleTotalFourths];
@@ -170,6 +205,8 @@ Status ModuleStats(const ModuleStatsParams& p, void* stream) {
   } else {
     PartsKernel<float><<<grid, kThreads, 0, on>>>(p, parts);
   }
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(LaunchResult(cudaGetLastError(), "the statistics of an activation"));
+  ModuleTilesKernel<<<static_cast<unsigned>(parts.tiles), kTileThreads, 0, on>>>(p, parts);
   BELLWETHER_KERNELS_RETURN_IF_ERROR(LaunchResult(cudaGetLastError(), "the statistics of an activation"));
   ModuleJoinKernel<<<1, kJoinThreads, 0, on>>>(p, parts);
   return LaunchResult(cudaGetLastError(), "the statistics of an activation");

@@ -21,7 +21,7 @@ STATS = len(c_api.MODULE_STATS)
 def add_activation(memory: Memory, x: Tensor, out: Tensor, channels: Optional[Tensor]) -> None:
     """Adds what x [.., channels] has to `out`, float64 [STATS], and to its channels' sums of
     squares, float64 [channels], where the top one is asked for.  x is of a type in DTYPES.  On a
-    GPU two kernels on the current stream.  Raises KernelError for what the library refuses."""
+    GPU three kernels on the current stream.  Raises KernelError for what the library refuses."""
     rows = x.reshape(-1, x.shape[-1])
     if rows.stride(1) != 1 and rows.shape[1] > 1:
         rows = rows.contiguous()

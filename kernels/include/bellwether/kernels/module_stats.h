@@ -55,7 +55,7 @@ struct ModuleStatsParams {
 size_t ModuleStatsWorkspaceBytes(const ModuleStatsParams& params);
 
 // One pass over x.  Sums have one order: the same bits for any number of threads, and in each call on
-// one kind of device.  kCpu is done on return.  kCuda enqueues two kernels, allocates and waits for
+// one kind of device.  kCpu is done on return.  kCuda enqueues three kernels, allocates and waits for
 // nothing, and may be captured into a graph.
 // kInvalidArgument, kUnavailable, kDeviceError: nothing was written.  Any thread; calls that write
 // the same memory must not overlap.
