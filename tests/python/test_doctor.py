@@ -18,6 +18,8 @@ from bellwether.client import Counters
 from bellwether.tools.doctor import (
     expert_findings,
     fp8_findings,
+    given_findings,
+    law_findings,
     layer_findings,
     module_findings,
     monitor_findings,
@@ -107,6 +109,8 @@ def failures(done: subprocess.CompletedProcess[str]) -> str:
 def test_a_sound_script(tmp_path: Path) -> None:
     done = doctor(tmp_path, SOUND)
     assert "layer 0, 2 heads (2 key heads) of 8, W_Q and W_K: fused qkv" in done.stdout
+    assert "laws of 1 linear layers are asked" in done.stdout
+    assert "off: parameters, activations, experts, " in done.stdout
     assert not [x for x in failures(done).splitlines() if "bellwetherd" not in x], done.stdout
 
 
@@ -283,6 +287,37 @@ def test_activations_and_routers_of_a_sample_are_said() -> None:
     told, left_out = expert_findings({"experts": experts})
     assert told.text == "1 routers of 8 experts at most are told in every sample"
     assert left_out.text == "router a: b" and expert_findings({}) == []
+
+
+def test_laws_and_weights_at_rest_are_said() -> None:
+    none = {"not_measured": None, "left_out": {}, "faults": {}}
+    kinds = {"modules": 14, "norms": 5, "embeddings": 1, "gates": 2, "routers": 0}
+    linear = {**kinds, **none, "heads": ["lm_head"]}
+    (told,) = law_findings({"linear": linear})
+    assert told.text == (
+        "laws of 14 linear layers, 5 norms, 1 embeddings, 2 gated MLPs are asked, in turn; "
+        "logits are made by lm_head"
+    )
+    told, fault, left_out = law_findings(
+        {"linear": linear | {"heads": [], "faults": {"up": "dW is wrong"}, "left_out": {"a: b": 1}}}
+    )
+    assert told.text.endswith("no layer makes logits of words")
+    assert fault.ok is False and fault.text == "up: dW is wrong" and left_out.text == "laws, a: b"
+    (why,) = law_findings({"linear": linear | {"not_measured": "compiled"}})
+    assert why.text == "no laws of modules are asked: compiled" and law_findings({}) == []
+    rest = {"elements": 90, "compared": 30, "not_measured": None, "flips": {}}
+    (told,) = law_findings({"rest": rest})
+    assert told.text == "90 elements of weights at rest are compared, in turn"
+    why, flip = law_findings({"rest": rest | {"not_measured": "no", "flips": {"w": "bit 3"}}})
+    assert why.text == "no weights at rest are compared: no" and flip.ok is False
+
+
+def test_parts_that_are_off_are_said_with_the_remedy() -> None:
+    off, losses = given_findings({"stats": ["drift", "fp8", "steps"], "losses": {"step": -1}})
+    assert off.text.startswith("off: parameters, activations, experts; tensors, modules, experts: ")
+    assert "monitor.losses()" in losses.text and given_findings({}) == []
+    (told,) = given_findings({"losses": {"step": 7}})
+    assert told.text.endswith("step 7")
 
 
 def test_bytes_of_a_sample_are_said() -> None:

@@ -154,6 +154,7 @@ class Status(_AlwaysThere, total=False):
     """What Monitor.status() returns.  After an error only the first part may be there."""
 
     step: int
+    stats: list[str]  # The parts that are measured.
     server: Optional[str]
     record: Optional[str]  # The .bwrun file.
     page_url: str
@@ -278,6 +279,7 @@ def status(steps: Steps, actions: Optional[ActionsStatus]) -> Status:
     }  # fmt: skip
     found["losses"] = reporter.frames.losses.status
     found["step"] = steps.current_step()
+    found["stats"] = sorted(steps.settings.stats)
     found["server"] = reporter.link.server
     found["record"] = reporter.link.record_path
     found["page_url"] = reporter.link.page_url

@@ -29,6 +29,10 @@ from .._step.tensors import TURNS
 from .._util.ranks import ASIDE
 
 _LEFT_OUT_NAMED = 8  # Parameters.
+_OPTIONAL = {
+    "tensors": "parameters", "modules": "activations", "experts": "experts",
+    "fp8": "tensors in 8 bits", "steps": "every step",
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -281,6 +285,63 @@ def expert_findings(status: dict[str, Any]) -> list[Finding]:
     return found
 
 
+def law_findings(status: dict[str, Any]) -> list[Finding]:
+    """What a sample covers of the laws of modules other than attention, and of weights at rest."""
+    told, rest = status.get("linear"), status.get("rest")
+    found = []
+    if told is not None and told["not_measured"]:
+        found.append(Finding(None, f"no laws of modules are asked: {told['not_measured']}"))
+    elif told is not None:
+        counts = [
+            f"{told[kind]} {words}"
+            for kind, words in (
+                ("modules", "linear layers"), ("norms", "norms"), ("embeddings", "embeddings"),
+                ("gates", "gated MLPs"), ("routers", "routers"),
+            )
+            if told[kind]
+        ]  # fmt: skip
+        if counts:
+            heads = ", ".join(told["heads"])
+            logits = (
+                f"; logits are made by {heads}" if heads else "; no layer makes logits of words"
+            )
+            text = f"laws of {', '.join(counts)} are asked, in turn"
+            found.append(Finding(None, text + logits))
+    if told is not None:
+        found += [Finding(False, f"{name}: {fault}") for name, fault in told["faults"].items()]
+        left_out = list(told["left_out"])
+        found += [Finding(None, f"laws, {name}") for name in left_out[:_LEFT_OUT_NAMED]]
+        if len(left_out) > _LEFT_OUT_NAMED:
+            more = len(left_out) - _LEFT_OUT_NAMED
+            found.append(Finding(None, f"laws of {more} or more further modules are not asked"))
+    if rest is not None:
+        if rest["not_measured"]:
+            found.append(Finding(None, f"no weights at rest are compared: {rest['not_measured']}"))
+        elif rest["elements"]:
+            text = f"{rest['elements']} elements of weights at rest are compared, in turn"
+            found.append(Finding(None, text))
+        found += [Finding(False, f"{name}: {flip}") for name, flip in rest["flips"].items()]
+    return found
+
+
+def given_findings(status: dict[str, Any]) -> list[Finding]:
+    """What is off, and what only the job can give."""
+    found = []
+    off = [part for part in _OPTIONAL if part not in status.get("stats", _OPTIONAL)]
+    if off:
+        words = ", ".join(_OPTIONAL[part] for part in off)
+        how = "stats= (or BELLWETHER_STATS) that names them beside the other parts switches them on"
+        found.append(Finding(None, f"off: {words}; {', '.join(off)}: {how}"))
+    losses = status.get("losses")
+    if losses is not None:
+        if losses["step"] < 0:
+            text = "no losses of single sequences: monitor.losses() takes them"
+        else:
+            text = f"losses of single sequences are told, the newest of step {losses['step']}"
+        found.append(Finding(None, text))
+    return found
+
+
 def volume_findings(status: dict[str, Any]) -> list[Finding]:
     """How many bytes a sample has."""
     told = status.get("volume") or {"sample": 0}
@@ -323,7 +384,10 @@ def monitor_findings(monitor: Any) -> list[Finding]:
     for entry in known_kernels.named(met):
         found.append(Finding(None, f"known, a hint (--kernels tells): {entry}"))
     found += tensor_findings(status) + module_findings(status) + expert_findings(status)
-    found += fp8_findings(status) + step_findings(status) + volume_findings(status)
+    found += fp8_findings(status) + step_findings(status)
+    if status["live"]:
+        found += law_findings(status) + given_findings(status)
+    found += volume_findings(status)
     if status["errors"]:
         found.append(Finding(False, f"{status['errors']} errors, the last: {status['last_error']}"))
     for reason, times in status["numbers_left_out"].items():
