@@ -245,6 +245,49 @@ def test_a_client_of_ones_own_says_what_it_refuses(tmp_path: Path) -> None:
     ]
 
 
+LOSSES = [1.0, 2.0]
+
+
+def handle_of(model: Model, rank: int, path: Path, **more: Any) -> Any:
+    """Of one of 4 copies of the model."""
+    return bellwether.attach(
+        model, record=str(path), run="ranks",
+        parallel=bellwether.Parallel(data=(rank, 4)), **more
+    )  # fmt: skip
+
+
+def test_a_rank_that_stands_aside_counts_its_numbers(tmp_path: Path) -> None:
+    model = Model(SHAPE)
+    monitor = handle_of(model, 1, tmp_path / "a.bwrun")
+    for _ in range(3):
+        monitor.log({"reward": 1.0, "kl": 2.0})
+        monitor.log("q", 1.0, of="rank", layer=1)
+        monitor.losses(LOSSES)
+        monitor.log_alike({"entropy": 1.0})
+    why = 'this rank does not report: attach(ranks="all")'
+    status = monitor.status()
+    assert status["numbers_left_out"] == {f"log(): {why}": 6, f"losses(): {why}": 3}
+    assert status["ranks"] == {"reporting": 1, "of": 4}
+
+
+@pytest.mark.parametrize(
+    ("more", "call", "said"),
+    (({}, "log", 1), ({}, "losses", 1), ({}, "log_alike", 0), ({"ranks": "all"}, "log", 0)),
+)
+def test_that_other_ranks_do_not_report_is_said_once(
+    more: dict[str, str], call: str, said: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("WARNING", "bellwether")
+    model = Model(SHAPE)
+    with handle_of(model, 0, tmp_path / "a.bwrun", **more) as monitor:
+        for _ in range(3):
+            getattr(monitor, call)(LOSSES if call == "losses" else {"reward": 1.0})
+        status = monitor.status()
+    assert caplog.text.count("1 of 4 ranks report, and what the others say is left out") == said
+    assert status["ranks"] == {"reporting": 4 if more else 1, "of": 4}
+    assert status["numbers_left_out"] == {} and status["errors"] == 0
+
+
 def test_a_handle_that_is_off_takes_them(tmp_path: Path) -> None:
     Unwatched("why").log({"x": 1})
     monitor = bellwether.attach(Model(SHAPE), record=str(tmp_path / "a.bwrun"), run="off")

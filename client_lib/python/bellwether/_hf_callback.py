@@ -10,7 +10,7 @@ from ._attach import attach
 from ._util.guard import harmless
 from .actions import Action
 from .monitor import Monitor
-from .rl import log_metrics
+from .rl import give
 
 
 class Callback(TrainerCallback):  # type: ignore[misc,unused-ignore]
@@ -61,7 +61,7 @@ class Callback(TrainerCallback):  # type: ignore[misc,unused-ignore]
             if isinstance(value, (int, float)):
                 self._logged[name] = float(value)
         if self.monitor is not None and logs:
-            log_metrics(self.monitor, logs)
+            give(self.monitor.log_alike, logs)  # A Trainer logs what it has gathered.
 
     @harmless("the Trainer's callback")
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:

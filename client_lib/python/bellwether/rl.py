@@ -32,6 +32,10 @@ NAMES = (
 METRICS_MAX = 128  # Of one call.
 
 
+class Log(Protocol):
+    def __call__(self, numbers: Mapping[str, Any], *, step: Optional[int] = None) -> None: ...
+
+
 class TakesNumbers(Protocol):
     def log(self, numbers: Mapping[str, Any], *, step: Optional[int] = None) -> None: ...
 
@@ -63,6 +67,11 @@ def log_metrics(
 
     step  as mon.log() has it
     """
+    give(monitor.log, metrics, step=step)
+
+
+def give(log_numbers: Log, metrics: Mapping[str, Any], *, step: Optional[int] = None) -> None:
+    """The same to `log_numbers`, for frameworks."""
     try:
         found = metrics_of(metrics)
     except Exception as e:  # A mapping of the trainer's own may raise anything.
@@ -71,4 +80,4 @@ def log_metrics(
         log.warning(f"rl.log_metrics: {type(e).__name__} (training is not affected)")
         return
     if found:
-        monitor.log(found, step=step)
+        log_numbers(found, step=step)

@@ -134,6 +134,9 @@ class Frames:
         reason = f"{name}: {type(error).__name__}: {error}"
         if not any(known.startswith(f"{name}: ") for known in self.left_out):
             log.warning(f"a number of the step is left out: {reason}")
+        self.count_left_out(reason)
+
+    def count_left_out(self, reason: str) -> None:
         if reason in self.left_out or len(self.left_out) < LEFT_OUT_MAX:
             self.left_out[reason] = self.left_out.get(reason, 0) + 1
 

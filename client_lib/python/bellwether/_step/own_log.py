@@ -7,21 +7,46 @@ from typing import Any, Optional, Union
 
 import torch
 
+from .._util import log as messages
 from .._util.guard import harmless
 from .._util.integers import step as step_number
+from .._util.ranks import ASIDE, rank_and_world
 from . import sequence_losses
 from .frames import local
 from .own_numbers import ToldOnce
 from .steps import Steps
+
+NOT_TOLD = 'this rank does not report: attach(ranks="all")'
 
 
 class OwnLog:
     """What a Monitor takes of the job's own numbers."""
 
     steps: Steps
+    _ranks_said = False  # That other ranks' are left out, if they are.
 
     def live(self) -> bool:
         raise NotImplementedError
+
+    def _tells(self, call: str) -> bool:
+        """Whether this rank reports.  What it does not report is counted.  That others do not
+        report is said once, as this rank cannot know whether their numbers differ."""
+        steps = self.steps
+        if steps.silent or steps.health.why_off in ASIDE:
+            steps.reporter.frames.count_left_out(f"{call}: {NOT_TOLD}")
+            return False
+        if not self.live():
+            return False
+        if not self._ranks_said:
+            self._ranks_said = True
+            reporting, ranks = reporting_ranks(steps)
+            if reporting < ranks:
+                messages.warning(
+                    f"log(), losses(): {reporting} of {ranks} ranks report, and what the others say "
+                    'is left out: attach(ranks="all") takes it, too (not needed where all say the '
+                    "same)"
+                )
+        return True
 
     @harmless("log()")
     def log(
@@ -58,9 +83,10 @@ class OwnLog:
 
         They are of the running step, which lasts until the next forward.  Behind mon.step(), until
         the next forward, they are of the step that it has ended.  What cannot be taken is left out,
-        said once and counted in status()["numbers_left_out"].
+        said once and counted in status()["numbers_left_out"].  So are numbers of ranks that do not
+        report: only attach(ranks="all") merges those of all copies of the model.
         """
-        if not self.live():
+        if not self._tells("log()"):
             return
         said = {"layer": layer, "head": head, "of": of, "merge": merge, "unit": unit, "help": help,
                 "low": low, "high": high}  # fmt: skip
@@ -69,6 +95,13 @@ class OwnLog:
                 _log(self.steps, name, each, step, **said)
         else:
             _log(self.steps, numbers, value, step, **said)
+
+    @harmless("log_alike()")
+    def log_alike(self, numbers: Mapping[str, Any], *, step: Optional[int] = None) -> None:
+        """For frameworks: as log(), of numbers that all ranks have alike."""
+        if self.live():
+            for name, each in numbers.items():
+                _log(self.steps, name, each, step, **_NOTHING_SAID)
 
     @harmless("losses()")
     def losses(
@@ -91,15 +124,29 @@ class OwnLog:
                 digits of hashlib.blake2b(str(id).encode(), digest_size=8)
         step    as for log()
 
-        What cannot be taken is left out, said once and counted in status()["numbers_left_out"].
+        What cannot be taken is left out, said once and counted in status()["numbers_left_out"].  So
+        are losses of ranks that do not report: attach(ranks="all") adds those of all up.
         """
-        if not self.live() or self.steps.silent:
+        if not self._tells("losses()"):
             return
         try:
             told = sequence_losses.read(local(losses), ids, labels, ignore_index, allow_ids is True)
             _place(self.steps, told, step)
         except Exception as e:  # Whatever the trainer gave.
             self.steps.reporter.frames.leave_out("losses", e)
+
+
+_NOTHING_SAID: dict[str, Any] = {
+    "layer": None, "head": None, "of": None, "merge": None, "unit": "", "help": "",
+    "low": None, "high": None,
+}  # fmt: skip
+
+
+def reporting_ranks(steps: Steps) -> tuple[int, int]:
+    """How many ranks report, of how many."""
+    placed = steps.parallel
+    ranks = max(rank_and_world()[1], placed.shards * placed.data[1])
+    return (ranks if steps.settings.ranks == "all" else min(placed.shards, ranks)), ranks
 
 
 def _log(steps: Steps, name: Any, value: Any, step: Optional[int], **said: Any) -> None:

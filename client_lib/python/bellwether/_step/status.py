@@ -8,6 +8,7 @@ from .._hook.capturing import CaptureStatus
 from .._hook.layer.layer import Layer
 from .._native.run_client import Counters
 from .balances import EMBEDDING, GATE, NORM, ROUTER
+from .own_log import reporting_ranks
 from .sequence_losses import LossesStatus
 from .steps import Steps
 
@@ -139,6 +140,13 @@ class Fp8Status(TypedDict):
     left_out: dict[str, int]  # "module: why", how often.
 
 
+class RanksStatus(TypedDict):
+    """Those that tell the job's own numbers and the losses of its sequences."""
+
+    reporting: int
+    of: int  # Ranks; what others log is left out.
+
+
 class _AlwaysThere(TypedDict):
     live: bool
     why_off: str  # "" while it watches.
@@ -172,6 +180,7 @@ class Status(_AlwaysThere, total=False):
     experts: ExpertsStatus
     fp8: Fp8Status
     losses: LossesStatus
+    ranks: RanksStatus
     capture: Optional[CaptureStatus]  # None without capture_dir.
     actions: Optional[ActionsStatus]  # None before attach() and after detach().
 
@@ -278,6 +287,8 @@ def status(steps: Steps, actions: Optional[ActionsStatus]) -> Status:
         "left_out": {f"{name}: {why}": n for (name, why), n in fp8.left_out.items()},
     }  # fmt: skip
     found["losses"] = reporter.frames.losses.status
+    reporting, ranks = reporting_ranks(steps)
+    found["ranks"] = {"reporting": reporting, "of": ranks}
     found["step"] = steps.current_step()
     found["stats"] = sorted(steps.settings.stats)
     found["server"] = reporter.link.server
