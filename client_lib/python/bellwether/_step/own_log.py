@@ -42,9 +42,9 @@ class OwnLog:
             reporting, ranks = reporting_ranks(steps)
             if reporting < ranks:
                 messages.warning(
-                    f"log(), losses(): {reporting} of {ranks} ranks report, and what the others say "
-                    'is left out: attach(ranks="all") takes it, too (not needed where all say the '
-                    "same)"
+                    f"log(), losses(): {reporting} of {ranks} ranks report, and what the others "
+                    'say is left out: attach(ranks="all") takes it, too (not needed where all say '
+                    "the same)"
                 )
         return True
 
