@@ -5,10 +5,8 @@
 #define BELLWETHER_SERVER_ENGINE_RELOADABLE_RULES_H_
 
 #include <string_view>
-#include <vector>
 
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
 #include "server/detect/rules_file.h"
 #include "server/engine/reloadable_config.h"
 
@@ -22,11 +20,6 @@ class ReloadableRules : public ReloadableConfig<RuleSetPtr> {
   // The rules of a text that was in force once.  INVALID_ARGUMENT: this version refuses
   // the text.
   absl::StatusOr<RuleSetPtr> Find(std::string_view text);
-
- private:
-  absl::Mutex mutex_;
-  // Parsed lately: after a restart many runs ask for the same.
-  std::vector<RuleSetPtr> known_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace bellwether::server

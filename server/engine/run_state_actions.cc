@@ -99,8 +99,7 @@ absl::Status RunState::CheckPolicy(const PolicyMessage& message) const {
 void RunState::ApplyPolicy(const PolicyMessage& message) {
   absl::Status status = CheckPolicy(message);
   if (status.ok()) {
-    const auto policy =
-        message.text->empty() ? absl::StatusOr<PolicyPtr>(DefaultPolicy()) : ParsePolicy(*message.text, "policy");
+    const auto policy = parts_.policy->Find(*message.text);
     status = policy.status();
     if (status.ok()) {
       policy_is_own_ = message.own;
@@ -132,7 +131,7 @@ bool RunState::PolicyDiffers(const PolicyPtr& current) const {
 }
 
 void RunState::RestoreActions(std::string_view text, std::string_view state) {
-  auto policy = text.empty() ? absl::StatusOr<PolicyPtr>(DefaultPolicy()) : ParsePolicy(text, "policy");
+  auto policy = parts_.policy->Find(text);
   if (!policy.ok()) {
     LogError("run {} goes on by the built-in policy: {}", record_.description.name,
              std::string(policy.status().message()));

@@ -56,6 +56,7 @@ class LiveRunTest : public testing::Test {
   }
   void Load(const RunRecord& record) {
     parts_ = {.rules = &rules_,
+              .policy = &policy_,
               .database = database_.get(),
               .series = series_.get(),
               .alerts = alerts_.get(),
@@ -131,6 +132,7 @@ class LiveRunTest : public testing::Test {
   uint64_t events_max_ = 10'000;
   TempDirectory directory_;
   ReloadableRules rules_{JudgeOptions()};
+  ReloadablePolicy policy_;
   RunTable table_;
   Counters counters_;
   FakeClock clock_;

@@ -41,6 +41,7 @@ int64_t Measure(const Layout& layout, const std::vector<SignalId>& signals) {
   constexpr int kSteps = 76, kStepsSaved = 30;
   const TempDirectory directory;
   ReloadableRules rules{JudgeOptions()};
+  ReloadablePolicy policy;
   RunTable table;
   Counters counters;
   FakeClock clock;
@@ -52,6 +53,7 @@ int64_t Measure(const Layout& layout, const std::vector<SignalId>& signals) {
   AlertStore alerts(database.get());
   EXPECT_TRUE(alerts.Load().ok());
   const LiveRunParts parts = {.rules = &rules,
+                              .policy = &policy,
                               .database = database.get(),
                               .series = series.get(),
                               .alerts = &alerts,

@@ -145,6 +145,7 @@ class ShardTest : public testing::Test {
     alerts_ = std::make_unique<AlertStore>(database_.get());
     EXPECT_TRUE(alerts_->Load().ok());
     parts_ = {.rules = &rules_,
+              .policy = &policy_,
               .database = database_.get(),
               .series = &series_,
               .alerts = alerts_.get(),
@@ -204,6 +205,7 @@ class ShardTest : public testing::Test {
 
   TempDirectory directory_;
   ReloadableRules rules_{JudgeOptions()};
+  ReloadablePolicy policy_;
   SaveWatch series_;
   RunTable table_;
   Counters counters_;

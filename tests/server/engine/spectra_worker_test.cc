@@ -176,6 +176,7 @@ class LiveRunSpectraTest : public testing::Test {
 
   std::unique_ptr<LiveRun> NewRun(StoredSteps* series) {
     const LiveRunParts parts = {.rules = &rules_,
+                                .policy = &policy_,
                                 .database = database_.get(),
                                 .series = series,
                                 .alerts = alerts_.get(),
@@ -216,6 +217,7 @@ class LiveRunSpectraTest : public testing::Test {
 
   TempDirectory directory_;
   ReloadableRules rules_{JudgeOptions()};
+  ReloadablePolicy policy_;
   RunTable table_;
   Counters counters_;
   FakeClock clock_;
