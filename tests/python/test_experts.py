@@ -579,6 +579,30 @@ def test_nothing_is_told_where_it_was_not_asked_for(tmp_path: Path) -> None:
     assert not any("expert_load" in found for found in recording.steps().values())
 
 
+def test_declared_routers_that_stats_leave_out_are_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("WARNING", "bellwether")
+    shape, said = Shape(fused=False), experts_module.NOT_ASKED
+    model = Model(shape)
+    model.gate = bellwether.wrap_router(Own(), experts=EXPERTS, top_k=TOP_K)
+    monitor = bellwether.attach(model, run="e", record=str(tmp_path / "a.bwrun"), stats="drift")
+    monitor.wrap_router(lambda x: x, name="route", experts=EXPERTS)
+    for step in range(3):
+        model(batch(shape, step)).square().mean().backward()
+        monitor.step()
+    status = monitor.status()
+    monitor.detach()
+    assert status["errors"] == 0 and status["experts"]["not_measured"] == said
+    assert status["experts"]["left_out"] == {f"gate: {said}": 1, f"route: {said}": 1}
+    assert caplog.text.count(f"wrap_router(): {said}, so 2 routers are not measured (gate)") == 1
+
+
+def test_without_declared_routers_nothing_is_said(tmp_path: Path) -> None:
+    _, _, status = trained(tmp_path / "a.bwrun", steps=3, stats=frozenset({"drift"}))
+    assert status["experts"]["not_measured"] is None and not status["experts"]["left_out"]
+
+
 RULES = "thresholds: {context: {warmup_steps: 0}}"
 
 

@@ -25,6 +25,7 @@ from .._hook.layer.routers import (
     Read,
     Router,
     declared,
+    declared_in,
     plain,
     routers,
     wrap_router,
@@ -32,6 +33,7 @@ from .._hook.layer.routers import (
 from .._hook.layer.routing_tap import Routing, RoutingTap
 from .._hook.model.parallel import Parallel
 from .._native import c_api
+from .._util import log
 from .._util.guard import harmless
 from .expert_sample import ExpertSample
 from .tapped_modules import COMPILED, compiles
@@ -47,6 +49,7 @@ STAGES = "which layer it is of is not known: wrap_router(..., layer=...)"
 BEYOND = f"its layer is beyond {c_api.LAYERS_MAX}"
 COPY = "the first tensor-parallel rank tells of them"
 BEGUN = "it was declared after the first step"
+NOT_ASKED = "stats= does not name experts"
 
 
 class Experts:
@@ -121,6 +124,21 @@ class Experts:
         tap = self._of_functions.get(id(router))
         if tap is not None:
             tap.output((), output)
+
+    def not_asked(self) -> None:
+        """The layout is about to be told, and stats= does not name experts: those who have declared
+        routers hear of it, once."""
+        self._begun, model = True, self._model()
+        names = declared_in(model) if model is not None else []
+        names += [router.name for router in self._functions]
+        if not names or self.not_measured is not None:
+            return
+        self.not_measured = NOT_ASKED
+        for name in names:
+            self.leave_out(name, NOT_ASKED)
+        log.warning(
+            f"wrap_router(): {NOT_ASKED}, so {len(names)} routers are not measured ({names[0]})"
+        )
 
     def place(self, attention: Sequence[tuple[str, int]]) -> None:
         """The layout is about to be told.

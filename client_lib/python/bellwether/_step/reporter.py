@@ -158,6 +158,8 @@ class Reporter:
             )
         if "experts" in self._settings.stats:
             self.experts.place([(layer.name, layer.index) for layer in layers])
+        else:
+            self.experts.not_asked()
         self.link.open(
             run_options(
                 self._settings, layers, len(self.unmeasured()), self._placed, self.link.server,

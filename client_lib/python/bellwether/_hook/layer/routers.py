@@ -189,6 +189,11 @@ def routers(model: nn.Module) -> Iterator[tuple[str, nn.Module, Optional[Router]
         yield name, module, router
 
 
+def declared_in(model: nn.Module) -> list[str]:
+    """Names of its modules that wrap_router() was given."""
+    return [name or "the model" for name, m in model.named_modules() if m in _declared]
+
+
 # ---- what results say ----
 
 
