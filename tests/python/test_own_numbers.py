@@ -166,6 +166,25 @@ def test_words_and_limits_come_with_the_first_values(tmp_path: Path) -> None:
     assert messages[1].unit == "" and not messages[1].HasField("low")
 
 
+def test_limits_that_no_value_keeps_are_refused(tmp_path: Path) -> None:
+    def log(monitor: Any, step: int) -> None:
+        monitor.log("both", 5.0, low=6, high=2)
+        monitor.log("one", 5.0, low=6)
+        monitor.log("one", 7.0, high=2)
+        monitor.log("same", 5.0, low=5, high=5)
+        monitor.log("nan", 5.0, low=math.nan)
+
+    found, left_out, messages = run(tmp_path / "a.bwrun", steps=2, forward=log)
+    assert found[1] == {("one", 0, 0): 5.0, ("same", 0, 0): 5.0}
+    assert left_out == {
+        "log both: ValueError: low=6, must be at most high=2": 2,
+        "log one: ValueError: low=6, must be at most high=2": 2,
+        "log nan: ValueError: low=nan, must be finite": 2,
+    }
+    one = next(m for m in messages if m.name == "one")
+    assert one.low == 6 and not one.HasField("high")
+
+
 def test_names_become_plain(tmp_path: Path) -> None:
     found, left_out, _ = run(
         tmp_path / "a.bwrun", steps=1,
@@ -235,6 +254,7 @@ def test_a_client_of_ones_own_says_what_it_refuses(tmp_path: Path) -> None:
             OwnValues("x", [1.0], merge="equal"), OwnValues("x", [1.0], low=math.nan),
             OwnValues("x", [1.0], unit="u" * 33), OwnValues("x", [1.0], layer=1),
             OwnValues("x", [1.0] * 1025, of="expert"), OwnValues("x", [1.0], of="rank", layer=1),
+            OwnValues("x", [1.0], low=6.0, high=2.0),
         ):  # fmt: skip
             with pytest.raises(ClientError):
                 client.push(1, [Block("loss", [1.0])], own=[wrong])

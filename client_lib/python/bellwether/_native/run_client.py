@@ -450,6 +450,8 @@ def _fill_own(to: c_api.OwnValues, own: OwnValues) -> object:
             f"{own.name}: of={own.of!r}, merge={own.merge!r}, must be of "
             f"{', '.join(c_api.OWN_GRANULARITIES)} and one of {', '.join(c_api.OWN_MERGES)}"
         )
+    if own.low is not None and own.high is not None and own.low > own.high:
+        raise ClientError(f"{own.name}: low={own.low:g}, must be at most high={own.high:g}")
     to.name = _text_for_c("a name", own.name)
     to.unit, to.help = _text_for_c("unit", own.unit), _text_for_c("help", own.help)
     to.granularity, to.merge = c_api.OWN_GRANULARITIES[own.of], c_api.OWN_MERGES[own.merge]

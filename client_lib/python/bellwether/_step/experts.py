@@ -126,8 +126,8 @@ class Experts:
             tap.output((), output)
 
     def not_asked(self) -> None:
-        """The layout is about to be told, and stats= does not name experts: those who have declared
-        routers hear of it, once."""
+        """The layout is about to be told, and stats= does not name experts.  Where routers were
+        declared that is said, once."""
         self._begun, model = True, self._model()
         names = declared_in(model) if model is not None else []
         names += [router.name for router in self._functions]

@@ -211,6 +211,7 @@ class OwnNumbers:
         first = 0 if head is None else whole("head", head, 0, _EXTENT[of][1] - columns)
         with self._lock:
             signal = self._signals.get(plain)
+            limits = _limits(signal, low, high)
             if signal is None:
                 if len(self._signals) >= SIGNALS_MAX:
                     raise ValueError(f"a run has at most {SIGNALS_MAX} signals of its own")
@@ -219,11 +220,7 @@ class OwnNumbers:
             for field, said in (("unit", _text(unit, 32)), ("help", _text(help, 256))):
                 if said and not getattr(signal, field):
                     setattr(signal, field, said)
-            for field, limit in (("low", low), ("high", high)):
-                if limit is not None and getattr(signal, field) is None:
-                    if not math.isfinite(float(limit)):
-                        raise ValueError(f"{field} must be finite")
-                    setattr(signal, field, float(limit))
+            signal.low, signal.high = limits
         return Told(signal, begin, first, (rows, columns), numbers)
 
     @staticmethod
@@ -301,6 +298,29 @@ class OwnNumbers:
 def _single(number: float) -> float:
     """What a float of C can hold."""
     return math.copysign(math.inf, number) if abs(number) > c_api.FLOAT_MAX else number
+
+
+def _limits(
+    signal: Optional[OwnSignal], low: Any, high: Any
+) -> tuple[Optional[float], Optional[float]]:
+    """What a name has for low and high from now on: what was said first.  Raises ValueError for
+    limits that no value keeps."""
+    said = [_limit("low", low), _limit("high", high)]
+    kept = [signal.low, signal.high] if signal is not None else [None, None]
+    now = [new if old is None else old for old, new in zip(kept, said)]
+    for first, last in (said, now):
+        if first is not None and last is not None and first > last:
+            raise ValueError(f"low={first:g}, must be at most high={last:g}")
+    return now[0], now[1]
+
+
+def _limit(field: str, limit: Any) -> Optional[float]:
+    if limit is None:
+        return None
+    found = float(limit)
+    if not math.isfinite(found):
+        raise ValueError(f"{field}={found}, must be finite")
+    return found
 
 
 def _text(text: Any, size: int) -> str:
