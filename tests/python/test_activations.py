@@ -8,6 +8,9 @@ whose blocks lie in other lists.
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Optional
@@ -44,10 +47,14 @@ from bellwether._step.law_rows import LawRows
 from bellwether._step.tapped_modules import COMPILED
 from bellwether._step.tensor_rows import global_name
 
+from conftest import ROOT
 from gpu import DEVICES
 from models import Attention, Shape, batch, through
 from no_waiting import DEVICE, NoWaiting
 from tap_host import Host as TapHost
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+from bellwether_process import free_port
 
 SHAPE = Shape()
 WATCHED: dict[str, Any] = {
@@ -226,6 +233,7 @@ def test_values_equal_a_recomputation_in_float64(
     assert status["modules"] == {
         "blocks": 2,
         "rows": 6,
+        "divided_by": 1.0,
         "not_measured": None,
         "left_out": {},
     }
@@ -370,6 +378,83 @@ def test_models_of_transformers_have_names_and_gradients(tmp_path: Path) -> None
     assert not set(LOGIT_SIGNALS) & set(told["model.embed_tokens"])
     assert all(told[block]["module_grad_sumsq"] > 0 for block in blocks)
     assert status["errors"] == 0 and status["modules"]["left_out"] == {}
+
+
+# ---- gradients of several ranks ----
+
+JOB = """
+import sys, torch
+from torch import distributed as dist, nn
+sys.path.insert(0, {tests!r})
+import bellwether
+from models import batch
+from test_activations import SHAPE, WATCHED, Gpt
+
+path, way, world = sys.argv[1], sys.argv[2], 1 if sys.argv[2] == "one" else 2
+if world > 1:
+    dist.init_process_group("gloo")
+rank = dist.get_rank() if world > 1 else 0
+torch.manual_seed(0)
+model = wrapped = Gpt()
+if way == "ddp":
+    wrapped = nn.parallel.DistributedDataParallel(model)
+elif way.startswith("fsdp"):
+    from torch.distributed.fsdp import fully_shard
+    fully_shard(model)
+    if way == "fsdp_sum":
+        model.set_gradient_divide_factor(1.0)
+        model.set_force_sum_reduction_for_comms(True)  # gloo divides by no factor itself.
+monitor = bellwether.attach(model, record=path, ranks="all", **WATCHED)
+optimizer = torch.optim.SGD(model.parameters(), 0.0)
+for step in range(4):
+    optimizer.zero_grad()
+    x = torch.cat([batch(SHAPE, step), batch(SHAPE, step + 50)])
+    wrapped(x.chunk(world)[rank]).square().mean().backward()
+    optimizer.step()
+status = monitor.status()
+monitor.detach()
+assert status["errors"] == 0, status["last_error"]
+wanted = {{"one": 1.0, "ddp": 2.0, "fsdp": 2.0, "fsdp_sum": 1.0, "own": None}}[way]
+assert status["modules"]["divided_by"] == wanted, status["modules"]
+"""
+
+
+def gradients_told(folder: Path, way: str) -> float:
+    """The mean square of the gradient at the last block's input, over the ranks."""
+    script = folder / "job.py"
+    script.write_text(JOB.format(tests=str(ROOT / "tests" / "python")))
+    ranks = 1 if way == "one" else 2
+    environment = {
+        **os.environ, "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1",
+        "MASTER_PORT": str(free_port()), "GLOO_SOCKET_IFNAME": "lo",
+        "PYTHONPATH": str(ROOT / "client_lib" / "python"),
+    }  # fmt: skip
+    jobs = [
+        subprocess.Popen(
+            [sys.executable, str(script), str(folder / f"{way}.bwrun"), way],
+            env={**environment, "RANK": str(rank)}, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True,
+        )
+        for rank in range(ranks)
+    ]  # fmt: skip
+    for job in jobs:
+        said = job.communicate(timeout=240)[0]
+        assert job.returncode == 0, said
+    paths = [folder / f"{way}.bwrun", folder / f"{way}-rank1.bwrun"][:ranks]
+    rows = [told_in(path)[3]["layers.1"] for path in paths]
+    elements = sum(row["module_grad_elements"] for row in rows)
+    return sum(row["module_grad_sumsq"] for row in rows) / elements
+
+
+def test_gradients_at_blocks_are_those_of_the_whole_batch(tmp_path: Path) -> None:
+    told = {way: gradients_told(tmp_path, way) for way in ("one", "ddp", "fsdp")}
+    assert told["ddp"] == pytest.approx(told["one"], rel=1e-4)
+    assert told["fsdp"] == pytest.approx(told["one"], rel=1e-4)
+
+
+def test_gradients_that_are_added_up_otherwise_are_the_ranks_own(tmp_path: Path) -> None:
+    told = {way: gradients_told(tmp_path, way) for way in ("fsdp_sum", "own")}
+    assert told["fsdp_sum"] == pytest.approx(told["own"], rel=1e-4)
 
 
 # ---- where blocks are found ----

@@ -283,6 +283,8 @@ def test_activations_and_routers_of_a_sample_are_said() -> None:
     assert left_out.text == "activation lm_head: why" and module_findings({}) == []
     (none,) = module_findings({"modules": modules | {"not_measured": "compiled", "left_out": {}}})
     assert none.text == "no activations are told: compiled"
+    own = modules | {"divided_by": None, "left_out": {}}
+    assert "this rank's own loss" in module_findings({"modules": own, "samples": 1})[1].text
     experts = {"routers": {"gate": 0}, "experts": 8, "not_measured": None, "left_out": {"a: b": 1}}
     told, left_out = expert_findings({"experts": experts})
     assert told.text == "1 routers of 8 experts at most are told in every sample"

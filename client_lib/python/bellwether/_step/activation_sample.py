@@ -48,10 +48,15 @@ def _of_gradient(stats: list[float], scale: float) -> tuple[float, ...]:
 
 
 class ActivationSample:
-    """names  of all rows"""
+    """
+    names       of all rows
+    divided_by  what the ranks' gradients are divided by when they are added up
+    """
 
-    def __init__(self, names: list[str], measured: list[Activation]) -> None:
-        self._names, self._measured = names, measured
+    def __init__(
+        self, names: list[str], measured: list[Activation], divided_by: float = 1.0
+    ) -> None:
+        self._names, self._measured, self._divided_by = names, measured, divided_by
         means = [(of, t) for of in measured if (t := of.mean_sumsq()) is not None]
         self._with_mean = [of for of, _ in means]
         logits = (of.logits for of in measured)
@@ -87,7 +92,7 @@ class ActivationSample:
                 x = _values(values[2 * at]) if of.calls else missing * len(SIGNALS)
                 known = gradients and of.gradients > 0
                 grad = (
-                    _of_gradient(values[2 * at + 1], scale)
+                    _of_gradient(values[2 * at + 1], scale * self._divided_by)
                     if known
                     else missing * len(GRADIENT_SIGNALS)
                 )

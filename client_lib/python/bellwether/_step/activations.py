@@ -13,7 +13,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 from torch import nn
@@ -23,9 +23,11 @@ from .._hook.layer.activation_tap import Activation, ActivationTap, BeginTap, ne
 from .._hook.layer.gate_law import gate_children
 from .._hook.layer.layer import Layer
 from .._hook.layer.linear_tap import Held
+from .._hook.model.averaging import ddp_around, divided_by
 from .._hook.model.blocks import find_blocks
 from .._hook.model.heads import find_heads
 from .._hook.model.parallel import Parallel
+from .._util.ranks import rank_and_world
 from .activation_sample import ActivationSample
 from .tapped_modules import TappedModules
 from .tensor_rows import global_name
@@ -67,6 +69,9 @@ class Activations(TappedModules[Activation]):
         self._layers, self._placed = layers, placed
         self._rows: list[_Row] = []
         self.blocks = 0
+        self._wrapper: Optional[weakref.ref[Any]] = None  # DDP around the model.
+        # By what the ranks' gradients are divided when they are added up; None: not known.
+        self.divided_by: Optional[float] = None
 
     def _find(self, model: nn.Module) -> None:
         reporting = [layer.module() for layer in self._layers if layer.index >= 0]
@@ -127,6 +132,27 @@ class Activations(TappedModules[Activation]):
             if row.begins and module is not None:
                 self._taps.add(module, BeginTap(begins, partial(self._taps.input, module)))
 
+    def forward_begins(self) -> None:
+        """DDP may be around the model that was attached to: it shows while it runs."""
+        if self._wrapper is not None or not self._watching:
+            return
+        model = self._model()
+        wrapper = None if model is None else ddp_around(model)
+        if wrapper is not None:
+            self._wrapper = weakref.ref(wrapper)
+
+    def _learn_division(self) -> None:
+        if self.divided_by is not None:
+            return
+        model, world = self._model(), rank_and_world()[1]
+        if model is None or world == 1:
+            self.divided_by = 1.0
+            return
+        wrapper = None if self._wrapper is None else self._wrapper()
+        self.divided_by = divided_by(model, wrapper)
+        if self.divided_by is None and wrapper is None and self._placed.shards >= world:
+            self.divided_by = 1.0
+
     def _tap(self, held: Held) -> None:
         devices: dict[torch.device, list[int]] = {}
         for at, row in enumerate(self._rows):
@@ -148,11 +174,12 @@ class Activations(TappedModules[Activation]):
     def sample(self) -> Optional[ActivationSample]:
         """What was measured in this step."""
         measured = self._taken()
+        self._learn_division()
         for of in measured:
             if of.left_out is not None:
                 self._left_out_row(of.row, of.left_out)
         measured = [of for of in measured if of.calls or of.gradients]
-        return ActivationSample(self.names, measured) if measured else None
+        return ActivationSample(self.names, measured, self.divided_by or 1.0) if measured else None
 
 
 def _device_of(module: nn.Module) -> Optional[torch.device]:

@@ -19,6 +19,7 @@ from typing import Any, Optional
 import torch
 from torch import nn
 
+from .._hook.model.averaging import ddp_around, unequal_hook
 from .._hook.model.parallel import is_dtensor
 from .._kernels.bits import sum_of_bits
 from .._kernels.probe import mixed
@@ -29,8 +30,6 @@ SIGNALS = ("replica_sum_low", "replica_sum_high")
 _BITS = 24  # Of each of them: what a float32 holds.
 _TURNS_MAX = 12  # Samples until most tensors were among them.
 _BYTES_LEAST = 64 << 20  # A sample has these many bytes at least, if there are as many.
-# Hooks of DDP after which all ranks have the same gradients.
-_EQUAL_HOOKS = ("allreduce", "fp16_compress", "bf16_compress", "powerSGD", "quantization")
 
 
 class ReplicaSample:
@@ -82,9 +81,8 @@ class Replicas:
         """DDP may be around the model that was attached to: it shows while it runs."""
         if self._wrapper is not None or not self._compared or self._settled:
             return
-        kind = torch.nn.parallel.DistributedDataParallel
         model = self._model()
-        wrapper = model if isinstance(model, kind) else getattr(kind, "_active_ddp_module", None)
+        wrapper = None if model is None else ddp_around(model)
         if wrapper is not None and model is not None:
             self._wrapper = weakref.ref(wrapper)
             self._choose(wrapper, model)
@@ -94,8 +92,7 @@ class Replicas:
         world_size = torch.distributed.get_world_size
         if world_size(wrapper.process_group) < world_size():
             return
-        hooks = [getattr(hook, "__name__", "") for hook, _ in getattr(wrapper, "_comm_hooks", ())]
-        if any(not hook.startswith(_EQUAL_HOOKS) or "wrapper" in hook for hook in hooks):
+        if unequal_hook(wrapper) is not None:
             return
         ignored = set(getattr(wrapper, "parameters_to_ignore", ()))
         names = {p: n for n, p in wrapper.module.named_parameters() if n not in ignored}

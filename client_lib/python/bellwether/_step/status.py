@@ -118,6 +118,9 @@ class ModulesStatus(TypedDict):
 
     blocks: int
     rows: int  # Activations that are named.
+    # By what the ranks' gradients are divided when they are added up, and so those told; None: that
+    # is not known, and they are of the rank's own loss.
+    divided_by: Optional[float]
     not_measured: Optional[str]  # Why none is.
     left_out: dict[str, int]  # "activation: why", how often.
 
@@ -272,7 +275,7 @@ def status(steps: Steps, actions: Optional[ActionsStatus]) -> Status:
     activations = reporter.activations
     found["modules"] = {
         "blocks": activations.blocks, "rows": len(activations.names),
-        "not_measured": activations.not_measured,
+        "not_measured": activations.not_measured, "divided_by": activations.divided_by,
         "left_out": {f"{name}: {why}": n for (name, why), n in activations.left_out.items()},
     }  # fmt: skip
     experts = reporter.experts

@@ -201,6 +201,7 @@ class Steps:
     def _forward_begins(self) -> None:
         self.ends.between = False
         self.weights.copies.forward_begins()
+        self.reporter.activations.forward_begins()
         if self.reporter.rest.pending:
             self._look_at_weights()
         if self.ends.forward_begins() and self.health.live:

@@ -264,6 +264,9 @@ def module_findings(status: dict[str, Any]) -> list[Finding]:
     elif told["rows"]:
         text = f"{told['rows']} activations at {told['blocks']} blocks are told in every sample"
         found.append(Finding(None, text))
+        if told.get("divided_by", 1.0) is None and status["samples"]:
+            text = "gradients at blocks are of this rank's own loss: how the ranks' are added up is"
+            found.append(Finding(None, f"{text} not known, as it is of DDP and FSDP2"))
     for name in list(told["left_out"])[:_LEFT_OUT_NAMED]:
         found.append(Finding(None, f"activation {name}"))
     return found
