@@ -268,6 +268,15 @@ absl::StatusOr<RunImport::Result> RecordingImport::Finish() {
   return result_;
 }
 
+int PartsFor(int count, int at_once) { return (count + at_once - 1) / at_once; }
+
+template <class Message>
+void MovePart(int part, int at_once, google::protobuf::RepeatedPtrField<Message>* from,
+              google::protobuf::RepeatedPtrField<Message>* to) {
+  const int end = std::min(from->size(), (part + 1) * at_once);
+  for (int at = part * at_once; at < end; ++at) *to->Add() = std::move((*from)[at]);
+}
+
 }  // namespace
 
 std::unique_ptr<RunImport> ImportRecording(ImportSink* sink, const RunTable* runs, const DecodeLimits& limits,
@@ -318,27 +327,24 @@ absl::Status ExportRecording(const RunRecord& run, const RunRows& rows, EventRea
     return absl::OkStatus();
   };
   std::set<std::string> described;
-  // A frame has so many own values that the next parts of the step have the rest.
-  const auto write_parts = [&](v1::ClientMessage first) -> absl::Status {
-    const int own_max = DecodeLimits().own_max;
-    const int own = first.frame().own_size();
-    const int parts = std::max(1, (own + own_max - 1) / own_max);
-    std::vector<v1::ClientMessage> rest;
-    for (int part = 1; part < parts; ++part) {
-      v1::ClientMessage& message = rest.emplace_back();
+  // What a frame has no room for comes with the next parts of the step.
+  const auto write_parts = [&](v1::ClientMessage whole) -> absl::Status {
+    v1::Frame& all = *whole.mutable_frame();
+    const DecodeLimits limits;
+    const int parts =
+        std::max({1, PartsFor(all.own_size(), limits.own_max), PartsFor(all.blocks_size(), limits.blocks_max)});
+    for (int part = 0; part < parts; ++part) {
+      v1::ClientMessage message;
       v1::Frame* const frame = message.mutable_frame();
-      frame->set_attempt(first.frame().attempt());
-      frame->set_step(first.frame().step());
-      frame->set_time_unix_ns(first.frame().time_unix_ns());
+      frame->set_attempt(all.attempt());
+      frame->set_step(all.step());
+      frame->set_time_unix_ns(all.time_unix_ns());
       frame->set_part(static_cast<uint32_t>(part));
       frame->set_parts(static_cast<uint32_t>(parts));
-      const auto begin = first.frame().own().begin() + part * own_max;
-      frame->mutable_own()->Add(begin, begin + std::min(own_max, own - part * own_max));
+      MovePart(part, limits.own_max, all.mutable_own(), frame->mutable_own());
+      MovePart(part, limits.blocks_max, all.mutable_blocks(), frame->mutable_blocks());
+      BW_RETURN_IF_ERROR(write(std::move(message), true));
     }
-    first.mutable_frame()->set_parts(static_cast<uint32_t>(parts));
-    if (parts > 1) first.mutable_frame()->mutable_own()->DeleteSubrange(own_max, own - own_max);
-    BW_RETURN_IF_ERROR(write(std::move(first), true));
-    for (v1::ClientMessage& message : rest) BW_RETURN_IF_ERROR(write(std::move(message), true));
     return absl::OkStatus();
   };
   const auto visit = [&](const StepSample& sample) -> absl::Status {

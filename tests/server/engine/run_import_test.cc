@@ -10,9 +10,12 @@
 
 #include <filesystem>
 #include <memory>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "bellwether/recording.h"
+#include "bellwether/signal_table.h"
 #include "server/engine/engine.h"
 #include "server/ingest/decode.h"
 #include "tests/support/crash_copy.h"
@@ -310,6 +313,46 @@ TEST_F(RunImportTest, TwoRunsInOneRecordingAreRefused) {
   }
   EXPECT_EQ(engine->runs()->Find("second"), nullptr);
   for (const RunSnapshotPtr& run : engine->runs()->List()) EXPECT_TRUE(run->record.ended);
+}
+
+// More than a frame may have blocks of: a client sends them in parts, and the server has them as one.
+TEST_F(RunImportTest, StepOfManySignalsIsImportedAgain) {
+  std::string bytes;
+  RecordingWriter writer([&bytes](std::string_view more) {
+    bytes.append(more);
+    return true;
+  });
+  v1::ClientMessage hello;
+  hello.mutable_hello()->mutable_run()->set_name("recorded");
+  hello.mutable_hello()->mutable_run()->set_uuid(std::string(16, 'r'));
+  EXPECT_TRUE(writer.Write(Recorded(0, HelloOf(std::move(hello), /*world=*/1, /*layers=*/1))));
+  std::vector<v1::ClientMessage> parts;
+  for (const SignalInfo& signal : std::span(SignalTable(), SignalCount())) {
+    const int heads = OfHeads(signal.granularity) ? 2 : 1;
+    if (signal.derived || (heads == 1 && signal.granularity != Granularity::kRun)) continue;
+    if (parts.empty() || parts.back().frame().blocks_size() == DecodeLimits().blocks_max) parts.emplace_back();
+    v1::Block* const block = parts.back().mutable_frame()->add_blocks();
+    block->set_signal(static_cast<v1::Signal>(signal.id));
+    block->set_layer_count(1);
+    block->set_head_count(static_cast<uint32_t>(heads));
+    for (int head = 0; head < heads; ++head) block->add_values(1.5f);
+  }
+  ASSERT_GT(parts.size(), 1u);
+  for (size_t part = 0; part < parts.size(); ++part) {
+    parts[part].set_seq(part + 1);
+    parts[part].mutable_frame()->set_part(static_cast<uint32_t>(part));
+    parts[part].mutable_frame()->set_parts(static_cast<uint32_t>(parts.size()));
+    EXPECT_TRUE(writer.Write(Recorded(0, parts[part])));
+  }
+  v1::ClientMessage bye;
+  bye.mutable_bye()->set_reason(v1::BYE_REASON_FINISHED);
+  EXPECT_TRUE(writer.Write(Recorded(0, bye)));
+  EXPECT_TRUE(writer.Finish());
+  const auto engine = Open(Path("many"));
+  ASSERT_TRUE(Import(engine.get(), bytes).ok());
+  const auto again = Import(engine.get(), Export(engine.get(), "recorded"), "again");
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(again->frames, parts.size());
 }
 
 }  // namespace
