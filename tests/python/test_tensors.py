@@ -26,7 +26,7 @@ import bellwether
 from bellwether._hook.model.parallel import Parallel
 from bellwether._kernels import large_tensors
 from bellwether._kernels.memory import Memories
-from bellwether._step.tensor_rows import MOMENTS_ELSEWHERE, TensorRows
+from bellwether._step.tensor_rows import MOMENTS_ELSEWHERE, SPARSE, UNHEARD, TensorRows
 from bellwether._step.tensor_sample import SIGNALS, TURN_SIGNALS
 from bellwether._step.tensors import COPIED_LEAST, Tensors
 from bellwether.settings import STATS
@@ -248,6 +248,71 @@ def test_optimizers_without_a_second_moment_say_so(tmp_path: Path) -> None:
     assert_told(tmp_path / "a.bwrun", kept, skip=("tensor_lag_sum",))
     assert set(status["left_out"]) == set(kept[0])
     assert "second moment" in next(iter(status["left_out"].values()))
+
+
+class Worded(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.inner = nn.Embedding(16, SHAPE.width, sparse=True), Model(SHAPE)
+
+    def forward(self, x: Tensor) -> Tensor:
+        words = torch.arange(x.shape[1], dtype=torch.int64) % 16
+        return self.inner(x + self.words(words))  # type: ignore[no-any-return]
+
+
+def watched_steps(
+    path: Path, model: nn.Module, step: Callable[[], Any], steps: int = 4
+) -> dict[str, str]:
+    """What is left out of the parameters."""
+    monitor = bellwether.attach(
+        model, run="tensors", record=str(path), every=1, overhead_budget=1e9, **ALL
+    )
+    for number in range(steps):
+        model.zero_grad()
+        model(batch(SHAPE, number)).square().mean().backward()
+        step()
+    status = monitor.status()
+    monitor.detach()
+    assert status["errors"] == 0, status["last_error"]
+    return status["tensors"]["left_out"]
+
+
+def test_sparse_gradients_are_left_out_by_name(tmp_path: Path) -> None:
+    model = Worded()
+    sparse = torch.optim.SparseAdam([model.words.weight], 1e-3)
+    dense = torch.optim.AdamW(model.inner.parameters(), 1e-3)
+    both = (sparse, dense)
+    left_out = watched_steps(tmp_path / "a.bwrun", model, lambda: [o.step() for o in both])
+    assert left_out == {"words.weight": SPARSE}
+
+
+def test_an_optimizer_of_another_kind_is_said(tmp_path: Path) -> None:
+    model = Model(SHAPE)
+
+    @torch.no_grad()
+    def step() -> None:
+        for p in model.parameters():
+            if p.grad is not None:
+                p.add_(p.grad, alpha=-0.1)
+
+    left_out = watched_steps(tmp_path / "a.bwrun", model, step)
+    assert left_out == {name: UNHEARD for name, _ in model.named_parameters()}
+
+
+def test_an_optimizer_that_is_heard_late_is_not_said(tmp_path: Path) -> None:
+    model = Model(SHAPE)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    done: list[int] = []
+
+    @torch.no_grad()
+    def step() -> None:
+        done.append(1)
+        if len(done) > 3:
+            optimizer.step()
+        for p in model.parameters() if len(done) < 4 else ():
+            p.mul_(0.9)
+
+    assert watched_steps(tmp_path / "a.bwrun", model, step, steps=7) == {}
 
 
 def test_muon_has_momentum_and_no_second_moment(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ from .reporter import Breadth, Number, Reporter
 from .step_actions import StepActions
 from .step_ends import StepEnds, in_backward
 from .step_weights import StepWeights
-from .tensor_rows import HELD_AS_COPIES, TensorRows
+from .tensor_rows import HELD_AS_COPIES, UNHEARD, TensorRows
 from .tensors import Tensors
 
 _SEED_MASK = 0xFFFFFFFFFFFFFFFF
@@ -309,6 +309,7 @@ class Steps:
         if not self.samples_step():
             return
         start = time.perf_counter()
+        self.reporter.tensors.rows.heard()
         self.reporter.tensors.optimizer_steps(optimizer, trainers.known(), closure)
         self.hook_seconds += time.perf_counter() - start
 
@@ -472,6 +473,8 @@ class Steps:
         self.reporter.every.phases.step_ends(step_seconds)
         if self.ends.skipped():
             self.reporter.every.skips()
+        if sampled and self.measures("tensors") and self.ends.unheard and not self.optimizers():
+            self.reporter.tensors.rows.leave_out_all(UNHEARD)
         self._measure_weights()
         if self.silent:
             self._push_nothing()

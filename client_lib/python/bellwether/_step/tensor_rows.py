@@ -26,6 +26,8 @@ _BLOCK = re.compile(r"(^|\.)(layers|blocks|h)\.(\d+)(?=\.|$)")
 ELSEWHERE = 'its parts lie at ranks that do not report: attach(ranks="all")'
 MOMENTS_ELSEWHERE = 'its moments lie at a rank that does not report: attach(ranks="all")'
 HELD_AS_COPIES = "the optimizer holds copies of the parameters, and its gradients are in them"
+SPARSE = "its gradient is sparse"
+UNHEARD = "no optimizer of torch.optim is heard to step: the job's is of another kind, or compiled"
 FLAT = "the weights are whole in the passes only (FSDP1, ZeRO-3)"
 _COPY = ""  # Another rank tells it.
 _Form = tuple[Any, ...]  # Of a parameter: what decides whether, and under which name, it is told.
@@ -103,6 +105,10 @@ class TensorRows:
         for name, p in model.named_parameters() if model is not None else ():
             if p.requires_grad:
                 self.leave_out(global_name(name, self._placed), why)
+
+    def heard(self) -> None:
+        """An optimizer is, after all."""
+        self.left_out = {name: why for name, why in self.left_out.items() if why != UNHEARD}
 
     def number_copy(self, row: Row) -> bool:
         """This rank has something to tell of it.  False: there is no row for it."""

@@ -23,7 +23,7 @@ from .._kernels.memory import Memories
 from .._kernels.tensors import Entry, statistics
 from .frames import number_at_hand
 from .tensor_kinds import Kinds
-from .tensor_rows import MOMENTS_ELSEWHERE, Row, TensorRows
+from .tensor_rows import MOMENTS_ELSEWHERE, SPARSE, Row, TensorRows
 from .tensor_sample import Part, Parts, TensorSample
 from .weight_sample import WeightSamples
 
@@ -159,6 +159,9 @@ class Tensors:
 
     def _measure_grads(self, rows: list[Row], scale: Optional[Tensor]) -> None:
         grads = [(row, Entry(grad=grad)) for row in rows if (grad := row.grad()) is not None]
+        for row in rows if len(grads) < len(rows) else ():
+            if row.of.grad is not None and row.of.grad.is_sparse:
+                self.rows.leave_out(row.name, SPARSE)
         self._measure(self._parts.grads, grads, scale)
 
     def _measure_moments(
