@@ -181,11 +181,28 @@ bool RankMerge::IsComplete(const Key& key, const Open& open) const {
                      [&](const auto& rank) { return rank.second > key || open.whole.count(rank.first) > 0; });
 }
 
+void RankMerge::LeaveOutParts(Open* open) {
+  if (open->sample.attempt != ranks_.attempt) return;
+  for (const auto& [id, reports] : open->reports) {
+    const SignalInfo& signal = *FindSignal(id);
+    if (signal.granularity != Granularity::kTensor || signal.merge != Merge::kSum) continue;
+    std::vector<uint16_t>& most = parts_[id];
+    most.resize(std::max(most.size(), reports.size()));
+    const std::span<float> values = open->sample.Add(id);
+    for (size_t row = 0; row < reports.size(); ++row) {
+      const auto count = static_cast<uint16_t>(std::min<uint32_t>(reports[row].count, UINT16_MAX));
+      if (count < most[row]) values[row] = NotMeasured();
+      most[row] = std::max(most[row], count);
+    }
+  }
+}
+
 void RankMerge::Close(std::map<Key, Open>::iterator step, bool complete, const Sink& sink) {
   closed_attempt_ = step->first.first;
   closed_step_ = step->first.second;
   Open& open = step->second;
   open.sample.complete = complete && !open.whole.empty() && Present(open) >= expected();
+  LeaveOutParts(&open);
   for (const auto& [where, index] : open.disagreeing) {
     const auto reports = open.reports.find(where.first);
     if (reports != open.reports.end()) open.sample.disagreements[index].reporters = reports->second[where.second].count;
@@ -221,7 +238,10 @@ void RankMerge::CloseThrough(uint32_t attempt, int64_t step, const Sink& sink) {
 
 void RankMerge::Join(uint32_t rank, uint32_t attempt, uint32_t reporters) {
   if (attempt < ranks_.attempt) return;
-  if (attempt > ranks_.attempt) ranks_ = {.attempt = attempt, .heard = {}, .gone = {}};
+  if (attempt > ranks_.attempt) {
+    ranks_ = {.attempt = attempt, .heard = {}, .gone = {}};
+    parts_.clear();
+  }
   reporters_ = reporters;
   ranks_.gone.erase(rank);
   ranks_.heard.try_emplace(rank, kHelloOnly);

@@ -4,7 +4,8 @@
 // of them are already past it, or the caller closes it (its deadline passed).
 // Steps close in order; a frame of a closed step is late.  Values combine by
 // the merge rule of the catalogue: sums add, "equal" is compared and a
-// disagreement reported.
+// disagreement reported.  A tensor whose parts fewer ranks tell than did before in the
+// attempt is not measured in that step: a part is not shown as the whole.
 //
 // A rank that left is not expected, nor does it stand for one that is.  What it
 // sent before is part of its steps, which go on waiting for the others.
@@ -115,6 +116,8 @@ class RankMerge {
 
   Open* OpenStep(const Key& key, Lsn lsn);
   void Combine(uint32_t rank, const RankFrame& frame, Open* open);
+  // Sums of tensors of which a part has not come.
+  void LeaveOutParts(Open* open);
   // Of a value by `rank` that is another than the cell's.
   static void RecordDisagreement(const StepSample::Disagreement& found, uint32_t rank, size_t cell, Open* open);
   size_t expected() const;
@@ -128,6 +131,9 @@ class RankMerge {
   const size_t open_steps_max_;
   std::map<Key, Open> open_;
   Ranks ranks_;
+  // How many ranks have told of a tensor in one step, at most, by signal and row; of the newest attempt.  Not saved: a
+  // restart learns it anew.
+  std::map<SignalId, std::vector<uint16_t>> parts_;
   bool replay_ = false;
   uint32_t closed_attempt_ = 0;
   int64_t closed_step_ = -1;

@@ -404,5 +404,32 @@ TEST_F(RankMergeTest, AMeanIsOfTheRanksThatReportedTheCell) {
   EXPECT_EQ(closed_[0].scalar(SignalId::kLoss), 6);
 }
 
+// Ranks may sample at other steps, as where one host is slower.
+TEST_F(RankMergeTest, PartOfATensorIsNotShownAsTheWhole) {
+  constexpr Layout kTensors{.layers = 1, .heads = 2, .kv_heads = 1, .head_dim = 64, .tensors = 2};
+  RankMerge merge(kTensors, 2);
+  const auto frame = [](uint32_t attempt, int64_t step, std::vector<float> values) {
+    RankFrame of = Frame(step, SignalId::kTensorGradSumsq, {});
+    of.attempt = attempt;
+    of.blocks = {{SignalId::kTensorGradSumsq, 0, static_cast<int32_t>(values.size()), 0, 1, 0}};
+    of.values = std::move(values);
+    return of;
+  };
+  for (const uint32_t rank : {0u, 1u}) merge.Join(rank, 0, 2);
+  // Both tell of the first tensor, and one of the second.
+  merge.Add(0, frame(0, 0, {3, 7}), 1, Sink());
+  merge.Add(1, frame(0, 0, {4}), 2, Sink());
+  merge.Add(0, frame(0, 4, {5, 6}), 3, Sink());
+  merge.Add(1, Frame(4, SignalId::kLoss, {1}), 4, Sink());
+  ASSERT_THAT(closed_, SizeIs(2));
+  EXPECT_THAT(closed_[0].matrix(SignalId::kTensorGradSumsq), ElementsAre(7, 7));
+  EXPECT_TRUE(IsNotMeasured(closed_[1].matrix(SignalId::kTensorGradSumsq)[0]));
+  EXPECT_EQ(closed_[1].matrix(SignalId::kTensorGradSumsq)[1], 6);
+  // An attempt of another world size begins anew.
+  merge.Join(0, 1, 1);
+  merge.Add(0, frame(1, 5, {9, 9}), 5, Sink());
+  EXPECT_THAT(closed_.back().matrix(SignalId::kTensorGradSumsq), ElementsAre(9, 9));
+}
+
 }  // namespace
 }  // namespace bellwether::server
