@@ -68,7 +68,10 @@ void AddBaselines(Cli* cli) {
       AddCommand<GetBaselineOptions>(cli, noun, "get", "Shows what a run's siblings looked like, by stage of training",
                                      "bellwether baseline get my-run --signal drift_ratio", &GetBaseline, &command);
   command->add_option("run", get->run, "the run's name, or its uuid in hexadecimal")->required()->type_name("RUN");
-  command->add_option("--signal", get->signal, "a signal of the catalogue; else all of them")->type_name("SIGNAL");
+  command
+      ->add_option("--signal", get->signal,
+                   "a signal of the catalogue, or one that jobs have named themselves; else all of them")
+      ->type_name("SIGNAL");
 }
 
 }  // namespace bellwether::cli

@@ -1,11 +1,13 @@
 #include "server/engine/baseline_learner.h"
 
 #include <algorithm>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/time/time.h"
+#include "server/store/own_values_at.h"
 #include "server/util/await_for.h"
 #include "server/util/log.h"
 #include "server/util/status_macros.h"
@@ -21,6 +23,11 @@ bool IsComparable(const SignalInfo& signal) {
   }
   // Of other things than heads a run of another size has others.
   return OfHeads(signal.granularity) && (signal.derived || signal.merge != Merge::kSum);
+}
+
+// Another run may have other ranks, and sums depend on how many there are.
+bool IsComparable(const OwnSignal& signal) {
+  return signal.merge != Merge::kSum && signal.granularity != Granularity::kRank;
 }
 
 bool WasReported(const SignalInfo& signal, const RunRecord& run) {
@@ -105,7 +112,7 @@ void BaselineLearner::Scan() {
     absl::StatusOr<Verdict> verdict = Judge(*run);
     absl::Status status = verdict.status();
     if (status.ok() && *verdict == Verdict::kLearned) {
-      absl::StatusOr<BaselinePercentiles> bands = Read(record);
+      absl::StatusOr<BaselinePercentiles> bands = Read(*run);
       status = bands.ok() ? parts_.baselines->Put(*std::move(bands)) : bands.status();
     } else if (status.ok()) {
       status = parts_.baselines->Remove(record.id);
@@ -141,7 +148,8 @@ absl::StatusOr<BaselineLearner::Verdict> BaselineLearner::Judge(const RunSnapsho
   return Verdict::kLearned;
 }
 
-absl::StatusOr<BaselinePercentiles> BaselineLearner::Read(const RunRecord& run) const {
+absl::StatusOr<BaselinePercentiles> BaselineLearner::Read(const RunSnapshot& snapshot) const {
+  const RunRecord& run = snapshot.record;
   BaselinePercentiles bands{.run = run.id,
                             .name = run.description.name,
                             .uuid = run.description.uuid,
@@ -155,7 +163,41 @@ absl::StatusOr<BaselinePercentiles> BaselineLearner::Read(const RunRecord& run) 
     if (!IsComparable(signal) || !WasReported(signal, run)) continue;
     BW_RETURN_IF_ERROR(ReadSignal(run, signal, &bands));
   }
+  BW_RETURN_IF_ERROR(ReadOwn(snapshot, &bands));
   return bands;
+}
+
+absl::Status BaselineLearner::ReadOwn(const RunSnapshot& run, BaselinePercentiles* bands) const {
+  const Layout& layout = run.record.description.layout;
+  if (layout.own == 0) return absl::OkStatus();
+  BW_ASSIGN_OR_RETURN(const std::shared_ptr<const RunRows> rows, RowsOf(run, *parts_.database));
+  const int last_range = BandRangeOf(run.record.step);
+  for (size_t signal = 0; signal < rows->own_signals.size(); ++signal) {
+    const OwnSignal& own = rows->own_signals[signal];
+    if (!IsComparable(own)) continue;
+    if (bands->own.size() >= kOwnBandSignalsMax) {
+      parts_.counters->counter("bellwether_baseline_limit_refused_total", {{"limit", "own_signals"}})->Add();
+      continue;
+    }
+    bands->own.push_back(own.name);
+    for (int range = 0; range <= last_range; ++range) {
+      const int64_t begin = BandBegin(range);
+      const int64_t width = std::min(BandBegin(range + 1), run.record.step + 1) - begin;
+      std::vector<float> values;
+      for (int64_t i = 0; i < options_.samples; ++i) {
+        if (stopping_) return absl::CancelledError("the server is going down");
+        BW_ASSIGN_OR_RETURN(const std::vector<float> found, OwnValuesAt(*parts_.series, run.record.id, layout, *rows,
+                                                                        signal, begin + width * i / options_.samples,
+                                                                        begin + width * (i + 1) / options_.samples));
+        values.insert(values.end(), found.begin(), found.end());
+      }
+      Band band{.signal = MatrixOf(own),
+                .own = static_cast<uint16_t>(bands->own.size()),
+                .range = static_cast<uint8_t>(range)};
+      if (DescribeBand(&values, &band)) bands->bands.push_back(band);
+    }
+  }
+  return absl::OkStatus();
 }
 
 absl::Status BaselineLearner::ReadSignal(const RunRecord& run, const SignalInfo& signal,

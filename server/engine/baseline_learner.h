@@ -12,8 +12,8 @@
 //
 // The bands come from the stored series, by the readers that queries use, so
 // that nothing is added to the way of a frame: per signal and stage of training
-// some samples of all heads.  All of it follows from what is stored, so a crash
-// in the middle needs no care: the next start looks at the run again.
+// some samples of all heads.  Of the job's own signals it is some values of some cells.  All of it follows from what is
+// stored, so a crash in the middle needs no care: the next start looks at the run again.
 //
 // One thread; Start, Stop and Drain may come from another.
 
@@ -85,9 +85,11 @@ class BaselineLearner {
   bool IsOver(const RunRecord& run) const;
   absl::StatusOr<Verdict> Judge(const RunSnapshot& run) const;
   // Reads the run's bands.  CANCELLED: Stop() was called.
-  absl::StatusOr<BaselinePercentiles> Read(const RunRecord& run) const;
+  absl::StatusOr<BaselinePercentiles> Read(const RunSnapshot& run) const;
   // Adds those of one signal.
   absl::Status ReadSignal(const RunRecord& run, const SignalInfo& signal, BaselinePercentiles* bands) const;
+  // Adds those of the signals that the job has named itself.
+  absl::Status ReadOwn(const RunSnapshot& run, BaselinePercentiles* bands) const;
 
   const Options options_;
   const BaselineLearnerParts parts_;

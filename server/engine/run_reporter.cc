@@ -63,7 +63,7 @@ void RunReporter::StoreAlerts(RunEffects* effects, int64_t arrived_ns) {
     if (!actions_failed_) AddProposals(effects->actions, *state_.policy(), &transition);
     // A run of two kinds has no siblings.
     if (parts_.baselines != nullptr && !record.kind_changed)
-      AddSiblings(*parts_.baselines, record.description, &transition);
+      AddSiblings(*parts_.baselines, record.description, state_.rows().get(), &transition);
     const auto posted = parts_.alerts->Post(std::move(transition));
     if (!posted.ok()) LogError("an alert is told unstored: {}", std::string(posted.status().message()));
     if (arrived_ns > 0) {

@@ -26,15 +26,21 @@ std::string Sentence(const Evidence& evidence) {
 
 }  // namespace
 
-void AddSiblings(const Baselines& baselines, const RunDescription& run, AlertTransition* transition) {
+void AddSiblings(const Baselines& baselines, const RunDescription& run, const RunRows* rows,
+                 AlertTransition* transition) {
   if (transition->evidence.empty()) return;
   const std::string kind = KindOf(run);
-  std::map<SignalId, SiblingBand> found;  // Heads share their signal's.
+  std::map<std::string, SiblingBand> found;  // Heads share their signal's.
   for (Evidence& evidence : transition->evidence) {
     const SignalInfo* const signal = FindSignal(std::string_view(evidence.signal));
-    if (signal == nullptr) continue;
-    const auto [entry, is_new] = found.try_emplace(signal->id);
-    if (is_new) entry->second = baselines.Find(kind, transition->run, signal->id, transition->step);
+    const OwnSignal* const own = signal == nullptr && rows != nullptr ? rows->FindOwn(evidence.signal) : nullptr;
+    if (signal == nullptr && own == nullptr) continue;
+    const auto [entry, is_new] = found.try_emplace(evidence.signal);
+    if (is_new) {
+      entry->second = own == nullptr
+                          ? baselines.Find(kind, transition->run, signal->id, transition->step)
+                          : baselines.Find(kind, transition->run, MatrixOf(*own), transition->step, own->name);
+    }
     evidence.siblings = entry->second;
     if (evidence.siblings.runs > 0 && transition->siblings.empty()) transition->siblings = Sentence(evidence);
   }

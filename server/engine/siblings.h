@@ -4,6 +4,7 @@
 #define BELLWETHER_SERVER_ENGINE_SIBLINGS_H_
 
 #include "server/model/alert_transition.h"
+#include "server/model/row_names.h"
 #include "server/model/run_types.h"
 #include "server/store/baselines.h"
 
@@ -12,7 +13,9 @@ namespace bellwether::server {
 // Adds to each piece of evidence how its signal lay, at the transition's step,
 // in earlier healthy runs of the kind of `run`, and one sentence about the
 // first piece for which that is known.  Changes nothing else.  Thread-safe.
-void AddSiblings(const Baselines& baselines, const RunDescription& run, AlertTransition* transition);
+// `rows`: of the run, which say what its own signals are; null = it has none.
+void AddSiblings(const Baselines& baselines, const RunDescription& run, const RunRows* rows,
+                 AlertTransition* transition);
 
 }  // namespace bellwether::server
 

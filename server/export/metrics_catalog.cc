@@ -40,7 +40,7 @@ constexpr CatalogMetric kCatalog[] = {
     {"bellwether_audit_suppressed_total", kCounter, "Refusals that were too many for the audit log.", {}},
     {"bellwether_baseline_limit_refused_total",
      kCounter,
-     "Healthy runs that a limit kept out of, or pushed out of, the baselines.",
+     "Healthy runs, or own signals of one, that a limit kept out of, or pushed out of, the baselines.",
      {"limit"}},
     {"bellwether_baseline_runs", kGauge, "Healthy runs that later ones are held against.", {}},
     {"bellwether_baseline_runs_total",

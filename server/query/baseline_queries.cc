@@ -2,11 +2,14 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <string_view>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "server/query/convert.h"
 #include "server/query/query_engine.h"
+#include "server/store/own_values_at.h"
 #include "server/util/status_macros.h"
 
 namespace bellwether::server {
@@ -43,38 +46,49 @@ absl::StatusOr<v1::ListBaselinesResponse> QueryEngine::ListBaselines(const v1::L
 absl::StatusOr<v1::GetBaselineResponse> QueryEngine::GetBaseline(const v1::GetBaselineRequest& request,
                                                                  const CallContext& context) const {
   BW_ASSIGN_OR_RETURN(const RunSnapshotPtr run, FindRun(request.run()));
-  SignalId wanted = SignalId::kNone;
-  if (!request.signal().empty()) {
-    BW_ASSIGN_OR_RETURN(const SignalInfo* const signal, Signal("signal", request.signal()));
-    wanted = signal->id;
-  }
+  const SignalInfo* const wanted = FindSignal(std::string_view(request.signal()));
+  const std::string wanted_own = wanted == nullptr ? request.signal() : "";
+  BW_ASSIGN_OR_RETURN(const std::shared_ptr<const RunRows> rows, RowsOf(*run, *stores_.database));
   const std::string kind = KindOf(run->record.description);
   auto siblings = stores_.baselines->Siblings(kind, run->record.id);
   // Merged with few others, or none, a hidden run's values would be told.
   std::erase_if(siblings, [&context](const auto& sibling) { return !context.Sees(sibling->name); });
-  std::map<std::pair<SignalId, int>, std::vector<const Band*>> bands;
+  std::map<std::tuple<SignalId, std::string, int>, std::vector<const Band*>> bands;
+  bool known = request.signal().empty() || wanted != nullptr || rows->FindOwn(wanted_own) != nullptr;
   for (const auto& sibling : siblings) {
     BW_RETURN_IF_ERROR(Check(context));
     for (const Band& band : sibling->bands) {
-      if (wanted == SignalId::kNone || band.signal == wanted) bands[{band.signal, band.range}].push_back(&band);
+      const std::string& own = OwnNameOf(*sibling, band);
+      if (wanted != nullptr && (band.signal != wanted->id || !own.empty())) continue;
+      if (!wanted_own.empty() && own != wanted_own) continue;
+      known = true;
+      bands[{band.signal, own, band.range}].push_back(&band);
     }
   }
+  if (!known) return Own("signal", wanted_own, *rows).status();
   v1::GetBaselineResponse response;
   *response.mutable_baseline() = ToProto(kind, siblings, context);
   for (const auto& [key, of_runs] : bands) {
-    const SignalInfo* const signal = FindSignal(key.first);
+    const auto& [id, own, range] = key;
+    const SignalInfo* const signal = FindSignal(id);
     if (signal == nullptr) continue;  // Of an older catalogue.
     v1::BaselineBand* const to = response.add_bands();
-    to->set_signal(signal->name);
+    to->set_signal(own.empty() ? signal->name : own);
     *to->mutable_band() = server::ToProto(MergeBands(of_runs));
     BW_RETURN_IF_ERROR(Check(context));
-    const int64_t begin = BandBegin(key.second), last = BandBegin(key.second + 1) - 1;
-    int64_t at = -1;
-    BW_ASSIGN_OR_RETURN(
-        std::vector<float> values,
-        stores_.series->ReadMatrix(run->record.id, run->record.description.layout, key.first, last, &at));
-    Band own{.signal = key.first, .range = static_cast<uint8_t>(key.second)};
-    if (at >= begin && DescribeBand(&values, &own)) *to->mutable_run() = server::ToProto(MergeBands({&own}));
+    const int64_t begin = BandBegin(range), end = BandBegin(range + 1);
+    const Layout& layout = run->record.description.layout;
+    std::vector<float> values;
+    if (own.empty()) {
+      int64_t at = -1;
+      BW_ASSIGN_OR_RETURN(values, stores_.series->ReadMatrix(run->record.id, layout, id, end - 1, &at));
+      if (at < begin) continue;
+    } else if (const OwnSignal* const mine = rows->FindOwn(own); mine != nullptr && MatrixOf(*mine) == id) {
+      const auto index = static_cast<size_t>(mine - rows->own_signals.data());
+      BW_ASSIGN_OR_RETURN(values, OwnValuesAt(*stores_.series, run->record.id, layout, *rows, index, begin, end));
+    }
+    Band band{.signal = id, .range = static_cast<uint8_t>(range)};
+    if (DescribeBand(&values, &band)) *to->mutable_run() = server::ToProto(MergeBands({&band}));
   }
   return response;
 }

@@ -92,6 +92,11 @@ bool DescribeBand(std::vector<float>* values, Band* band) {
   return true;
 }
 
+const std::string& OwnNameOf(const BaselinePercentiles& run, const Band& band) {
+  static const std::string* const kNone = new std::string;
+  return band.own == 0 ? *kNone : run.own[band.own - 1u];
+}
+
 SiblingBand MergeBands(const std::vector<const Band*>& bands) {
   SiblingBand merged;
   if (bands.empty()) return merged;

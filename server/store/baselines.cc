@@ -1,6 +1,7 @@
 #include "server/store/baselines.h"
 
 #include <algorithm>
+#include <tuple>
 #include <utility>
 
 #include "server/store/record_codec.h"
@@ -10,12 +11,19 @@
 namespace bellwether::server {
 namespace {
 
-bool IsBefore(const Band& a, const Band& b) { return std::pair(a.signal, a.range) < std::pair(b.signal, b.range); }
+bool IsBefore(const Band& a, const Band& b) {
+  return std::tuple(a.signal, a.own, a.range) < std::tuple(b.signal, b.own, b.range);
+}
 
 }  // namespace
 
-const Band* FindBand(const BaselinePercentiles& run, SignalId signal, int range) {
-  const Band wanted{.signal = signal, .range = static_cast<uint8_t>(range)};
+const Band* FindBand(const BaselinePercentiles& run, SignalId signal, int range, std::string_view own) {
+  Band wanted{.signal = signal, .range = static_cast<uint8_t>(range)};
+  if (!own.empty()) {
+    const auto named = std::find(run.own.begin(), run.own.end(), own);
+    if (named == run.own.end()) return nullptr;
+    wanted.own = static_cast<uint16_t>(1 + (named - run.own.begin()));
+  }
   const auto found = std::lower_bound(run.bands.begin(), run.bands.end(), wanted, IsBefore);
   return found == run.bands.end() || IsBefore(wanted, *found) ? nullptr : &*found;
 }
@@ -30,10 +38,10 @@ absl::Status Baselines::Load() {
   BW_ASSIGN_OR_RETURN(const std::vector<Database::BandsRow> rows, database_->ListBands());
   for (const Database::BandsRow& row : rows) {
     absl::StatusOr<BaselinePercentiles> bands = DecodeBaselinePercentiles(row.row);
-    const bool whole = bands.ok() && bands->run == row.run &&
-                       std::is_sorted(bands->bands.begin(), bands->bands.end(), IsBefore) &&
-                       std::all_of(bands->bands.begin(), bands->bands.end(),
-                                   [](const Band& band) { return band.range < kBandRanges; });
+    const bool whole =
+        bands.ok() && bands->run == row.run && std::is_sorted(bands->bands.begin(), bands->bands.end(), IsBefore) &&
+        std::all_of(bands->bands.begin(), bands->bands.end(),
+                    [&](const Band& band) { return band.range < kBandRanges && band.own <= bands->own.size(); });
     if (!whole) {
       LogWarning("the bands of run number {} cannot be read and are learned again", row.run);
       BW_RETURN_IF_ERROR(database_->DeleteBands(row.run));
@@ -145,12 +153,13 @@ std::vector<std::vector<std::shared_ptr<const BaselinePercentiles>>> Baselines::
   return kinds;
 }
 
-SiblingBand Baselines::Find(const std::string& kind, RunId except, SignalId signal, int64_t step) const {
+SiblingBand Baselines::Find(const std::string& kind, RunId except, SignalId signal, int64_t step,
+                            std::string_view own) const {
   const auto siblings = Siblings(kind, except);  // Keeps the bands alive.
   const int range = BandRangeOf(std::max<int64_t>(step, 0));
   std::vector<const Band*> bands;
   for (const auto& run : siblings) {
-    if (const Band* const band = FindBand(*run, signal, range)) bands.push_back(band);
+    if (const Band* const band = FindBand(*run, signal, range, own)) bands.push_back(band);
   }
   return MergeBands(bands);
 }

@@ -19,6 +19,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -58,8 +59,10 @@ class Baselines {
   std::vector<std::vector<std::shared_ptr<const BaselinePercentiles>>> List() const;
 
   // How `signal` lay at the stage that holds `step` in the runs of the kind
-  // but `except`; runs = 0: nothing is known.
-  SiblingBand Find(const std::string& kind, RunId except, SignalId signal, int64_t step) const;
+  // but `except`; runs = 0: nothing is known.  `own`: the name of an own signal,
+  // whose matrix `signal` is.
+  SiblingBand Find(const std::string& kind, RunId except, SignalId signal, int64_t step,
+                   std::string_view own = {}) const;
 
  private:
   using Kind = std::map<RunId, std::shared_ptr<const BaselinePercentiles>>;
@@ -80,8 +83,8 @@ class Baselines {
   std::map<std::string, Kind> kinds_ ABSL_GUARDED_BY(mutex_);
 };
 
-// Bands of one run for (signal, range); null if it has none.
-const Band* FindBand(const BaselinePercentiles& run, SignalId signal, int range);
+// Bands of one run for (signal, own name, range); null if it has none.
+const Band* FindBand(const BaselinePercentiles& run, SignalId signal, int range, std::string_view own = {});
 
 }  // namespace bellwether::server
 

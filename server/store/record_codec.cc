@@ -20,6 +20,8 @@ constexpr uint8_t kRecordVersion<RunRecord> = 9;  // 1 did not say whether its k
                                                   // 5 whether people are told of an import, 6 what it is judged by,
                                                   // 7 how many rows there are that are no heads, 8 how many
                                                   // cells own signals have.
+template <>
+constexpr uint8_t kRecordVersion<BaselinePercentiles> = 2;  // 1 had no own signals.
 constexpr uint8_t kJudgeStateVersion = 1;
 constexpr uint8_t kRunRowsVersion = 2;  // 1 had no own signals.
 constexpr uint64_t kStateBytesMax = uint64_t{1} << 30;
@@ -245,7 +247,9 @@ void Describe(Archive& ar, BaselinePercentiles& b) {
     a.Field(band.range);
     a.Field(band.values);
     for (float& value : band.quantiles) a.Field(value);
+    if (a.version() >= 2) a.Field(band.own);
   });
+  if (ar.version() >= 2) ar.List(b.own, 1, [](Archive& a, std::string& name) { a.Field(name); });
 }
 
 template <typename Archive>
@@ -320,6 +324,8 @@ uint8_t VersionOf(const RunRecord& run) {
   if (run.frames_stripped > 0) return 4;
   return run.import_of.empty() ? 2 : 3;
 }
+
+uint8_t VersionOf(const BaselinePercentiles& bands) { return bands.own.empty() ? 1 : 2; }
 
 template <typename Record>
 std::string Encode(Record record) {

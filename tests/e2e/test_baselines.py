@@ -17,6 +17,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 from bellwether_process import ROOT, Server, wait_for
 
+from bellwether.client import Block, OwnValues, RunClient, RunOptions
+
 RUNS = ROOT / "tests/testdata/runs"
 HEALTHY = ("gpt-flash-lr3e4-s5", "gpt-flash-lr1e3-s15")
 ILL = "gpt-flash-s12"
@@ -73,3 +75,25 @@ def test_a_failing_run_against_its_siblings_and_after_a_kill(server: Server) -> 
     assert alerts(server) == before
     assert learned(server) == sorted(HEALTHY)
     assert server.call("GetBaseline", run=HEALTHY[0])["baseline"]["runs"][0]["run"] == HEALTHY[1]
+
+
+def test_a_signal_of_the_jobs_own_against_its_siblings(server: Server) -> None:
+    def train(name: str, kl: float) -> None:
+        with_own = RunClient(RunOptions(name, layers=2, heads=2, server=server.grpc))
+        for step in range(1200):
+            values = [OwnValues("train/kl", [kl + step % 10 / 1000], high=0.5)] if step % 3 == 0 else []
+            assert with_own.push(step, [Block("loss", [2.0])], own=values)
+            if step % 100 == 0:
+                assert with_own.flush(30)
+        with_own.close()
+
+    train("calm", 0.1)
+    wait_for("it is learned", lambda: learned(server) == ["calm"])
+    train("wild", 0.9)
+    (alert,) = server.call("ListAlerts", run="wild", limit=10)["alerts"]
+    told = server.call("GetAlert", run="wild", key=alert["last"]["key"])["alert"]["history"][0]
+    assert told["rule"] == "own" and told["evidence"][0]["signal"] == "train/kl"
+    assert told["siblings"].startswith("train/kl 0.9; 1 earlier healthy run of this architecture")
+    band = server.call("GetBaseline", run="wild", signal="train/kl")["bands"][0]  # Of the first steps.
+    assert 0.1 <= band["band"]["min"] <= band["band"]["max"] < 0.11 and band["run"]["p50"] >= 0.9
+    assert "train/kl" in server.run("baseline", "get", "wild", "--signal", "train/kl")

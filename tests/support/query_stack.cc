@@ -184,12 +184,14 @@ double QueryStack::DriftRatio(const RunSpec& spec, int64_t step, Head head) {
 
 RunId QueryStack::AddRun(const RunSpec& spec) {
   const RunId run = next_run_++;
-  series_->Open(run, spec.layout);
+  Layout layout = spec.layout;
+  if (spec.own_every > 0) layout.own = 4;
+  series_->Open(run, layout);
   auto snapshot = std::make_shared<RunSnapshot>();
   std::shared_ptr<StepSample> heads, newest;
   for (int64_t step = 0; step < spec.steps; ++step) {
     auto sample = std::make_shared<StepSample>();
-    sample->Reset(spec.layout);
+    sample->Reset(layout);
     sample->step = step;
     sample->ranks = 1;
     sample->Add(SignalId::kLoss)[0] = 4.0f / static_cast<float>(1 + step);
@@ -210,6 +212,11 @@ RunId QueryStack::AddRun(const RunSpec& spec) {
       }
       heads = sample;
     }
+    if (spec.own_every > 0) {
+      if (step % spec.own_every == 0) sample->Add(SignalId::kOwnMean)[0] = static_cast<float>(step);
+      for (const size_t row : {1u, 2u}) sample->Add(SignalId::kOwnMax)[row] = 9.0f + static_cast<float>(row);
+      sample->Add(SignalId::kOwnSum)[3] = 1;
+    }
     newest = sample;
     Require(series_->Append(run, *sample));
   }
@@ -219,7 +226,7 @@ RunId QueryStack::AddRun(const RunSpec& spec) {
   for (size_t i = 0; i < record.description.uuid.size(); ++i) {
     record.description.uuid[i] = static_cast<uint8_t>(0xa0 + i + run);
   }
-  record.description.layout = spec.layout;
+  record.description.layout = layout;
   record.description.attention = {.kernel = "flash", .score_dtype = "bf16"};
   record.description.framework = "torch 2.13.0";
   record.description.model = "TinyTransformer";
@@ -235,6 +242,14 @@ RunId QueryStack::AddRun(const RunSpec& spec) {
   // As if the other signals of the heads had come, too.
   record.coverage = RunCoverage::Of(record.signals, spec.layout.layers, 0, record.step);
   std::fill(record.coverage.missed.begin(), record.coverage.missed.end(), uint8_t{0});
+  if (spec.own_every > 0) {
+    auto rows = std::make_shared<RunRows>();
+    rows->own_signals = {{.name = "kl"},
+                         {.name = "z", .granularity = Granularity::kLayer, .merge = Merge::kMax},
+                         {.name = "seen", .merge = Merge::kSum}};
+    for (const OwnCell& cell : {OwnCell{0, 0, 0}, {1, 0, 0}, {1, 1, 0}, {2, 0, 0}}) rows->AddOwnCell(cell);
+    snapshot->rows = rows;
+  }
   snapshot->ranks_reporting = 1;
   snapshot->version = 1;
   snapshot->heads = heads;

@@ -36,6 +36,9 @@ class QueryStack {
     int64_t fails_at = 200;  // The failing head doubles each 50 steps from here.
     Head nan{};              // Its common mode is NaN in every step.
     int32_t stage = 0;
+    // Own signals: kl, a mean that is the step, in each so many steps; and in every step z, a maximum of two layers (10
+    // and 11), and seen, a sum.  0: none.
+    int64_t own_every = 0;
     bool ended = false;
     int64_t last_report_unix_ns = 1'700'000'000'000'000'000;
   };

@@ -67,6 +67,48 @@ TEST_F(BaselineLearnerTest, LearnsWhatCanBeHeldAgainstAnotherRun) {
   EXPECT_EQ(FindBand(*bands, SignalId::kKeyLeak, 3), nullptr) << "never reported";
 }
 
+TEST_F(BaselineLearnerTest, OwnSignalsAreLearnedHoweverRarelyTheyAreTold) {
+  for (const int64_t every : {1, 7, 300}) {
+    QueryStack::RunSpec spec = Healthy("own");
+    spec.own_every = every;
+    const RunId run = stack_.AddRun(spec);
+    Learn();
+    const auto bands = stack_.baselines().Get(run);
+    ASSERT_NE(bands, nullptr);
+    EXPECT_THAT(bands->own, testing::ElementsAre("kl", "z")) << "a sum is of no other run";
+    for (int range = 0; range <= BandRangeOf(1499); ++range) {
+      const int64_t begin = BandBegin(range), end = std::min<int64_t>(BandBegin(range + 1), 1500);
+      const Band* const kl = FindBand(*bands, SignalId::kOwnMean, range, "kl");
+      const bool told = (end - 1) / every * every >= begin;
+      ASSERT_EQ(kl != nullptr, told) << every << " " << range;
+      if (told) {
+        EXPECT_GE(kl->quantiles.front(), static_cast<float>(begin));
+        EXPECT_EQ(kl->quantiles.back(), static_cast<float>((end - 1) / every * every));
+      }
+      const Band* const z = FindBand(*bands, SignalId::kOwnMax, range, "z");
+      ASSERT_NE(z, nullptr);
+      EXPECT_EQ(z->values, 16u) << "two cells";
+      EXPECT_EQ(z->quantiles.front(), 10);
+      EXPECT_EQ(z->quantiles.back(), 11);
+    }
+  }
+}
+
+TEST_F(BaselineLearnerTest, OwnSignalsBeyondTheLimitAreCounted) {
+  QueryStack::RunSpec spec = Healthy("many");
+  spec.own_every = 1;
+  const RunId run = stack_.AddRun(spec);
+  stack_.Edit(run, [](RunSnapshot* snapshot) {
+    auto rows = std::make_shared<RunRows>(*snapshot->rows);
+    for (size_t i = 3; i < kOwnBandSignalsMax + 6; ++i) rows->own_signals.push_back({.name = "s" + std::to_string(i)});
+    snapshot->rows = rows;
+  });
+  Learn();
+  EXPECT_EQ(stack_.baselines().Get(run)->own.size(), kOwnBandSignalsMax);
+  EXPECT_EQ(stack_.counters().counter("bellwether_baseline_limit_refused_total", {{"limit", "own_signals"}})->value(),
+            5);
+}
+
 TEST_F(BaselineLearnerTest, ANaNIsNotLearned) {
   QueryStack::RunSpec spec = Healthy("a");
   spec.nan = {.layer = 0, .head = 1};

@@ -266,6 +266,39 @@ TEST_F(QueryEngineTest, CompareFindsTheHeadAndTheStep) {
   ExpectRefused(engine_.CompareRuns(request, context()).status(), "wide", "3 x 8");
 }
 
+TEST_F(QueryEngineTest, BaselinesOfOwnSignalsComeByName) {
+  for (const char* const name : {"old", "new"}) {
+    QueryStack::RunSpec spec{.name = name, .own_every = 5};
+    stack_.AddRun(spec);
+  }
+  const RunRecord& old = stack_.runs().Find("old")->record;
+  BaselinePercentiles bands{.run = old.id, .name = "old", .kind = KindOf(old.description), .own = {"z", "kl"}};
+  for (const auto& [matrix, own] : {std::pair(SignalId::kOwnMax, 1), {SignalId::kOwnMean, 2}}) {
+    Band band{.signal = matrix, .own = static_cast<uint16_t>(own), .range = 3, .values = 4};
+    band.quantiles.fill(static_cast<float>(own));
+    bands.bands.push_back(band);
+  }
+  ASSERT_TRUE(stack_.baselines().Put(bands).ok());
+  v1::GetBaselineRequest request;
+  request.set_run("new");
+  request.set_signal("kl");
+  auto baseline = engine_.GetBaseline(request, context());
+  ASSERT_TRUE(baseline.ok()) << baseline.status();
+  ASSERT_EQ(baseline->bands_size(), 1);
+  EXPECT_EQ(baseline->bands(0).signal(), "kl");
+  EXPECT_EQ(baseline->bands(0).band().max(), 2);
+  EXPECT_EQ(baseline->bands(0).run().max(), (BandBegin(4) - 1) / 5 * 5) << "the newest of that stage";
+  request.clear_signal();
+  baseline = engine_.GetBaseline(request, context());
+  ASSERT_EQ(baseline->bands_size(), 2);
+  EXPECT_EQ(baseline->bands(1).signal(), "z");
+  EXPECT_EQ(baseline->bands(1).run().max(), 11);
+  request.set_signal("own_mean");
+  EXPECT_EQ(engine_.GetBaseline(request, context())->bands_size(), 0);
+  request.set_signal("reward");
+  ExpectRefused(engine_.GetBaseline(request, context()).status(), "reward", "a signal of the run's own");
+}
+
 TEST_F(QueryEngineTest, BaselinesAreListedByKindAndTheirBandsMerged) {
   const RunId one = stack_.AddRun({.name = "one", .steps = 5});
   const RunId two = stack_.AddRun({.name = "two", .steps = 5});

@@ -85,6 +85,53 @@ TEST_F(BaselinesTest, FindsSiblingsAtTheStageWithoutTheRunItself) {
   EXPECT_EQ(baselines_->Find("gpt", 9, SignalId::kDriftRatio, -1).runs, 0u);
 }
 
+// With own signals as means, or maxima, of these names, whose level is 1, 2, ... by their place.
+BaselinePercentiles WithOwn(RunId run, const std::vector<std::string>& names, SignalId matrix) {
+  BaselinePercentiles bands = Learned(run, "gpt", 1);
+  bands.own = names;
+  for (size_t i = names.size(); i > 0; --i) {
+    Band band{.signal = matrix, .own = static_cast<uint16_t>(i), .range = 9, .values = 10};
+    band.quantiles.fill(static_cast<float>(i));
+    bands.bands.push_back(band);
+  }
+  return bands;
+}
+
+TEST_F(BaselinesTest, OwnSignalsAreFoundByName) {
+  Open();
+  ASSERT_TRUE(baselines_->Put(WithOwn(1, {"kl", "reward"}, SignalId::kOwnMean)).ok());
+  ASSERT_TRUE(baselines_->Put(WithOwn(2, {"a", "b", "kl"}, SignalId::kOwnMean)).ok());
+  ASSERT_TRUE(baselines_->Put(WithOwn(3, {"kl"}, SignalId::kOwnMax)).ok());
+  ASSERT_TRUE(baselines_->Put(Learned(4, "gpt", 1)).ok());
+  for (const bool crashed : {false, true}) {
+    if (crashed) {
+      Crash();
+      Open();
+    }
+    const int64_t step = BandBegin(9);
+    const SiblingBand kl = baselines_->Find("gpt", 9, SignalId::kOwnMean, step, "kl");
+    EXPECT_EQ(kl.runs, 2u) << "a maximum is not held against means";
+    EXPECT_EQ(kl.min, 1);
+    EXPECT_EQ(kl.max, 3);
+    EXPECT_EQ(baselines_->Find("gpt", 9, SignalId::kOwnMean, step, "reward").max, 2);
+    EXPECT_EQ(baselines_->Find("gpt", 9, SignalId::kOwnMean, step, "entropy").runs, 0u);
+    EXPECT_EQ(baselines_->Find("gpt", 9, SignalId::kOwnMean, step).runs, 0u) << "no name";
+    EXPECT_EQ(baselines_->Find("gpt", 9, SignalId::kDriftRatio, step).runs, 4u);
+  }
+}
+
+TEST_F(BaselinesTest, WithoutOwnSignalsServersOfBeforeReadIt) {
+  EXPECT_EQ(EncodeBaselinePercentiles(Learned(1, "gpt", 1))[0], 1);
+  const std::string bytes = EncodeBaselinePercentiles(WithOwn(1, {"kl"}, SignalId::kOwnMean));
+  EXPECT_EQ(bytes[0], 2);
+  Open();
+  BaselinePercentiles lost = WithOwn(1, {"kl"}, SignalId::kOwnMean);
+  lost.bands.back().own = 2;  // It has one name.
+  ASSERT_TRUE(database_->PutBands(1, EncodeBaselinePercentiles(lost)).ok());
+  ASSERT_TRUE(baselines_->Load().ok());
+  EXPECT_EQ(baselines_->Get(1), nullptr);
+}
+
 TEST_F(BaselinesTest, LearnedAndForgottenRunsSurviveACrash) {
   Open();
   ASSERT_TRUE(baselines_->Put(Learned(1, "gpt", 1)).ok());
