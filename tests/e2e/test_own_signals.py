@@ -8,6 +8,7 @@ Method: bellwetherd and clients that say every value; the server is killed in be
 from __future__ import annotations
 
 import math
+import random
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / room) for room in ("support", "python")]
-from bellwether_process import Server, wait_for
+from bellwether_process import ROOT, Server, wait_for
 
 from bellwether.client import Block, OwnValues, RunClient, RunOptions
 
@@ -176,6 +177,56 @@ def test_own_rules_judge_them_by_their_names(tmp_path: Path) -> None:
         assert "load[1,6]" in str(alerts["expert_starves"]) and "load[1,5]" not in str(alerts["expert_starves"])
         assert "tokens_seen 10 (threshold 11)" in str(alerts["seen_too_few"])
         ranks[0].close()
+
+
+# Rule of the shipped file, a name of TRL's or verl's, what is healthy and what is not.
+COLLAPSES = (
+    ("reward_fell", "reward", 1.0, 0.1),
+    ("kl_jumped", "kl", 0.1, 5.0),
+    ("entropy_fell", "entropy", 2.0, 0.1),
+    ("router_z_jumped", "router_z", 1.0, 50.0),
+    ("rewards_fell", "rewards/accuracy/mean", 0.8, 0.1),
+    ("score_fell", "critic/score/mean", 1.0, 0.1),
+    ("scores_fell", "objective/scores", 1.0, 0.1),
+    ("rlhf_reward_fell", "objective/rlhf_reward", 1.0, 0.1),
+    ("accuracies_fell", "rewards/accuracies", 0.8, 0.1),
+    ("margins_fell", "rewards/margins", 1.0, 0.1),
+    ("reward_spread_fell", "reward_std", 0.5, 0.0),
+    ("clipping_is_large", "clip_ratio/region_mean", 0.1, 0.9),
+    ("clipped_share_is_large", "actor/pg_clipfrac", 0.1, 0.9),
+    ("balance_loss_jumped", "aux_loss", 1.0, 50.0),
+    ("load_balancing_jumped", "load_balancing_loss", 1.0, 50.0),
+    ("rollout_kl_jumped", "rollout_corr/k3_kl", 0.1, 5.0),
+    ("rollout_chi2_jumped", "rollout_corr/chi2_token", 0.1, 10.0),
+    ("rollout_samples_fell", "rollout_corr/rollout_is_eff_sample_size", 0.9, 0.05),
+)
+
+
+def test_the_shipped_rules_know_the_names_of_the_field(tmp_path: Path) -> None:
+    noise = random.Random(30)
+    shipped, collapse, end = ROOT / "deploy/rules/own_signals.yml", 2000, 2120
+    with Server(tmp_path, f"rules_file: {shipped}\n") as server:
+        (client,) = ranks_of(server, 1)
+        for step in range(end):
+            pairs = [(name, wrong if step >= collapse else good) for _, name, good, wrong in COLLAPSES]
+            own = [OwnValues(name, [value * (1 + 0.2 * noise.gauss(0, 1))]) for name, value in pairs]
+            # A clip ratio that is seldom not 0 is none that jumps.
+            own.append(OwnValues("clip_ratio/low_mean", [1e-3 if noise.random() < 0.01 else 0.0]))
+            wait_for("there is room for a frame", lambda own=own, step=step: client.push(step, [LOSS], own=own))
+        assert client.flush(30)
+        wanted = {rule for rule, *_ in COLLAPSES}
+
+        def found() -> Any:
+            alerts = [alert["last"] for alert in server.call("ListAlerts", run="own", limit=100).get("alerts", [])]
+            by_rule = {alert["rule"]: alert for alert in alerts}
+            return by_rule if wanted <= set(by_rule) else None
+
+        alerts = wait_for("all have fired", found)
+        assert set(alerts) == wanted | {"own"}
+        for rule, name, *_ in COLLAPSES:
+            assert name in str(alerts[rule]) and int(alerts[rule]["step"]) >= collapse, alerts[rule]
+            assert "low_mean" not in str(alerts[rule])
+        client.close()
 
 
 def test_two_runs_are_compared_by_own_signals(server: Server) -> None:
