@@ -14,6 +14,7 @@ from typing import Any, Optional
 
 import pytest
 
+from bellwether._step.replicas import ALONE
 from bellwether.client import Counters
 from bellwether.tools.doctor import (
     expert_findings,
@@ -23,6 +24,7 @@ from bellwether.tools.doctor import (
     layer_findings,
     module_findings,
     monitor_findings,
+    replica_findings,
     step_findings,
     tensor_findings,
     volume_findings,
@@ -312,6 +314,15 @@ def test_laws_and_weights_at_rest_are_said() -> None:
     assert told.text == "90 elements of weights at rest are compared, in turn"
     why, flip = law_findings({"rest": rest | {"not_measured": "no", "flips": {"w": "bit 3"}}})
     assert why.text == "no weights at rest are compared: no" and flip.ok is False
+
+
+def test_copies_that_are_compared_are_said() -> None:
+    (told,) = replica_findings({"replicas": {"tensors": 9, "not_compared": None}})
+    assert told.text.startswith("copies of 9 parameters are compared between ranks, in turn")
+    (why,) = replica_findings({"replicas": {"tensors": 0, "not_compared": "no"}})
+    assert why.text == "copies of parameters at other ranks are not compared: no"
+    assert replica_findings({"replicas": {"tensors": 0, "not_compared": ALONE}}) == []
+    assert replica_findings({}) == []
 
 
 def test_parts_that_are_off_are_said_with_the_remedy() -> None:

@@ -25,7 +25,16 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
 
 from bellwether._kernels.bits import sum_of_bits
 from bellwether._native import c_api
-from bellwether._step.replicas import SIGNALS, Replicas, ReplicaSample
+from bellwether._step.replicas import (
+    ALONE,
+    PARTIAL,
+    SIGNALS,
+    SILENT,
+    UNEQUAL,
+    UNKNOWN,
+    Replicas,
+    ReplicaSample,
+)
 
 from conftest import ROOT
 from recording import Recording
@@ -95,6 +104,25 @@ def test_copies_that_may_differ_on_purpose_are_not_compared(
     assert named() == []
 
 
+def test_the_cause_is_said_where_nothing_is_compared(
+    world_of_one: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = nn.Linear(3, 2)
+    assert Replicas(lambda: model, True).why_not == ALONE
+    monkeypatch.setattr(dist, "get_world_size", lambda group=None: 1 if group else 4)
+    assert Replicas(lambda: model, False).why_not == SILENT
+    assert Replicas(lambda: model, True).why_not == UNKNOWN
+    wrapper = nn.parallel.DistributedDataParallel(model)
+    replicas = Replicas(lambda: wrapper, True)
+    replicas.forward_begins()
+    assert replicas.why_not == PARTIAL
+    monkeypatch.setattr(dist, "get_world_size", lambda group=None: 4)
+    wrapper.register_comm_hook(None, noop_hook)
+    replicas = Replicas(lambda: wrapper, True)
+    replicas.forward_begins()
+    assert replicas.why_not == UNEQUAL
+
+
 JOB = """
 import sys, torch
 from torch import nn
@@ -107,7 +135,15 @@ rank = torch.distributed.get_rank()
 torch.manual_seed(0)
 shape = Shape(fused=False)
 model = Model(shape)
-wrapped = nn.parallel.DistributedDataParallel(model)
+if sys.argv[2] == "hsdp":
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("copies", "shards"))
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    wrapped = fully_shard(model, mesh=mesh)
+else:
+    wrapped = nn.parallel.DistributedDataParallel(model)
 mon = bellwether.attach(model, run="copies", record=sys.argv[1], every=1, ranks="all")
 optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
 for step in range(4):
@@ -117,15 +153,17 @@ for step in range(4):
     if sys.argv[2] == "gradient" and step >= 2 and rank == 1:
         model.blocks[1].attention.out.weight.grad *= 1.01  # As if it had missed the all-reduce.
     optimizer.step()
-    if sys.argv[2] == "bit" and step == 1 and rank == 1:
+    if sys.argv[2] != "gradient" and step == 1 and rank == 1:
         with torch.no_grad():
-            model.blocks[1].attention.out.weight.view(torch.int32)[0, 0] ^= 1 << 20
+            weight = model.blocks[1].attention.out.weight
+            getattr(weight, "to_local", lambda: weight)().view(torch.int32)[0, 0] ^= 1 << 20
     mon.step()
+assert mon.status()["errors"] == 0 and mon.status()["replicas"]["not_compared"] is None
 mon.detach()
 """
 
 
-@pytest.mark.parametrize("fault", ["bit", "gradient"])
+@pytest.mark.parametrize("fault", ["bit", "gradient", "hsdp"])
 def test_ranks_with_another_copy_report_another_sum(fault: str, tmp_path: Path) -> None:
     script = tmp_path / "job.py"
     script.write_text(JOB.format(tests=str(ROOT / "tests" / "python")))

@@ -9,6 +9,7 @@ from .._hook.layer.layer import Layer
 from .._native.run_client import Counters
 from .balances import EMBEDDING, GATE, NORM, ROUTER
 from .own_log import reporting_ranks
+from .replicas import NO_SIGMA
 from .sequence_losses import LossesStatus
 from .steps import Steps
 
@@ -104,6 +105,13 @@ class TensorsStatus(TypedDict):
     left_out: dict[str, str]  # By parameter: why it, or something of it, is not measured.
 
 
+class ReplicasStatus(TypedDict):
+    """Copies of parameters that ranks hold, and that the server compares."""
+
+    tensors: int  # That have their turn.
+    not_compared: Optional[str]  # Why none has.
+
+
 class StepsStatus(TypedDict):
     """What is read in every step, for the lag of second moments."""
 
@@ -178,6 +186,7 @@ class Status(_AlwaysThere, total=False):
     volume: VolumeStatus
     rest: RestStatus
     tensors: TensorsStatus
+    replicas: ReplicasStatus
     modules: ModulesStatus
     steps: StepsStatus
     experts: ExpertsStatus
@@ -266,6 +275,9 @@ def status(steps: Steps, actions: Optional[ActionsStatus]) -> Status:
         "rows": len(tensors.names), "elements": tensors.elements, "copied": copied,
         "refused": tensors.refused, "left_out": dict(tensors.left_out),
     }  # fmt: skip
+    copies = steps.weights.copies
+    lacks = NO_SIGMA if copies.names and not steps.measures("sigma") else None
+    found["replicas"] = {"tensors": len(copies.names), "not_compared": lacks or copies.why_not}
     parts = reporter.every.lags.parts()
     elements = sum(read for _, read in parts)
     found["steps"] = {

@@ -25,6 +25,7 @@ from .._hook.model import already_compiled
 from .._native import c_api
 from .._server import private_server
 from .._step.fp8 import TURNS as FP8_TURNS
+from .._step.replicas import ALONE
 from .._step.tensors import TURNS
 from .._util.ranks import ASIDE
 
@@ -327,6 +328,18 @@ def law_findings(status: dict[str, Any]) -> list[Finding]:
     return found
 
 
+def replica_findings(status: dict[str, Any]) -> list[Finding]:
+    """Which copies of parameters are compared, where there are several ranks."""
+    told = status.get("replicas") or {"tensors": 0, "not_compared": ALONE}
+    if told["not_compared"] == ALONE:
+        return []
+    if told["not_compared"]:
+        why = told["not_compared"]
+        return [Finding(None, f"copies of parameters at other ranks are not compared: {why}")]
+    text = f"copies of {told['tensors']} parameters are compared between ranks, in turn"
+    return [Finding(None, f"{text}; buffers and copies of tensor parallelism are not")]
+
+
 def given_findings(status: dict[str, Any]) -> list[Finding]:
     """What is off, and what only the job can give."""
     found = []
@@ -389,7 +402,7 @@ def monitor_findings(monitor: Any) -> list[Finding]:
     found += tensor_findings(status) + module_findings(status) + expert_findings(status)
     found += fp8_findings(status) + step_findings(status)
     if status["live"]:
-        found += law_findings(status) + given_findings(status)
+        found += law_findings(status) + replica_findings(status) + given_findings(status)
     found += volume_findings(status)
     if status["errors"]:
         found.append(Finding(False, f"{status['errors']} errors, the last: {status['last_error']}"))

@@ -33,7 +33,7 @@ def divided_by(model: nn.Module, wrapper: Optional[Any]) -> Optional[float]:
 
     wrapper  the DDP around the model, if there is one
     """
-    factors = {_of_fsdp(group) for group in _fsdp_groups(model)}
+    factors = {_of_fsdp(group) for group in fsdp_groups(model)}
     if wrapper is not None and unequal_hook(wrapper) is not None:
         return None
     if wrapper is not None:
@@ -41,7 +41,7 @@ def divided_by(model: nn.Module, wrapper: Optional[Any]) -> Optional[float]:
     return factors.pop() if len(factors) == 1 else None
 
 
-def _fsdp_groups(model: nn.Module) -> list[Any]:
+def fsdp_groups(model: nn.Module) -> list[Any]:
     """The groups of parameters that FSDP2 reduces together."""
     kind: Any = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
     if kind is None:
@@ -52,6 +52,12 @@ def _fsdp_groups(model: nn.Module) -> list[Any]:
         several = getattr(state, "_fsdp_param_groups", None)
         groups += several if several is not None else [getattr(state, "_fsdp_param_group", None)]
     return [group for group in groups if group is not None]
+
+
+def adds_up_alike(group: Any) -> bool:
+    """Whether a group's gradients come to all copies alike."""
+    hook = getattr(group, "_all_reduce_hook", None)
+    return hook is None and bool(getattr(group, "all_reduce_grads", True))
 
 
 def _of_fsdp(group: Any) -> Optional[float]:
