@@ -296,6 +296,28 @@ class Console(unittest.TestCase):
         for name, kind, part in shown:
             self.assertEqual(known.get(name), (kind, part), name)
 
+    def test_the_panels_signals_are_the_catalogues(self) -> None:
+        catalogue = (ROOT / "proto/bellwether/v1/signals.proto").read_text()
+        known = {}
+        for name, rest in re.findall(r'name: "(\w+)" unit: "[^"]*" granularity: GRANULARITY_RUN\b(.*)', catalogue):
+            derived = re.search(r'numerator: "(\w+)"', rest)
+            known[name] = derived[1] if derived else name
+        page = (DASHBOARDS / "console/src/signals.ts").read_text()
+        shown = re.findall(r"\{ name: '(\w+)', part: '(\w+)'", page)
+        self.assertGreater(len(shown), 15)
+        for name, part in shown:
+            self.assertEqual(known.get(name), part, name)
+
+    def test_the_panels_names_are_those_that_are_judged(self) -> None:
+        server = (ROOT / "server/detect/own_watch.cc").read_text()
+        page = (DASHBOARDS / "console/src/signals.ts").read_text()
+        for side, words in (("kFalls", "watchedFalls"), ("kRises", "watchedRises")):
+            judged = re.findall(rf'\{{"(\w+)", PastSide::{side}\}}', server)
+            self.assertGreater(len(judged), 2)
+            said = re.search(rf"const {words} = \[(.*?)\];", page)
+            assert said is not None
+            self.assertEqual(re.findall(r"'(\w+)'", said[1]), judged)
+
     def test_page_has_no_external_requests(self) -> None:
         dist = DASHBOARDS / "console/dist"
         for path in sorted(dist.iterdir()):

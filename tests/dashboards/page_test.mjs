@@ -10,7 +10,7 @@ import { createRequire } from 'node:module';
 import { tmpdir } from 'node:os';
 import assert from 'node:assert/strict';
 import { launch } from './chromium.mjs';
-import { addEvidence, addTensors, tensorNames, valueAt } from './tensor_run.mjs';
+import { addEvidence, addPanels, addTensors, tensorNames, valueAt } from './tensor_run.mjs';
 
 const [bin, pictures, only] = process.argv.slice(2);
 const browser = await launch();
@@ -185,7 +185,7 @@ const checks = {
     assert.equal(await cell.textContent(), 'model.layers.0.self_attn.q_proj.weight: 0');  // A zero is a value on a logarithmic scale.
     // The mouse: what lies under it is named, and a click opens its series.
     const row = names.indexOf('model.layers.2.mlp.experts.1.up_proj.weight');
-    const places = await page.locator('.heat-grid canvas').boundingBox();
+    const places = await page.locator('section[aria-label=Map] .heat-grid canvas').boundingBox();
     const [high, wide] = [Math.min(30, (places.width - 38) / 10 * 0.75), Math.min(60, (places.width - 38) / 10)];
     const [x, y] = [places.x + 34 + 8.5 * wide, places.y + places.height - 4 - 2.5 * high];
     await page.mouse.move(x, y);
@@ -283,6 +283,74 @@ const checks = {
     await page.focus('[role=grid]');
     assert.match(await cell.textContent(), /^layer 2, expert 5: 4, alert$/);
     await page.unrouteAll({ behavior: 'ignoreErrors' });
+    await server.stop();
+  },
+
+  async 'panels show optimizer, experts, sequences and rewards'() {
+    const server = await start('ill');
+    const page = await open(server, '');
+    await addPanels(page);
+    await addEvidence(page, [
+      { signal: 'moment_lag_max', layer: -1, head: -1, text: '', threshold: 2.3 },
+      { signal: 'expert_load', layer: 2, head: 3, text: '' },
+    ]);
+    await page.goto(`http://127.0.0.1:${server.port}/#/run/gpt2-small%2Fbf16-fa2`);
+    await page.waitForSelector('.largest tbody tr');
+    const panel = (name) => page.locator(`section[aria-label="${name}"]`);
+    const titles = (name) => panel(name).locator('.chart-title').allTextContents();
+    assert.deepEqual(await titles('Optimizer and steps'), ['Second-moment lag', 'Saturated gradients', 'Skipped steps', 'Clipped to', 'Gradient norm',
+      'Loss scale', 'Share of waiting for data', 'Forward, seconds', 'Memory, at most']);
+    assert.match(await panel('Optimizer and steps').locator('figure', { hasText: 'Memory, at most' }).textContent(), /\d\d(\.\d)? GiB/);
+    assert.deepEqual(await titles('Losses of sequences'), ['Largest loss of a sequence', 'Mean loss of a sequence', 'Repeated labels']);
+    assert.deepEqual(await page.$$eval('.largest td', (all) => all.map((e) => e.textContent)), ['11.25', '9af03c5512d07be4', '4.31', 'a book, page 7', 'nan', 'no id']);
+    assert.match(await page.textContent('.largest caption'), /step 3,660/);
+    assert.deepEqual(await titles('Reinforcement learning'), ['reward', 'kl', 'policy_entropy', 'actor/pg_clipfrac']);
+    const notes = await panel('Reinforcement learning').locator('figcaption .muted.small').allTextContents();
+    assert.deepEqual(notes, ['at least -1 · a fall is told', 'at most 0.5 · a rise is told', 'a fall is told', 'at least 0 · at most 1']);
+    assert.ok((await titles('What is chosen')).includes('queue_depth'), 'other own signals stay where they were');
+    assert.ok(!(await titles('What is chosen')).includes('reward'), 'nothing is drawn twice');
+    // Thresholds and limits are lines in the colour of a warning.
+    const lines = (name) => panel(name).locator('canvas').evaluateAll((all) => all.map((canvas) => {
+      const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
+      let found = 0;
+      const near = (i, value) => Math.abs(data[i] - value) < 25;
+      for (let i = 0; i < data.length; i += 4) found += near(i, 0xa3) && near(i + 1, 0x5c) && near(i + 2, 0) && data[i + 3] > 60;
+      return found > 40;
+    }));
+    assert.deepEqual(await lines('Optimizer and steps'), [true, false, false, false, false, false, false, false, false]);
+    assert.deepEqual(await lines('Reinforcement learning'), [false, true, false, false]);
+    const rows = await page.$$eval('.layers tbody tr', (all) => all.map((row) => [...row.children].map((cell) => cell.textContent)));
+    assert.deepEqual(rows, [['0', '1.1', '0.9', '0', '0.9', '10'], ['2', '3.5', '0', '1', '0.7', '12'], ['3', '1.1', '0.9', '0', '0.6', '13']]);
+    assert.deepEqual(await breaches(page), []);
+    await picture(page, 'experts', panel('Experts'));
+    await picture(page, 'optimizer', panel('Optimizer and steps'));
+    await picture(page, 'learning', panel('Reinforcement learning'));
+    // The map of experts goes by keyboard, and its choice is drawn as any other.
+    const cell = page.locator('#expert-cell');
+    await panel('Experts').locator('[role=grid]').focus();
+    for (const key of ['PageUp', 'ArrowDown', 'ArrowDown', 'Home', 'ArrowRight', 'ArrowRight', 'ArrowRight']) await page.keyboard.press(key);
+    assert.equal(await cell.textContent(), 'layer 2, expert 3: 0, alert');
+    await page.keyboard.press('Enter');
+    await page.waitForSelector('h2:has-text("Layer 2 expert 3")');
+    await page.click('[aria-label="Show the busiest expert of layer 2"]');
+    await page.waitForSelector('h2:has-text("Layer 2 expert 6")');
+    assert.match(page.url(), /signal=expert_share&layer=2&head=6/);
+    await page.unrouteAll({ behavior: 'ignoreErrors' });
+    await server.stop();
+  },
+
+  async 'a run without such signals has no such panels'() {
+    const server = await start('ill');
+    const page = await open(server, '#/run/gpt2-small%2Fbf16-fa2');
+    const asked = [];
+    page.on('request', (r) => asked.push(r.url().split('/').pop()));
+    await page.waitForSelector('.chart canvas');
+    server.say('step');
+    await page.waitForFunction(() => /step 3,720/.test(document.querySelector('.title-row')?.textContent ?? ''));
+    for (const name of ['Optimizer and steps', 'Experts', 'Losses of sequences', 'Reinforcement learning']) {
+      assert.equal(await page.isVisible(`section[aria-label="${name}"]`), false, name);
+    }
+    assert.ok(!asked.includes('ListEvents'), 'nothing is asked for them');
     await server.stop();
   },
 

@@ -65,6 +65,67 @@ export async function addTensors(page, names, alter = (run) => run) {
   return answers;
 }
 
+const panelSignals = ['moment_lag_max', 'grad_saturated', 'skipped_steps', 'clip_factor', 'grad_norm', 'loss_scale', 'data_share', 'forward_seconds',
+  'memory_peak', 'loss_sequence_max', 'loss_sequence_sum', 'loss_repeated_tokens', 'expert_load', 'router_entropy_sum', 'router_logit_max'];
+/** What they are at first, and behind step 3,500. */
+const courses = {
+  moment_lag_max: [0.9, 2.7], grad_saturated: [0, 0], skipped_steps: [0, 1], clip_factor: [1, 0.4], loss_scale: [65536, 16384], data_share: [0.08, 0.1],
+  forward_seconds: [0.3, 0.31], memory_peak: [70 * 2 ** 30, 71 * 2 ** 30], loss_sequence_max: [5, 11], loss_sequence_mean: [3.1, 3.2],
+  loss_repeated_share: [0.03, 0.04], reward: [0.6, 0.3], kl: [0.1, 0.7], 'actor/pg_clipfrac': [0.1, 0.2], policy_entropy: [1.3, 0.8], queue_depth: [9, 9],
+};
+const wavers = (signal) => !['skipped_steps', 'clip_factor', 'loss_scale', 'memory_peak'].includes(signal);
+const ownOfRun = { reward: { low: -1 }, kl: { high: 0.5 }, 'actor/pg_clipfrac': { low: 0, high: 1 }, policy_entropy: {}, queue_depth: {} };
+
+/** Adds to what the server answers of runs: an optimizer, 4 layers of 8 experts of which the second has no router, sequences and rewards. */
+export async function addPanels(page) {
+  const body = (route) => route.request().postDataJSON();
+  await page.route('**/api/v1/GetRun', async (route) => {
+    const response = await route.fetch();
+    const run = await response.json();
+    const common = { granularity: 'GRANULARITY_RUN', merge: 'MERGE_MEAN', unit: '1', help: '', layers: 1, heads: 1 };
+    const own = Object.entries(ownOfRun).map(([name, limits]) => ({ name, ...common, ...limits }));
+    const layout = { ...run.description.layout, experts: 8 };
+    await route.fulfill({ response, json: { ...run, description: { ...run.description, layout }, own_signals: own,
+      signals: [...run.signals, ...panelSignals, ...Object.keys(ownOfRun)] } });
+  });
+  const matrix = (signal, heads, value) => ({ signal, step: '3700', layers: 4, heads, names: [],
+    values: Array.from({ length: 4 * heads }, (_, i) => (Math.floor(i / heads) === 1 ? 'NaN' : value(Math.floor(i / heads), i % heads))) });
+  const matrices = {
+    // Layer 2 sends nothing to expert 3, and most to expert 6.
+    expert_share: () => matrix('expert_share', 8, (layer, expert) => (layer !== 2 ? 0.9 + expert / 35 : expert === 6 ? 3.5 : expert === 3 ? 0 : 0.75)),
+    router_entropy_share: () => matrix('router_entropy_share', 1, (layer) => 0.9 - layer / 10),
+    router_logit_max: () => matrix('router_logit_max', 1, (layer) => 10 + layer),
+  };
+  await page.route('**/api/v1/GetMatrix', (route) => {
+    const found = matrices[body(route).signal];
+    return found ? route.fulfill({ json: found() }) : route.continue();
+  });
+  await page.route('**/api/v1/GetSeries', async (route) => {
+    const { series, ...rest } = body(route);
+    const isOurs = ({ signal }) => signal in ownOfRun || /^(expert|router)_/.test(signal) ||
+      (signal !== 'grad_norm' && [...panelSignals, 'loss_sequence_mean', 'loss_repeated_share'].includes(signal));
+    const response = await route.fetch({ postData: JSON.stringify({ ...rest, series: series.filter((id) => !isOurs(id)) }) });
+    if (!response.ok()) return route.fulfill({ response });
+    const answer = await response.json();
+    const steps = Array.from({ length: 186 }, (_, i) => 20 * i);
+    const ours = series.filter(isOurs).map((id) => {
+      const [before, behind] = courses[id.signal] ?? [1, 1];
+      const line = steps.map((step) => (step > 3500 ? behind : before) * (1 + (wavers(id.signal) ? 0.05 * Math.sin(step * 0.9 + id.signal.length) : 0)));
+      return { id, step: steps.map(String), min: line, mean: line, max: line, downsampled: false, values: '186' };
+    });
+    return route.fulfill({ response, json: { series: [...ours, ...answer.series] } });
+  });
+  await page.route('**/api/v1/ListEvents', (route) => {
+    const event = { attempt: 0, kind: 'EVENT_KIND_ANNOTATION', time_unix_ns: '1' };
+    const events = [
+      { ...event, step: '3000', value: 5, text: 'largest losses of sequences: 5 0011223344556677' },
+      { ...event, step: '3660', value: 11.25, text: 'largest losses of sequences: 11.25 9af03c5512d07be4, 4.31 a book, page 7, nan' },
+      { ...event, step: '3680', value: 0, text: 'a person has looked at it' },
+    ];
+    return route.fulfill({ json: { events, total: '3', next_after: '0' } });
+  });
+}
+
 /** Adds to the evidence of the run's first alert. */
 export async function addEvidence(page, evidence) {
   const rest = { value: 0, threshold: 1, baseline: 'NaN', first_step: '10', detector: 'still' };

@@ -111,7 +111,7 @@ export class ActionsView {
     const table = h('table', {}, tableHead(['When', 'Who', 'What', 'Result']), h('tbody', {}, ...newest(audit).map(auditRow)));
     return this.openings.details('audit', false, {},
       h('summary', {}, `Audit: ${audit.length} refused requests and changes of policy`),
-      h('div', { class: 'scroll' }, table));
+      h('div', { class: 'scroll', role: 'group', tabindex: 0, 'aria-label': 'Audit' }, table));
   }
 
   private card(run: string, ended: boolean, action: Action): HTMLElement {

@@ -27,7 +27,8 @@ function evidenceRow(e: Evidence): HTMLElement {
 function evidenceTable(evidence: Evidence[]): HTMLElement | null {
   if (evidence.length === 0) return null;
   const head = tableHead(['Evidence', 'Where', 'Value', 'Threshold', 'Healthy', 'Siblings', 'Since step'], 2);
-  return h('div', { class: 'scroll' }, h('table', { class: 'evidence' }, head, h('tbody', {}, ...evidence.map(evidenceRow))));
+  const table = h('table', { class: 'evidence' }, head, h('tbody', {}, ...evidence.map(evidenceRow)));
+  return h('div', { class: 'scroll', role: 'group', tabindex: 0, 'aria-label': 'Evidence' }, table);  // Scrolled by keyboard, too.
 }
 
 /** The interval that held 98 % of the values of healthy runs of this kind. */

@@ -44,6 +44,7 @@ export const api = {
   alerts: (run: string) => call('ListAlerts', run ? { run, limit: 100 } : { firing_only: true, limit: 1000 }),
   matrix: (run: string, signal: string, step: number) => call('GetMatrix', { run, signal, step: String(step) }),
   series: (run: string, series: SeriesId[], points: number) => call('GetSeries', { run, series, points_max: points, attempt: -1 }),
+  events: (run: string, after: string) => call('ListEvents', { run, limit: 1000, after }),
   acknowledge: (run: string, key: string) => call('AcknowledgeAlert', { run, key, by: 'console', comment: '' }),
   silence: (run: string, key: string, seconds: number) => call('SilenceAlert', { run, key, seconds, by: 'console', comment: '' }),
   actions: (run: string) => call('ListActions', { run }),

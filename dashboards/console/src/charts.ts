@@ -1,15 +1,17 @@
 // Series of one head under each other, cause first, one cursor for all.
 import uPlot from 'uplot';
 import { h, themeColor } from './dom';
-import { number } from './format';
+import { bytes, number } from './format';
 import { num } from './api';
 import { offerCsv, offerPng } from './download';
 import { findSignal } from './signals';
 import type { Real, Series } from './wire';
 
 export interface ChartMarks {
-  /** Evidence thresholds by signal. */
-  thresholds: Map<string, number>;
+  /** Evidence thresholds and declared limits by signal. */
+  thresholds: Map<string, number[]>;
+  /** Words beside a signal's title. */
+  notes?: Map<string, string>;
   /** Where alerts began: steps. */
   begins: number[];
   /** The step of the heatmap. */
@@ -41,6 +43,11 @@ function decades(_: uPlot, __: number, low: number, high: number): number[] {
 
 function power(of10: number): string {
   return of10 >= 1e5 || of10 < 1e-3 ? of10.toExponential(0).replace('e+', 'e').replace('-', '−') : number(of10);
+}
+
+/** How a value of the signal is said. */
+function wordsOf(signal: string): (value: number | null) => string {
+  return findSignal(signal).bytes ? bytes : number;
 }
 
 /** Values of another run at these steps: the last one before each; null before its first and behind its last. */
@@ -118,7 +125,8 @@ export class Charts {
   }
 
   private width(): number {
-    return Math.max(220, this.element.clientWidth - 2);
+    const box = this.element.querySelector('.chart-box') ?? this.element;  // Charts may stand side by side.
+    return Math.max(220, box.clientWidth - 2);
   }
 
   private columns(series: Series): uPlot.AlignedData {
@@ -134,7 +142,7 @@ export class Charts {
 
   private label(i: number, series: Series): void {
     const value = this.element.children[i]?.querySelector('.chart-now');
-    if (value) value.textContent = number(num(series.mean[series.mean.length - 1]));
+    if (value) value.textContent = wordsOf(series.id.signal)(num(series.mean[series.mean.length - 1]));
   }
 
   /** The caption above a plot, with its buttons; `canvas` is asked for when a picture is wanted. */
@@ -145,9 +153,10 @@ export class Charts {
     const rows = () => series.step.map((step, i) => [step, series.min[i], series.mean[i], series.max[i]]);
     const button = (word: string, save: () => void) =>
       h('button', { class: 'link', 'aria-label': `${label} as ${word}`, onclick: save }, word);
+    const note = this.marks.notes?.get(signal);
     return h('figcaption', { title: help },
-      h('span', { class: 'chart-title' }, label),
-      h('span', { class: 'chart-now' }, number(num(series.mean[series.mean.length - 1]))),
+      h('span', { class: 'chart-title' }, label), note ? h('span', { class: 'muted small' }, note) : null,
+      h('span', { class: 'chart-now' }, wordsOf(signal)(num(series.mean[series.mean.length - 1]))),
       button('CSV', () => offerCsv(name, [['step', 'min', 'mean', 'max'], ...rows()])),
       button('PNG', () => offerPng(name, canvas())));
   }
@@ -158,7 +167,7 @@ export class Charts {
       stroke: muted, grid: { stroke: themeColor('--grid'), width: 1 }, ticks: { show: false }, size, font: '11px system-ui',
     });
     const edge: uPlot.Series = { stroke: 'transparent', points: { show: false } };
-    const tick = log ? power : number;
+    const tick = log ? power : wordsOf(signal);
     return {
       width: this.width(), height, legend: { show: false },
       cursor: { sync: { key: 'head' }, points: { size: 6 }, drag: { x: true, y: false } },
@@ -179,7 +188,7 @@ export class Charts {
       hooks: {
         drawAxes: [(u) => this.drawMarks(u, signal)],
         draw: [(u) => this.place(u, mark)],
-        setCursor: [(u) => this.tell(u, box)],
+        setCursor: [(u) => this.tell(u, box, signal)],
       },
     };
   }
@@ -196,7 +205,7 @@ export class Charts {
   }
 
   /** The value under the cursor beside the title, else the newest. */
-  private tell(u: uPlot, box: HTMLElement): void {
+  private tell(u: uPlot, box: HTMLElement, signal: string): void {
     const now = box.parentElement?.querySelector('.chart-now');
     if (!now) return;
     const mean = u.data[3];
@@ -204,7 +213,7 @@ export class Charts {
     let index = under ?? mean.length - 1;
     while (under === null && index > 0 && mean[index] === null) index--;  // Steps behind the newest have no value yet.
     const step = under === null ? '' : ` at ${Number(u.data[0][index]).toLocaleString('en-US')}`;
-    now.textContent = `${number(mean[index] ?? null)}${step}`;
+    now.textContent = `${wordsOf(signal)(mean[index] ?? null)}${step}`;
   }
 
   private drawMarks(u: uPlot, signal: string): void {
@@ -224,9 +233,9 @@ export class Charts {
     for (const step of begins) vertical(step, '--critical', []);
     for (const step of actions) vertical(step, '--ok', []);
     if (lost) vertical(lost.middle, '--critical', [2, 3]);
-    const threshold = thresholds.get(signal);
-    if (threshold === undefined || !Number.isFinite(threshold)) return;
-    const y = u.valToPos(threshold, 'y', true);
-    if (y >= top && y <= top + high) stroke(u.ctx, [left, y], [left + width, y], themeColor('--warning'), [6, 4]);
+    for (const threshold of thresholds.get(signal) ?? []) {
+      const y = u.valToPos(threshold, 'y', true);
+      if (y >= top && y <= top + high) stroke(u.ctx, [left, y], [left + width, y], themeColor('--warning'), [6, 4]);
+    }
   }
 }

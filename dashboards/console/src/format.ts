@@ -12,6 +12,13 @@ export function number(value: number | null | undefined): string {
   return String(Number(value.toPrecision(3))).replace('-', '−');
 }
 
+/** 79456894976 -> "74 GiB". */
+export function bytes(value: number | null): string {
+  if (value === null || !(Math.abs(value) >= 1024)) return number(value);
+  const power = Math.min(5, Math.floor(Math.log2(Math.abs(value)) / 10));
+  return `${number(value / 1024 ** power)} ${'KMGTP'[power - 1]}iB`;
+}
+
 export function integer(value: number): string {
   return Math.round(value).toLocaleString('en-US');
 }

@@ -69,7 +69,7 @@ export class Heatmap {
   private readonly legendMiddle = h('span');
   private readonly legendHigh = h('span');
   private readonly tip = h('div', { class: 'tip', hidden: true });
-  private readonly cell = h('div', { role: 'gridcell', id: 'heat-cell', class: 'visually-hidden' });
+  private readonly cell: HTMLElement;
   private readonly grid: HTMLElement;
   private data: HeatmapData | null = null;
   private scale: Scale | null = null;
@@ -79,9 +79,11 @@ export class Heatmap {
   private size = { w: 10, h: 10 };
   private top = axisTop;
 
-  constructor(private readonly choose: (cell: Cell) => void) {
+  /** `id` is of the cell where the keyboard is, `name` what its buttons call the map. */
+  constructor(private readonly choose: (cell: Cell) => void, id = 'heat-cell', private readonly name = 'The map') {
+    this.cell = h('div', { role: 'gridcell', id, class: 'visually-hidden' });
     this.grid = h('div', {
-      role: 'grid', tabindex: 0, class: 'heat-grid', 'aria-activedescendant': 'heat-cell', 'aria-label': 'Layer by head',
+      role: 'grid', tabindex: 0, class: 'heat-grid', 'aria-activedescendant': id, 'aria-label': 'Layer by head',
       onkeydown: (e) => this.onKey(e as KeyboardEvent), onmousemove: (e) => this.onMove(e as MouseEvent),
       onmouseleave: () => this.hover(null), onclick: (e) => this.onClick(e as MouseEvent),
       onfocus: () => this.drawRings(), onblur: () => this.drawRings(),
@@ -100,7 +102,7 @@ export class Heatmap {
 
   private saveButton(ending: 'csv' | 'png'): HTMLElement {
     const word = ending.toUpperCase();
-    return h('button', { class: 'link', 'aria-label': `The map as ${word}`, onclick: () => this.save(ending) }, word);
+    return h('button', { class: 'link', 'aria-label': `${this.name} as ${word}`, onclick: () => this.save(ending) }, word);
   }
 
   /** `anchor`: where a logarithmic scale turns from cold to warm; 0 = nowhere. */

@@ -9,6 +9,7 @@ import { fill, h } from './dom';
 import { ago, integer } from './format';
 import { Cell, CellKind, Heatmap, HeatmapData, cellName, worstCells, worstTable } from './heatmap';
 import { ModelMap, modelMap } from './model_map';
+import { Panels } from './panels';
 import { Route, formatRoute } from './route';
 import { Samples } from './samples';
 import {
@@ -67,6 +68,7 @@ export class RunPage {
   private readonly alertsView = new AlertsView((layer, head) => this.go({ layer, head, row: null }), () => this.reload());
   private readonly actionsView = new ActionsView(() => this.reload());
   private readonly besidePicker = h('select', { id: 'beside', onchange: () => this.go({ beside: this.besidePicker.value || null }) });
+  private readonly panels: Panels;
   private run: Run | null = null;
   private actions: Action[] = [];
   private alerts: Alert[] = [];
@@ -84,6 +86,7 @@ export class RunPage {
   /** `reload` refreshes this page and deals with errors. */
   constructor(private route: Route, private readonly name: string, private readonly reload: () => void) {
     this.samples = new Samples(name);
+    this.panels = new Panels(name, (signal, { layer, head }) => this.go({ signal, layer, head, row: null }));
     this.slider = h('input', {
       type: 'range', min: 0, max: 0, value: 0, 'aria-label': 'Step of the heatmap',
       oninput: () => this.scrub(Number(this.slider.value)), onchange: () => this.go({ step: Number(this.slider.value) }),
@@ -92,7 +95,7 @@ export class RunPage {
     this.columns = h('div', { class: 'columns', hidden: true },
       h('div', { class: 'stack' }, this.headsPanel(), this.alertsView.element, this.actionsView.element), this.headPanel());
     const title = h('div', { class: 'title-row' }, this.title, this.facts);
-    this.element = h('main', { class: 'page' }, title, this.verdictBox, this.columns);
+    this.element = h('main', { class: 'page' }, title, this.verdictBox, this.columns, this.panels.element);
   }
 
   private headsPanel(): HTMLElement {
@@ -197,6 +200,7 @@ export class RunPage {
     if (first && isNew) await this.show(first, mayAsk);
     await this.loadActions();
     await this.loadSeries();
+    await this.loadPanels(run);
     this.drawHead();
   }
 
@@ -225,6 +229,15 @@ export class RunPage {
       if (!(error instanceof ApiError)) throw error;
       this.actionsView.element.hidden = true;  // The server only watches, or the caller may not see actions.
     }
+  }
+
+  private async loadPanels(run: Run): Promise<void> {
+    const { alerts } = this;
+    const [step, chosen] = [this.route.step ?? -1, this.subject()];
+    await this.panels.load({
+      run, alerts, step, actions: this.applied(), expert: chosen.kind === 'expert' ? chosen : null, markedExperts: this.markedExperts(),
+      series: (wanted) => Promise.all([this.seriesHere(wanted, ''), this.seriesBeside(wanted)]),
+    });
   }
 
   /** The other runs, for the picker; a run that the address names stays in it. */
@@ -309,7 +322,7 @@ export class RunPage {
     const [signal, kind] = [findSignal(this.signal), this.kind()];
     if (kind !== 'tensor' && kind !== 'module') {
       const marked = kind === 'head' ? this.toMatrix(this.firing().flatMap((a) => a.last.heads), heads) :
-        kind === 'expert' ? this.evidence().filter((e) => e.head >= 0 && e.signal.startsWith('expert_')) : [];
+        kind === 'expert' ? this.markedExperts() : [];
       return { signal, kind, map: null, layers, heads, values, step: num(step), marked };
     }
     // Rows of modules are of many kinds: those stand on the map that have had a value. A name keeps its row for good.
@@ -332,6 +345,12 @@ export class RunPage {
   }
   private evidence(): Evidence[] {
     return this.firing().flatMap((a) => a.last.evidence);
+  }
+  private markedExperts(): Cell[] {
+    return this.evidence().filter((e) => e.head >= 0 && e.signal.startsWith('expert_'));
+  }
+  private applied(): number[] {
+    return this.actions.flatMap((a) => a.history).filter((c) => c.state === 'ACTION_STATE_APPLIED').map((c) => num(c.step));
   }
   private cellAt(at: number, columns: number): Cell {
     return { layer: Math.floor(at / columns), head: at % columns };
@@ -420,12 +439,11 @@ export class RunPage {
     const isHere = (at: Cell) => name === '' && kind === 'head' && at.layer === layer && at.head === head;
     const alerts = this.alerts.filter((a) => isFiring(a) && a.last.heads.some(isHere)).map((a) => a.last);
     const evidence = name ? this.alerts.flatMap((a) => a.last.evidence) : alerts.flatMap((a) => a.evidence.filter(isHere));
-    const changes = this.actions.flatMap((a) => a.history);
     return {
-      thresholds: new Map(evidence.map((e) => [e.signal, num(e.threshold)])),
+      thresholds: new Map(evidence.map((e) => [e.signal, [num(e.threshold)].filter(Number.isFinite)])),
       begins: alerts.map((a) => num(a.first_step)),
       step: this.route.step === null ? -1 : this.matrix?.step ?? -1,
-      actions: changes.filter((c) => c.state === 'ACTION_STATE_APPLIED').map((c) => num(c.step)),
+      actions: this.applied(),
       lost: this.lost(),
     };
   }
@@ -463,6 +481,7 @@ export class RunPage {
         const next: number = this.wantedStep;
         await this.loadMatrix(next);
         this.charts.mark(this.matrix?.step ?? -1);
+        this.panels.mark(this.matrix?.step ?? -1);
         if (this.wantedStep === next) this.wantedStep = null;
       }
     })();
@@ -477,6 +496,7 @@ export class RunPage {
 
   redraw(): void {
     this.heatmap.redraw();
+    this.panels.redraw();
     this.charts.clear();
     this.chartsFor = '';
     this.reload();

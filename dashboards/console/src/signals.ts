@@ -11,6 +11,8 @@ export interface Signal {
   /** Low values are the alarming ones. */
   lowIsBad?: boolean;
   kvHeads?: boolean;
+  /** A value is a number of bytes. */
+  bytes?: boolean;
   /** Where the colours turn from cold to warm, unless an alert has a threshold. */
   anchor?: number;
 }
@@ -181,17 +183,126 @@ export function rowSignalsOf(run: Run): RowSignal[] {
   return rowSignals.filter((s) => reported.has(s.part));
 }
 
+/** Of the run, on a panel that is there only where the run has such signals. */
+export interface PanelSignal extends Signal { part: string }
+
+/** What every step was like between two samples. */
+const stepOnes: PanelSignal[] = [
+  { name: 'moment_lag_max', part: 'moment_lag_max', label: 'Second-moment lag', scale: 'log',
+    help: 'Largest of a step, in the embeddings and first layers: about one or less while the second moment follows the gradients.' },
+  { name: 'grad_saturated', part: 'grad_saturated', label: 'Saturated gradients', scale: 'linear',
+    help: 'Elements of the same gradients that were NaN, infinite, or as large as their type can hold.' },
+  { name: 'skipped_steps', part: 'skipped_steps', label: 'Skipped steps', scale: 'linear',
+    help: 'Steps that the optimizer did not take, since the sample before.' },
+  { name: 'clip_factor', part: 'clip_factor', label: 'Clipped to', scale: 'linear', lowIsBad: true,
+    help: 'Smallest factor by which gradients were clipped: one where they were within their limit.' },
+  { name: 'grad_norm_max', part: 'grad_norm_max', label: 'Largest gradient norm', scale: 'log',
+    help: 'Of a step, since the sample before.' },
+  { name: 'loss_max', part: 'loss_max', label: 'Largest loss', scale: 'linear', help: 'Of a step, since the sample before.' },
+  { name: 'loss_scale', part: 'loss_scale', label: 'Loss scale', scale: 'log', help: 'What a GradScaler has multiplied the loss by.' },
+  { name: 'data_share', part: 'data_share', label: 'Share of waiting for data', scale: 'linear',
+    help: 'Time before the forward pass over the time of a step: at 0.6 the job waits for data 60 % of its time.' },
+  { name: 'data_seconds', part: 'data_seconds', label: 'Data, seconds', scale: 'linear', help: "Host's time before the forward pass." },
+  { name: 'forward_seconds', part: 'forward_seconds', label: 'Forward, seconds', scale: 'linear',
+    help: "Host's time from the first attention to the backward pass." },
+  { name: 'backward_seconds', part: 'backward_seconds', label: 'Backward, seconds', scale: 'linear',
+    help: "Host's time in backward passes." },
+  { name: 'optimizer_seconds', part: 'optimizer_seconds', label: 'Optimizer, seconds', scale: 'linear',
+    help: "Host's time in the steps of optimizers." },
+  { name: 'memory_allocated', part: 'memory_allocated', label: 'Memory, now', scale: 'linear', bytes: true,
+    help: "Of the GPU, by torch's allocator, at the end of the sampled step." },
+  { name: 'memory_peak', part: 'memory_peak', label: 'Memory, at most', scale: 'linear', bytes: true,
+    help: "Most of the GPU's memory by torch's allocator so far." },
+];
+
+const sequenceOnes: PanelSignal[] = [
+  { name: 'loss_sequence_max', part: 'loss_sequence_max', label: 'Largest loss of a sequence', scale: 'linear',
+    help: 'It disappears in the mean.' },
+  { name: 'loss_sequence_mean', part: 'loss_sequence_sum', label: 'Mean loss of a sequence', scale: 'linear',
+    help: 'Over the sequences of a step.' },
+  { name: 'loss_microbatch_max', part: 'loss_microbatch_max', label: 'Largest mean of a micro-batch', scale: 'linear',
+    help: 'Over its sequences.' },
+  { name: 'loss_repeated_share', part: 'loss_repeated_tokens', label: 'Repeated labels', scale: 'linear',
+    help: 'Share of the labels that count and are the same as the one before: near one for a batch of one repeated token.' },
+  { name: 'loss_masked_share', part: 'loss_masked_tokens', label: 'Masked labels', scale: 'linear',
+    help: 'Share of the labels that do not count.' },
+  { name: 'loss_tokens', part: 'loss_tokens', label: 'Labels that count', scale: 'linear', help: 'Of a step.' },
+  { name: 'loss_sequences', part: 'loss_sequences', label: 'Sequences', scale: 'linear', help: 'Whose loss the job has told, of a step.' },
+];
+
+function reportedOf(run: Run, signals: PanelSignal[]): string[] {
+  const reported = new Set(run.signals);
+  return signals.filter((s) => reported.has(s.part)).map((s) => s.name);
+}
+
+/** What the optimizer's panel draws; nothing without signals of steps. The gradient norm stands behind the clipping. */
+export function optimizerNames(run: Run): string[] {
+  const names = reportedOf(run, stepOnes);
+  if (names.length === 0 || !run.signals.includes('grad_norm')) return names;
+  const behind = names.findIndex((name) => stepOnes.findIndex((s) => s.name === name) > 3);
+  names.splice(behind < 0 ? names.length : behind, 0, 'grad_norm');
+  return names;
+}
+
+/** What the panel of sequences' losses draws. */
+export function sequenceNames(run: Run): string[] {
+  return reportedOf(run, sequenceOnes);
+}
+
+/** The field's names: rewards, KL divergences, entropies, clipping, then what else TRL and verl tell. */
+const learningNames = [
+  /^(.*\/)?(mean_|min_|max_|frac_)?rewards?([/_].*)?$/,
+  /^(.*\/)?(mean_)?((policy_|ppo_|approx_)?kl|approxkl)([/_].*)?$/,
+  /^(.*\/)?(mean_)?(policy_)?entropy([/_].*)?$/,
+  /^(.*\/)?(mean_)?(pg_|vf_|policy_|cispo_)?clip_?(frac|fraction|ratio)([/_].*)?$/,
+  /^(.*\/)?(advantages?|returns)([/_].*)?$/,
+  /^(actor|critic|rollout_corr|objective|policy|completions|sampling|response|response_length|prompt_length|num_turns)\//,
+  /^training\/rollout_/,
+];
+
+/** -1: it is no name of reinforcement learning. */
+function learningRank(name: string): number {
+  return learningNames.findIndex((known) => known.test(name));
+}
+
+/** What the server holds against its own past with no rules file, and which way is bad. */
+const watchedFalls = ['reward', 'rewards', 'entropy', 'policy_entropy'];
+const watchedRises = ['kl', 'kl_div', 'kl_divergence', 'kl_loss', 'policy_kl', 'ppo_kl', 'approx_kl', 'approxkl'];
+
+/** What is judged of an own signal without rules: its declared limits, and its past. */
+export interface OwnLimits { limits: number[]; words: string }
+
+export function ownLimits({ name, low, high }: OwnSignal): OwnLimits {
+  const limits = [low, high].map((limit) => (limit === undefined ? NaN : Number(limit)));
+  const words = limits.map((limit, i) => (Number.isFinite(limit) ? `${i === 0 ? 'at least' : 'at most'} ${limit}` : ''));
+  if (watchedFalls.includes(name)) words.push('a fall is told');
+  if (watchedRises.includes(name)) words.push('a rise is told');
+  return { limits: limits.filter((limit) => Number.isFinite(limit)), words: words.filter(Boolean).join(' · ') };
+}
+
 /** Own signals with a value for each layer, head, expert or rank. */
 export function ownMatrices(run: Run): OwnSignal[] {
   return run.own_signals.filter((own) => own.granularity !== 'GRANULARITY_RUN' && own.layers * own.heads > 0);
 }
 
-/** Of a call's 64 series, beside those of a head. */
+/** Of a call's 64 series, beside those of a head, and beside those of the other panels. */
 const ownMax = 48;
+const learningMax = 36;
 
-/** The signals with one value a step that the job has named itself. */
+function ofRun(run: Run): OwnSignal[] {
+  return run.own_signals.filter((own) => own.granularity === 'GRANULARITY_RUN' && own.layers > 0);
+}
+
+/** Those with one value a step that have names of reinforcement learning, rewards first. */
+export function learningOfRun(run: Run): OwnSignal[] {
+  const found = ofRun(run).filter(({ name }) => learningRank(name) >= 0);
+  return found.sort((a, b) => learningRank(a.name) - learningRank(b.name)).slice(0, learningMax);
+}
+
+/** The other signals with one value a step that the job has named itself. */
 export function ownOfRun(run: Run): string[] {
-  return run.own_signals.filter((own) => own.granularity === 'GRANULARITY_RUN' && own.layers > 0).slice(0, ownMax).map((own) => own.name);
+  const elsewhere = new Set(learningOfRun(run));
+  return ofRun(run).filter((own) => !elsewhere.has(own)).slice(0, ownMax).map((own) => own.name);
 }
 
 /** Drawn for the chosen head; the rest is in the heatmap only. */
@@ -202,6 +313,6 @@ const otherLabels: Record<string, string> = { hook_overhead: 'Hook overhead', si
   law_a1_z: 'Law A1, z', law_a2_z: 'Law A2, z' };
 
 export function findSignal(name: string): Signal {
-  return [...headSignals, ...runSignals, ...rowSignals, ...expertSignals].find((s) => s.name === name) ??
+  return [...headSignals, ...runSignals, ...rowSignals, ...expertSignals, ...stepOnes, ...sequenceOnes].find((s) => s.name === name) ??
     { name, label: otherLabels[name] ?? name, help: '', scale: 'linear' };
 }
