@@ -16,6 +16,7 @@ import torch
 
 import bellwether
 from bellwether._native import c_api
+from bellwether._step import frames
 from bellwether._unwatched import Unwatched
 from bellwether.client import Block, ClientError, OwnValues, RunClient, RunOptions
 
@@ -232,6 +233,19 @@ def test_a_number_that_cannot_be_taken_costs_itself(tmp_path: Path) -> None:
     assert found == {s: {("good", 0, 0): 1, ("large", 0, 0): math.inf} for s in range(2)}
     assert len(left_out) >= 10
     assert all(count == 2 for why, count in left_out.items() if why.startswith("log text"))
+
+
+def test_many_reasons_are_said_once_and_all_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("WARNING", "bellwether")
+    _, left_out, _ = run(
+        tmp_path / "a.bwrun", steps=3,
+        forward=lambda monitor, _: monitor.log({f"text{i}": "seven" for i in range(20)}),
+    )  # fmt: skip
+    assert caplog.text.count("is left out") == frames.LEFT_OUT_MAX + 1
+    assert len(left_out) == frames.LEFT_OUT_MAX + 1 and left_out[frames.OTHER_REASONS] == 3 * 4
+    assert sum(left_out.values()) == 3 * 20
 
 
 def test_a_run_has_so_many_signals(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from .since_sample import Lags, SinceSample
 LATE_FRAMES_MAX = 64  # Frames that wait for a device; beyond it their numbers are left out.
 FAULTS_MAX = 64  # Modules whose faults are told.
 LEFT_OUT_MAX = 16  # Reasons that are remembered.
+OTHER_REASONS = "for other reasons, which are not named any more"
 _POLL_SECONDS = 0.001
 OVERFLOWS_MAX = 32  # Samples in a row that are made up for; a scaler needs 16 to find its factor.
 # Among a step's values, but no signals: what its gradients are divided by; above 0 if they are
@@ -132,13 +133,17 @@ class Frames:
     def leave_out(self, name: str, error: Exception) -> None:
         """An unreadable number costs that number, not the frame."""
         reason = f"{name}: {type(error).__name__}: {error}"
-        if not any(known.startswith(f"{name}: ") for known in self.left_out):
-            log.warning(f"a number of the step is left out: {reason}")
-        self.count_left_out(reason)
+        known = any(each.startswith(f"{name}: ") for each in self.left_out)
+        counted = self.count_left_out(reason)
+        if self.left_out[counted] == 1 and (counted == OTHER_REASONS or not known):
+            log.warning(f"a number of the step is left out: {counted}")
 
-    def count_left_out(self, reason: str) -> None:
-        if reason in self.left_out or len(self.left_out) < LEFT_OUT_MAX:
-            self.left_out[reason] = self.left_out.get(reason, 0) + 1
+    def count_left_out(self, reason: str) -> str:
+        """What it was counted as: beyond LEFT_OUT_MAX reasons, one that stands for all others."""
+        if reason not in self.left_out and len(self.left_out) >= LEFT_OUT_MAX:
+            reason = OTHER_REASONS
+        self.left_out[reason] = self.left_out.get(reason, 0) + 1
+        return reason
 
     def push(
         self,
