@@ -43,7 +43,6 @@ class Tensors:
         self.copied_max = 0  # Elements of the largest turn.
         self._sampled = False
         self._turns_taken = 0
-        self._taken = 0  # Turns before the running one, as all ranks count them.
         self._step = 0
         self._parts = Parts()
         self._here: Optional[dict[int, Row]] = None  # In the running step, by id of the parameter.
@@ -80,17 +79,20 @@ class Tensors:
         if not turns:
             self._turn = range(0)
             return
-        taken, self._turns_taken = self._turns_taken, self._turns_taken + 1
-        if self.rows.sharded:  # It follows from the step.
-            taken = self._step // self._every
-        self._taken = taken
-        self._visit, turn = divmod(taken, turns)
+        self._turns_taken += 1
+        self._visit, turn = divmod(self._turns_before(), turns)
         if self.rows.sharded:
             # Where samples are further apart than they were to be, no turn is left out for good.
             self._visit = (self._visit * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF) >> 40
             turn = (turn + self._visit) % turns
         self._turn = range(turn * size, min((turn + 1) * size, count))
         self._room = max(COPIED_LEAST, self.rows.elements // 100)
+
+    def _turns_before(self) -> int:
+        """Before the running one, as all ranks count them: of parts it follows from the step."""
+        if self.rows.sharded:
+            return self._step // self._every
+        return max(self._turns_taken - 1, 0)
 
     def stepped(self, parameters: Iterable[Tensor]) -> bool:
         """Whether the running step, as far as it is told, has moved one of them."""
@@ -256,7 +258,7 @@ class Tensors:
                     weight = flat(row.weight)[begin:end]
                     pieces.append((row, Entry(weight=weight, before=before)))
             self._measure(self._parts.pieces, pieces)
-            self._parts.weights += self._weights.measure(rows, self._turn, self._taken)
+            self._parts.weights += self._weights.measure(rows, self._turn, self._turns_before())
 
     def sample(self) -> Optional[TensorSample]:
         """What was measured in this step."""
