@@ -153,14 +153,22 @@ ExitCode Compare(Cli* cli, const CompareOptions& options) {
   request.set_limit(options.limit);
   return CallAndPrint<v1::CompareRunsRequest, v1::CompareRunsResponse>(
       cli, &v1::Query::Stub::CompareRuns, request, [cli](const v1::CompareRunsResponse& response) {
+        const bool named = response.heads_size() > 0 && !response.heads(0).name().empty();
         Table table{.columns = {"LAYER", "HEAD", "FIRST STEP", "LOG2 RATIO", "BAND"}};
+        if (named) table.columns = {"ROW", "FIRST STEP", "LOG2 RATIO", "BAND"};
         for (const v1::HeadDifference& head : response.heads()) {
-          table.rows.push_back({std::to_string(head.layer()), std::to_string(head.head()), Integer(head.first_step()),
-                                Number(head.ratio(), 4), Number(head.band(), 3)});
+          std::vector<Cell> row = {std::to_string(head.layer()), std::to_string(head.head())};
+          if (named) row = {head.name()};
+          for (const std::string& cell :
+               {Integer(head.first_step()), Number(head.ratio(), 4), Number(head.band(), 3)}) {
+            row.emplace_back(cell);
+          }
+          table.rows.push_back(std::move(row));
         }
         Print(cli->output, table, response);
-        Complain(std::to_string(response.heads_differing()) +
-                 (response.heads_differing() == 1 ? " head differs" : " heads differ") + ", compared up to step " +
+        const std::string what = named ? "row" : "head";
+        Complain(std::to_string(response.heads_differing()) + " " + what +
+                 (response.heads_differing() == 1 ? " differs" : "s differ") + ", compared up to step " +
                  Integer(response.step_end()));
         return kOk;
       });
@@ -353,12 +361,12 @@ void AddRuns(Cli* cli) {
       ->check(CLI::Range(uint64_t{1}, uint64_t{1'000'000}));
 
   auto* const compare = AddCommand<CompareOptions>(
-      cli, noun, "compare", "Finds the heads in which two runs differ, and from which step on",
+      cli, noun, "compare", "Finds the heads, tensors or modules in which two runs differ, and from which step on",
       "bellwether run compare bf16 fp32 --signal wq_sigma", &Compare, &command);
   command->add_option("run", compare->run, which)->required()->type_name("RUN");
   command->add_option("baseline", compare->baseline, "the run to hold it against")->required()->type_name("RUN");
   command->add_option("--signal", compare->signal, "the signal to compare")->capture_default_str()->type_name("SIGNAL");
-  command->add_option("--limit", compare->limit, "at most so many heads, 1..1024")->capture_default_str();
+  command->add_option("--limit", compare->limit, "at most so many heads or rows, 1..1024")->capture_default_str();
 
   auto* const annotate =
       AddCommand<AnnotateOptions>(cli, noun, "annotate", "Notes something at a step of a run",

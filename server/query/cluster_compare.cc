@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "server/model/row_names.h"
 #include "server/query/compared_run.h"
 #include "server/query/convert.h"
 #include "server/query/query_engine.h"
@@ -35,16 +36,25 @@ class OwnersRun final : public ComparedRun {
     const auto found = own_.find(name);
     return found == own_.end() ? MatrixShape() : found->second;
   }
+  absl::StatusOr<std::vector<std::string>> NamesOf(const Signal& signal) override {
+    BW_ASSIGN_OR_RETURN(const v1::GetMatrixResponse matrix, Matrix(signal, this->step()));
+    return std::vector<std::string>(matrix.names().begin(), matrix.names().end());
+  }
   absl::StatusOr<std::vector<float>> ReadMatrix(const Signal& signal, int64_t step, int64_t* at) override {
-    v1::GetMatrixRequest request;
-    request.set_run(place_.uuid);
-    request.set_signal(signal.name);
-    request.set_step(step);
-    BW_ASSIGN_OR_RETURN(const auto matrix,
-                        (router_->Call<v1::GetMatrixRequest, v1::GetMatrixResponse>(
-                            place_.server, "GetMatrix", request, *context_.grant, context_.deadline_monotonic_ns)));
+    BW_ASSIGN_OR_RETURN(const v1::GetMatrixResponse matrix, Matrix(signal, step));
     *at = matrix.step();
     std::vector<float> values(matrix.values().begin(), matrix.values().end());
+    if (!signal.rows.empty() && *at >= 0) {
+      if (matrix.names_size() != matrix.values_size()) return Unreadable(place_);
+      const std::vector<std::string> names(matrix.names().begin(), matrix.names().end());
+      const RowNames rows(names);
+      std::vector<float> picked;
+      for (const std::string& name : signal.rows) {
+        const int32_t row = rows.Find(name);
+        picked.push_back(row < 0 ? NotMeasured() : values[static_cast<size_t>(row)]);
+      }
+      values = std::move(picked);
+    }
     const auto cells = static_cast<size_t>(signal.shape.size());
     if (*at >= 0 && values.size() != cells) return Unreadable(place_);
     return values;
@@ -57,6 +67,10 @@ class OwnersRun final : public ComparedRun {
     for (const Head& head : heads) {
       v1::SeriesId* const id = request.add_series();
       id->set_signal(signal.name);
+      if (!signal.rows.empty()) {
+        id->set_name(signal.rows[static_cast<size_t>(head.layer)]);
+        continue;
+      }
       id->set_layer(static_cast<uint32_t>(head.layer));
       id->set_head(static_cast<uint32_t>(head.head));
     }
@@ -77,6 +91,15 @@ class OwnersRun final : public ComparedRun {
   }
 
  private:
+  absl::StatusOr<v1::GetMatrixResponse> Matrix(const Signal& signal, int64_t step) {
+    v1::GetMatrixRequest request;
+    request.set_run(place_.uuid);
+    request.set_signal(signal.name);
+    request.set_step(step);
+    return router_->Call<v1::GetMatrixRequest, v1::GetMatrixResponse>(place_.server, "GetMatrix", request,
+                                                                      *context_.grant, context_.deadline_monotonic_ns);
+  }
+
   RunRouter* const router_;
   const RunRouter::Location place_;
   const CallContext& context_;
@@ -95,7 +118,8 @@ absl::StatusOr<std::unique_ptr<ComparedRun>> OpenAtOwner(RunRouter* router, cons
                          .heads = static_cast<int32_t>(told.heads()),
                          .kv_heads = static_cast<int32_t>(told.kv_heads()),
                          .head_dim = static_cast<int32_t>(told.head_dim()),
-                         .seq_len = static_cast<int32_t>(told.seq_len())};
+                         .seq_len = static_cast<int32_t>(told.seq_len()),
+                         .experts = static_cast<int32_t>(told.experts())};
   std::map<std::string, MatrixShape> own;
   for (const v1::OwnSignal& signal : run.own_signals()) {
     own[signal.name()] = {static_cast<int32_t>(signal.layers()), static_cast<int32_t>(signal.heads())};

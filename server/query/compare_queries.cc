@@ -43,6 +43,33 @@ int64_t FirstBeyond(const RunComparison& comparison, int index, const ComparedRu
   return first;
 }
 
+// Those of both, in the order of `run`, with their rows there.
+struct CommonRows {
+  std::vector<std::string> names;
+  std::vector<int32_t> rows;
+};
+absl::StatusOr<CommonRows> CommonRowsOf(ComparedRun* run, ComparedRun* baseline, const ComparedRun::Signal& signal) {
+  BW_ASSIGN_OR_RETURN(const std::vector<std::string> mine, run->NamesOf(signal));
+  BW_ASSIGN_OR_RETURN(std::vector<std::string> theirs, baseline->NamesOf(signal));
+  std::sort(theirs.begin(), theirs.end());
+  CommonRows common;
+  for (size_t row = 0; row < mine.size(); ++row) {
+    if (!std::binary_search(theirs.begin(), theirs.end(), mine[row])) continue;
+    common.names.push_back(mine[row]);
+    common.rows.push_back(static_cast<int32_t>(row));
+  }
+  if (!common.names.empty()) return common;
+  return absl::InvalidArgumentError(absl::StrCat("signal \"", signal.name, "\": runs \"", run->asked(), "\" (",
+                                                 mine.size(), " names) and \"", baseline->asked(), "\" (",
+                                                 theirs.size(), ") have no tensor or module of the same name"));
+}
+
+// Whether both runs count what it is of alike: heads, layers, experts; rows have names.
+bool IsCompared(Granularity granularity) {
+  return granularity == Granularity::kRun || OfHeads(granularity) || granularity == Granularity::kLayer ||
+         granularity == Granularity::kExpert || IsNamedByRanks(granularity);
+}
+
 // One of this server's own.
 class StoredRun final : public ComparedRun {
  public:
@@ -60,9 +87,19 @@ class StoredRun final : public ComparedRun {
     const OwnSignal* const own = rows_->FindOwn(name);
     return own == nullptr ? MatrixShape() : MatrixShape{own->layers, own->heads};
   }
+  absl::StatusOr<std::vector<std::string>> NamesOf(const Signal& signal) override {
+    return rows_->of(signal.info->granularity).names();
+  }
   absl::StatusOr<std::vector<float>> ReadMatrix(const Signal& signal, int64_t step, int64_t* at) override {
     if (signal.info == nullptr) return read_own_(*rows_->FindOwn(signal.name), step, at);
-    return series_->ReadMatrix(id_, layout(), signal.info->id, step, at);
+    BW_ASSIGN_OR_RETURN(std::vector<float> all, series_->ReadMatrix(id_, layout(), signal.info->id, step, at));
+    if (signal.rows.empty() || *at < 0) return all;
+    std::vector<float> values;
+    for (const std::string& name : signal.rows) {
+      const auto row = static_cast<size_t>(rows_->of(signal.info->granularity).Find(name));
+      values.push_back(row < all.size() ? all[row] : NotMeasured());
+    }
+    return values;
   }
   absl::StatusOr<std::vector<Values>> ReadSeries(const Signal& signal, const std::vector<Head>& heads, int64_t begin,
                                                  int64_t end, size_t points_max) override {
@@ -78,6 +115,10 @@ class StoredRun final : public ComparedRun {
 
  private:
   SeriesKey KeyOf(const Signal& signal, const Head& head) const {
+    if (!signal.rows.empty()) {
+      const std::string& name = signal.rows[static_cast<size_t>(head.layer)];
+      return {signal.info->id, rows_->of(signal.info->granularity).Find(name), 0};
+    }
     if (signal.info != nullptr) return {signal.info->id, head.layer, head.head};
     const OwnSignal& own = *rows_->FindOwn(signal.name);
     return {MatrixOf(own), rows_->OwnRow(own, head.layer, head.head), 0};
@@ -118,11 +159,17 @@ absl::StatusOr<v1::CompareRunsResponse> QueryEngine::Compare(ComparedRun* run, C
   ComparedRun::Signal signal{.name = request.signal(), .info = FindSignal(std::string_view(request.signal()))};
   BW_RETURN_IF_ERROR(Range("limit", request.limit(), 0, options_.heads_max));
   MatrixShape other_shape;
-  if (signal.info != nullptr) {
-    if (signal.info->granularity != Granularity::kRun && !OfHeads(signal.info->granularity)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("signal \"", signal.name, "\": must be of heads or of the run, which all runs count alike"));
-    }
+  std::vector<int32_t> rows;  // In the run, of named ones.
+  if (signal.info != nullptr && !IsCompared(signal.info->granularity)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "signal \"", signal.name, "\": must be of the run, heads, layers, experts, tensors or modules, not of ranks"));
+  }
+  if (signal.info != nullptr && IsNamedByRanks(signal.info->granularity)) {
+    BW_ASSIGN_OR_RETURN(CommonRows common, CommonRowsOf(run, baseline, signal));
+    signal.rows = std::move(common.names);
+    rows = std::move(common.rows);
+    signal.shape = other_shape = {static_cast<int32_t>(rows.size()), 1};
+  } else if (signal.info != nullptr) {
     signal.shape = ShapeOf(*signal.info, run->layout());
     other_shape = ShapeOf(*signal.info, baseline->layout());
   } else {
@@ -151,7 +198,9 @@ absl::StatusOr<v1::CompareRunsResponse> QueryEngine::Compare(ComparedRun* run, C
   BW_RETURN_IF_ERROR(context.Reserve(shape.size() * kCellBytes + points * kPointBytes));
   const int64_t grid = std::min<int64_t>({options_.compare_steps, int64_t{RunComparison::kStepsMax}, last + 1});
 
-  RunComparison comparison(static_cast<size_t>(shape.size()), options_.compare_log2_min);
+  // Heads are alike, and tensors are not: one with small values is no tensor without any.
+  const double floor_part = rows.empty() ? RunComparison::kFloorPart : RunComparison::kFloorPartOfRows;
+  RunComparison comparison(static_cast<size_t>(shape.size()), options_.compare_log2_min, floor_part);
   int64_t newest = -1;
   for (int64_t i = 0; i < grid; ++i) {
     BW_RETURN_IF_ERROR(Check(context));
@@ -212,7 +261,9 @@ absl::StatusOr<v1::CompareRunsResponse> QueryEngine::Compare(ComparedRun* run, C
     const int index = head.is.first >= 0 ? head.is.first : static_cast<int>(comparison.steps()) - 1;
     const auto exact = first_steps.find(i);
     v1::HeadDifference* const to = response.add_heads();
-    to->set_layer(static_cast<uint32_t>(head.where.layer));
+    const auto place = static_cast<size_t>(head.where.layer);
+    if (!rows.empty()) to->set_name(signal.rows[place]);
+    to->set_layer(static_cast<uint32_t>(rows.empty() ? head.where.layer : rows[place]));
     to->set_head(static_cast<uint32_t>(head.where.head));
     to->set_first_step(exact != first_steps.end() ? exact->second : head.is.first >= 0 ? comparison.step(index) : -1);
     to->set_ratio(head.is.ratio);

@@ -15,21 +15,20 @@ namespace {
 
 constexpr double kScales = 3;
 constexpr size_t kPeersMin = 8;
-constexpr double kFloorPart = 1.0 / 16;
 constexpr int kBeyondMin = 3;
 constexpr double kShareMin = 0.75;
 
 double Log2(float value, double floor) { return std::log2(std::max(std::abs(static_cast<double>(value)), floor)); }
 
-// A sixteenth of the median of what is there and not zero; 0: nothing is.
-double FloorOf(std::span<const float> run, std::span<const float> baseline) {
+// That part of the median of what is there and not zero; 0: nothing is.
+double FloorOf(std::span<const float> run, std::span<const float> baseline, double part) {
   std::vector<double> sizes;
   for (const auto values : {run, baseline}) {
     for (const float value : values) {
       if (std::isfinite(value) && value != 0) sizes.push_back(std::abs(static_cast<double>(value)));
     }
   }
-  return sizes.empty() ? 0 : kFloorPart * DescribePeers(std::move(sizes)).median;
+  return sizes.empty() ? 0 : part * DescribePeers(std::move(sizes)).median;
 }
 
 // 1.4826 MAD, also where it is 0.
@@ -45,7 +44,7 @@ double ScaleOf(std::vector<double> values) {
 void RunComparison::Add(int64_t step, std::span<const float> run, std::span<const float> baseline) {
   if (steps_.size() == kStepsMax) return;
   const uint64_t bit = uint64_t{1} << steps_.size();
-  Step& now = steps_.emplace_back(Step{.step = step, .floor = FloorOf(run, baseline)});
+  Step& now = steps_.emplace_back(Step{.step = step, .floor = FloorOf(run, baseline, floor_part_)});
   std::vector<double> differences, changes, of_run, of_baseline;
   for (size_t i = 0; i < heads_.size(); ++i) {
     if (!std::isfinite(run[i]) || !std::isfinite(baseline[i]) || now.floor == 0) continue;

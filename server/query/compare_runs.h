@@ -1,8 +1,9 @@
-// compare_runs.h: which heads of two runs differ, and from which step on.
+// compare_runs.h: which heads, or rows, of two runs differ, and from which step on.
 //
 // At each of some steps that both runs hold, a head's difference is
 // d = log2(|run| / |baseline|).  Values below 1/16 of the signal's median there
-// count as that much: a value next to nothing has no ratio.  d is compared with
+// count as that much: a value next to nothing has no ratio.  Of tensors and modules, which
+// are not alike, it is 2^-20.  d is compared with
 // a band of
 //
 //   max(log2_min, 3 own, 3 min(scale of d over heads, sqrt(2) calm))
@@ -39,7 +40,12 @@ class RunComparison {
   static constexpr size_t kStepsMax = 64;
   static constexpr int kWithinMax = 3;  // So many in a row end what differs.
 
-  RunComparison(size_t cells, double log2_min) : log2_min_(log2_min), heads_(cells) {}
+  // Of the median: values below it count as that much.
+  static constexpr double kFloorPart = 1.0 / 16;
+  static constexpr double kFloorPartOfRows = 1.0 / (1 << 20);  // Of tensors or modules.
+
+  RunComparison(size_t cells, double log2_min, double floor_part = kFloorPart)
+      : log2_min_(log2_min), floor_part_(floor_part), heads_(cells) {}
 
   // A step above the last one, at most kStepsMax; both with `cells` values.
   void Add(int64_t step, std::span<const float> run, std::span<const float> baseline);
@@ -72,7 +78,7 @@ class RunComparison {
     bool has_last = false;
   };
 
-  const double log2_min_;
+  const double log2_min_, floor_part_;
   std::vector<Step> steps_;
   std::vector<Head> heads_;
   std::vector<double> noises_;  // Of each step, as they came.

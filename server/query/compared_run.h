@@ -35,6 +35,7 @@ class ComparedRun {
     std::string name;
     const SignalInfo* info = nullptr;  // Null: an own signal.
     MatrixShape shape;
+    std::vector<std::string> rows;  // Tensors or modules that both have: `shape` is of these, in this order.
   };
 
   virtual ~ComparedRun() = default;
@@ -44,6 +45,8 @@ class ComparedRun {
 
   // Layers, and heads or experts, of the own signal of that name; none: the run has no such signal.
   virtual MatrixShape OwnShape(const std::string& name) const = 0;
+  // Of all tensors or modules of a signal of these, by row.
+  virtual absl::StatusOr<std::vector<std::string>> NamesOf(const Signal& signal) = 0;
   // As SeriesStore::ReadMatrix(), and ReadSeries() of the newest attempt, of each
   // of `heads`; errors also as Peers::Call().
   virtual absl::StatusOr<std::vector<float>> ReadMatrix(const Signal& signal, int64_t step, int64_t* at) = 0;

@@ -201,7 +201,7 @@ const stepOnes: PanelSignal[] = [
   { name: 'loss_max', part: 'loss_max', label: 'Largest loss', scale: 'linear', help: 'Of a step, since the sample before.' },
   { name: 'loss_scale', part: 'loss_scale', label: 'Loss scale', scale: 'log', help: 'What a GradScaler has multiplied the loss by.' },
   { name: 'data_share', part: 'data_share', label: 'Share of waiting for data', scale: 'linear',
-    help: 'Time before the forward pass over the time of a step: at 0.6 the job waits for data 60 % of its time.' },
+    help: 'Time before the forward pass over the time of a step: the share of its time in which the job waits for data.' },
   { name: 'data_seconds', part: 'data_seconds', label: 'Data, seconds', scale: 'linear', help: "Host's time before the forward pass." },
   { name: 'forward_seconds', part: 'forward_seconds', label: 'Forward, seconds', scale: 'linear',
     help: "Host's time from the first attention to the backward pass." },

@@ -347,6 +347,7 @@ export interface HeadDifference {
   first_step: string;
   ratio: Real;
   band: Real;
+  name: string;
 }
 
 export interface ListBaselinesRequest {

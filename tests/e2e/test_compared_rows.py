@@ -1,0 +1,85 @@
+"""Goal: two runs are compared over tensors, modules, layers and experts.  Rows are compared by their names,
+in whatever order the runs have them, and what only one has is left out.
+
+Method: bellwetherd and clients that say every value: the same data, and gradients of one run eight times larger.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / room) for room in ("support", "python")]
+from bellwether_process import Server, wait_for
+from scraping import MODULE, TENSOR
+
+from bellwether.client import Block, RunClient, RunOptions
+
+STEPS, CHANGE, EXPERTS = 64, 40, 3
+# Of sizes that are far apart, and one of which only one run has.
+SIZES = {f"layers.{layer}.{name}.weight": 10.0 ** (2 * layer - 6) for layer in range(6) for name in ("q", "up")}
+ONLY = {"base": "adapter.weight", "changed": "head.weight"}
+
+
+def report(server: Server, run: str, factor: float) -> None:
+    names = [*SIZES, ONLY[run]]
+    if run == "changed":
+        names.reverse()
+    with RunClient(RunOptions(run, layers=2, heads=2, experts=EXPERTS, server=server.grpc)) as client:
+        assert client.push_names(TENSOR, names) == len(names)
+        assert client.push_names(MODULE, ["layers.0", "layers.1"]) == 2
+        for step in range(STEPS):
+            scale = factor if step >= CHANGE else 1.0
+            squares = [(SIZES.get(name, 1.0) * scale * (1 + step % 3 / 50)) ** 2 for name in names]
+            blocks = [
+                Block("loss", [2.0]),
+                Block("tensor_elements", [1.0] * len(names), 0, len(names)),
+                Block("tensor_grad_sumsq", squares, 0, len(names)),
+                Block("module_elements", [4.0, 4.0], 0, 2),
+                Block("module_sumsq", [4.0, 4.0 * (4 if scale > 1 else 1)], 0, 2),
+                Block("expert_load", [5.0, 5.0, 5.0 * scale], 1, 1, 0, EXPERTS),
+                Block("router_logit_max", [scale], 1),
+            ]
+            assert client.push(step, blocks)
+        assert client.flush(60)
+    wait_for("the last step", lambda: int(server.call("GetRun", run=run).get("step", -1)) >= STEPS - 1)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with Server(tmp_path_factory.mktemp("compared")) as running:
+        report(running, "base", 1.0)
+        report(running, "changed", 8.0)
+        yield running
+
+
+def test_all_gradients_are_eight_times_larger_by_name(server: Server) -> None:
+    compared = server.call("CompareRuns", run="changed", baseline="base", signal="tensor_grad_norm")
+    assert compared["heads_differing"] == len(SIZES)
+    found = {head["name"]: (int(head["first_step"]), round(head["ratio"], 3)) for head in compared["heads"]}
+    assert found == dict.fromkeys(SIZES, (CHANGE, 3.0))
+    table = server.run("run", "compare", "changed", "base", "--signal", "tensor_grad_norm")
+    assert "layers.5.up.weight" in table and "LAYER" not in table
+
+
+@pytest.mark.parametrize("signal,where,ratio", [
+    ("module_rms", {"name": "layers.1", "layer": 1}, 1.0),
+    ("expert_load", {"layer": 1, "head": 2}, 3.0),
+    ("router_logit_max", {"layer": 1}, 3.0),
+])  # fmt: skip
+def test_modules_layers_and_experts_are_compared(server: Server, signal: str, where: dict[str, object], ratio: float) -> None:
+    compared = server.call("CompareRuns", run="changed", baseline="base", signal=signal)
+    (worst,) = [head for head in compared["heads"] if int(head["first_step"]) >= 0]
+    assert {key: worst.get(key, 0) for key in where} == where
+    assert (int(worst["first_step"]), round(worst["ratio"], 3)) == (CHANGE, ratio)
+
+
+def test_runs_without_a_common_name_are_refused(server: Server) -> None:
+    with RunClient(RunOptions("other", layers=2, heads=2, experts=EXPERTS, server=server.grpc)) as client:
+        assert client.push_names(TENSOR, ["other.weight"]) == 1
+        assert client.push(0, [Block("tensor_grad_sumsq", [1.0], 0, 1)]) and client.flush(60)
+    with pytest.raises(Exception, match="have no tensor or module of the same name"):
+        server.call("CompareRuns", run="other", baseline="base", signal="tensor_grad_norm")
