@@ -69,13 +69,14 @@ ExitCode Matrix(Cli* cli, const MatrixOptions& options) {
             section.title = matrix.signal() + " at step " + Integer(matrix.step());
           }
           section.table.cut = false;
-          section.table.columns.push_back("layer");
+          section.table.columns.push_back(matrix.names_size() > 0 ? "row" : "layer");
           for (uint32_t head = begin; head < end; ++head) {
             section.table.columns.push_back(
                 std::string(cli->output.format == Format::kTable ? "H" : "").append(std::to_string(head)));
           }
           for (uint32_t layer = 0; layer < layers; ++layer) {
-            std::vector<Cell> row = {Cell(std::to_string(layer))};
+            const auto at = static_cast<int>(layer);
+            std::vector<Cell> row = {at < matrix.names_size() ? Cell(matrix.names(at)) : Cell(std::to_string(layer))};
             for (uint32_t head = begin; head < end; ++head) {
               const float value = matrix.values(static_cast<int>(layer * matrix.heads() + head));
               row.emplace_back(Number(value, 4), Colour(scale, value));

@@ -65,6 +65,14 @@ def test_all_gradients_are_eight_times_larger_by_name(server: Server) -> None:
     assert "layers.5.up.weight" in table and "LAYER" not in table
 
 
+def test_commands_show_rows_by_name(server: Server) -> None:
+    series = [f"tensor_grad_norm@layers.{layer}.q.weight" for layer in (0, 5)]
+    rows = server.run("series", "get", "base", *series, "-o", "csv").splitlines()[1:]
+    assert {row.split(",")[0] for row in rows} == set(series)
+    matrix = server.run("matrix", "changed", "module_rms", "-o", "csv").splitlines()
+    assert [row.split(",")[0] for row in matrix[1:]] == ["layers.0", "layers.1"]
+
+
 @pytest.mark.parametrize("signal,where,ratio", [
     ("module_rms", {"name": "layers.1", "layer": 1}, 1.0),
     ("expert_load", {"layer": 1, "head": 2}, 3.0),
