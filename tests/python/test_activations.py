@@ -8,9 +8,6 @@ whose blocks lie in other lists.
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Optional
@@ -18,6 +15,7 @@ from typing import Any, Optional
 import pytest
 import torch
 import torch._dynamo
+from rank_jobs import run_ranks
 from told_tensors import Told, rows_told
 from torch import Tensor, nn
 
@@ -52,9 +50,6 @@ from gpu import DEVICES
 from models import Attention, Shape, batch, through
 from no_waiting import DEVICE, NoWaiting
 from tap_host import Host as TapHost
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
-from bellwether_process import free_port
 
 SHAPE = Shape()
 WATCHED: dict[str, Any] = {
@@ -424,22 +419,7 @@ def gradients_told(folder: Path, way: str) -> float:
     script = folder / "job.py"
     script.write_text(JOB.format(tests=str(ROOT / "tests" / "python")))
     ranks = 1 if way == "one" else 2
-    environment = {
-        **os.environ, "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1",
-        "MASTER_PORT": str(free_port()), "GLOO_SOCKET_IFNAME": "lo",
-        "PYTHONPATH": str(ROOT / "client_lib" / "python"),
-    }  # fmt: skip
-    jobs = [
-        subprocess.Popen(
-            [sys.executable, str(script), str(folder / f"{way}.bwrun"), way],
-            env={**environment, "RANK": str(rank)}, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, text=True,
-        )
-        for rank in range(ranks)
-    ]  # fmt: skip
-    for job in jobs:
-        said = job.communicate(timeout=240)[0]
-        assert job.returncode == 0, said
+    run_ranks(script, str(folder / f"{way}.bwrun"), way, ranks=ranks)
     paths = [folder / f"{way}.bwrun", folder / f"{way}-rank1.bwrun"][:ranks]
     rows = [told_in(path)[3]["layers.1"] for path in paths]
     elements = sum(row["module_grad_elements"] for row in rows)

@@ -7,14 +7,13 @@ as the server does and compared with the weights of the whole model.
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from rank_jobs import run_ranks
 
 from bellwether import Parallel
 from bellwether._hook.model import parallel
@@ -23,9 +22,6 @@ from bellwether._step import law_rows
 import parallel_job
 from conftest import ROOT
 from recording import Recording
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
-from bellwether_process import free_port
 
 MODES = ("ddp", "fsdp", "tp", "pp", "cp")
 
@@ -39,24 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
     """Where two processes have trained in every way, on CPUs or GPUs."""
     folder = tmp_path_factory.mktemp("parallel")
     script = ROOT / "tests" / "python" / "parallel_job.py"
-    environment = {
-        **os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1",
-        "MASTER_PORT": str(free_port()), "GLOO_SOCKET_IFNAME": "lo",
-        "PYTHONPATH": str(ROOT / "client_lib" / "python"), "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
-    }  # fmt: skip
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(script), request.param, str(folder), *MODES],
-            env={**environment, "RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    for process in processes:
-        said = process.communicate(timeout=240)[0]
-        assert process.returncode == 0, said
+    run_ranks(script, request.param, str(folder), *MODES, CUBLAS_WORKSPACE_CONFIG=":4096:8")
     return folder
 
 

@@ -6,15 +6,13 @@ and what they record.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from rank_jobs import run_ranks
 from torch import distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
@@ -38,9 +36,6 @@ from bellwether._step.replicas import (
 
 from conftest import ROOT
 from recording import Recording
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
-from bellwether_process import free_port
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.complex64)
 
@@ -167,22 +162,7 @@ mon.detach()
 def test_ranks_with_another_copy_report_another_sum(fault: str, tmp_path: Path) -> None:
     script = tmp_path / "job.py"
     script.write_text(JOB.format(tests=str(ROOT / "tests" / "python")))
-    environment = {
-        **os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1",
-        "MASTER_PORT": str(free_port()), "GLOO_SOCKET_IFNAME": "lo",
-        "PYTHONPATH": str(ROOT / "client_lib" / "python"),
-    }  # fmt: skip
-    jobs = [
-        subprocess.Popen(
-            [sys.executable, str(script), str(tmp_path / "copies.bwrun"), fault],
-            env={**environment, "RANK": str(rank)}, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, text=True,
-        )
-        for rank in range(2)
-    ]  # fmt: skip
-    for job in jobs:
-        said = job.communicate(timeout=240)[0]
-        assert job.returncode == 0, said
+    run_ranks(script, str(tmp_path / "copies.bwrun"), fault)
     ranks = [
         Recording(tmp_path / name, ended=True) for name in ("copies.bwrun", "copies-rank1.bwrun")
     ]

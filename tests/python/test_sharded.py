@@ -6,48 +6,26 @@ compared with float64 of the whole parameters.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sharded_job
 import torch
+from rank_jobs import run_ranks
 from told_tensors import Told, merge_rules, told_in
 
 from bellwether._step.tensor_sample import SIGNALS, TURN_SIGNALS
 
 from conftest import ROOT
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
-from bellwether_process import free_port
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where two processes have trained in every way."""
     folder = tmp_path_factory.mktemp("sharded")
-    environment = {
-        **os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1",
-        "MASTER_PORT": str(free_port()), "GLOO_SOCKET_IFNAME": "lo",
-        "PYTHONPATH": str(ROOT / "client_lib" / "python"),
-    }  # fmt: skip
-    script = str(ROOT / "tests" / "python" / "sharded_job.py")
-    processes = [
-        subprocess.Popen(
-            [sys.executable, script, str(folder), *sharded_job.WAYS],
-            env={**environment, "RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    for process in processes:
-        said = process.communicate(timeout=240)[0]
-        assert process.returncode == 0, said
+    script = ROOT / "tests" / "python" / "sharded_job.py"
+    run_ranks(script, str(folder), *sharded_job.WAYS)
     return folder
 
 
