@@ -186,7 +186,7 @@ void RankMerge::LeaveOutParts(Open* open) {
   for (const auto& [id, reports] : open->reports) {
     const SignalInfo& signal = *FindSignal(id);
     if (signal.granularity != Granularity::kTensor || signal.merge != Merge::kSum) continue;
-    std::vector<uint16_t>& most = parts_[id];
+    std::vector<uint16_t>& most = tellers_[id];
     most.resize(std::max(most.size(), reports.size()));
     const std::span<float> values = open->sample.Add(id);
     for (size_t row = 0; row < reports.size(); ++row) {
@@ -240,7 +240,7 @@ void RankMerge::Join(uint32_t rank, uint32_t attempt, uint32_t reporters) {
   if (attempt < ranks_.attempt) return;
   if (attempt > ranks_.attempt) {
     ranks_ = {.attempt = attempt, .heard = {}, .gone = {}};
-    parts_.clear();
+    tellers_.clear();
   }
   reporters_ = reporters;
   ranks_.gone.erase(rank);

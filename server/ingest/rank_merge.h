@@ -133,7 +133,7 @@ class RankMerge {
   Ranks ranks_;
   // How many ranks have told of a tensor in one step, at most, by signal and row; of the newest attempt.  Not saved: a
   // restart learns it anew.
-  std::map<SignalId, std::vector<uint16_t>> parts_;
+  std::map<SignalId, std::vector<uint16_t>> tellers_;
   bool replay_ = false;
   uint32_t closed_attempt_ = 0;
   int64_t closed_step_ = -1;

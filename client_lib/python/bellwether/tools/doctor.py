@@ -241,6 +241,12 @@ def tensor_findings(status: dict[str, Any]) -> list[Finding]:
     return found
 
 
+def _left_out(what: str, told: dict[str, Any]) -> list[Finding]:
+    """The first of what a part of the status leaves out, by name."""
+    names = list(told["left_out"])[:_LEFT_OUT_NAMED]
+    return [Finding(None, f"{what} {name}") for name in names]
+
+
 def fp8_findings(status: dict[str, Any]) -> list[Finding]:
     """What a sample covers of tensors in FP8, where stats= names fp8."""
     told = status.get("fp8") or {"modules": 0, "seen": 0, "not_measured": None, "left_out": {}}
@@ -251,9 +257,7 @@ def fp8_findings(status: dict[str, Any]) -> list[Finding]:
         turn = -(-told["modules"] // FP8_TURNS)
         text = f"{told['modules']} modules may multiply in FP8, {turn} of them a sample, in turn"
         found.append(Finding(None, f"{text}; of {told['seen']} it was seen so far"))
-    for name in list(told["left_out"])[:_LEFT_OUT_NAMED]:
-        found.append(Finding(None, f"FP8, {name}"))
-    return found
+    return found + _left_out("FP8,", told)
 
 
 def module_findings(status: dict[str, Any]) -> list[Finding]:
@@ -268,9 +272,7 @@ def module_findings(status: dict[str, Any]) -> list[Finding]:
         if told.get("divided_by", 1.0) is None and status["samples"]:
             text = "gradients at blocks are of this rank's own loss: how the ranks' are added up is"
             found.append(Finding(None, f"{text} not known, as it is of DDP and FSDP2"))
-    for name in list(told["left_out"])[:_LEFT_OUT_NAMED]:
-        found.append(Finding(None, f"activation {name}"))
-    return found
+    return found + _left_out("activation", told)
 
 
 def expert_findings(status: dict[str, Any]) -> list[Finding]:
@@ -284,9 +286,7 @@ def expert_findings(status: dict[str, Any]) -> list[Finding]:
     elif told["routers"]:
         text = f"{len(told['routers'])} routers of {told['experts']} experts at most"
         found.append(Finding(None, f"{text} are told in every sample"))
-    for name in list(told["left_out"])[:_LEFT_OUT_NAMED]:
-        found.append(Finding(None, f"router {name}"))
-    return found
+    return found + _left_out("router", told)
 
 
 def law_findings(status: dict[str, Any]) -> list[Finding]:
@@ -313,10 +313,9 @@ def law_findings(status: dict[str, Any]) -> list[Finding]:
             found.append(Finding(None, text + logits))
     if told is not None:
         found += [Finding(False, f"{name}: {fault}") for name, fault in told["faults"].items()]
-        left_out = list(told["left_out"])
-        found += [Finding(None, f"laws, {name}") for name in left_out[:_LEFT_OUT_NAMED]]
-        if len(left_out) > _LEFT_OUT_NAMED:
-            more = len(left_out) - _LEFT_OUT_NAMED
+        found += _left_out("laws,", told)
+        more = len(told["left_out"]) - _LEFT_OUT_NAMED
+        if more > 0:
             found.append(Finding(None, f"laws of {more} or more further modules are not asked"))
     if rest is not None:
         if rest["not_measured"]:

@@ -49,18 +49,18 @@ def _repeats(name: str) -> bool:
 
 
 def _by_name(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    names = [name for name, _ in model.named_modules()]
     modules = dict(model.named_modules())
+    names = list(modules)
     found = []
-    for at, name in enumerate(names):
+    for at, (name, module) in enumerate(modules.items()):
         outer, _, own = name.rpartition(".")
-        if _repeats(name) or not _widens(modules[name]):
+        if _repeats(name) or not _widens(module):
             continue
         prefix = outer + "." if outer else ""
         beside = [n for n in names[:at] if n and n.startswith(prefix) and not _repeats(n)]
         lists = any(isinstance(modules[n], _LISTS) for n in beside)
         if own in _NAMES or (own in _GENERAL and lists):
-            found.append((name, modules[name]))
+            found.append((name, module))
     return found
 
 
