@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Union
+from typing import Optional, Union
 
 from conftest import ROOT
 
@@ -14,20 +15,36 @@ sys.path.insert(0, str(ROOT / "tests" / "support"))
 from bellwether_process import free_port
 
 
-def run_ranks(script: Union[str, Path], *arguments: str, ranks: int = 2, **more: str) -> None:
-    """Fails with what a process printed that did not end well.  more  of their environment"""
+def run_ranks(
+    script: Union[str, Path],
+    *arguments: str,
+    ranks: int = 2,
+    of_rank: Optional[Mapping[str, Sequence[object]]] = None,
+    killed: Collection[int] = (),
+    **more: str,
+) -> list[str]:
+    """What each printed.  Fails with it where a process did not end well.
+
+    of_rank  of their environment: one value for each
+    killed   ranks that end with 9
+    more     of the environment of all
+    """
     environment = {
         **os.environ, "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1",
         "MASTER_PORT": str(free_port()), "GLOO_SOCKET_IFNAME": "lo",
         "PYTHONPATH": str(ROOT / "client_lib" / "python"), **more,
     }  # fmt: skip
-    jobs = [
-        subprocess.Popen(
-            [sys.executable, str(script), *arguments], env={**environment, "RANK": str(rank)},
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )
-        for rank in range(ranks)
-    ]  # fmt: skip
-    for job in jobs:
-        said = job.communicate(timeout=240)[0]
-        assert job.returncode == 0, said
+    jobs = []
+    for rank in range(ranks):
+        own = {name: str(values[rank]) for name, values in (of_rank or {}).items()}
+        jobs.append(
+            subprocess.Popen(
+                [sys.executable, str(script), *arguments],
+                env={**environment, "RANK": str(rank), **own},
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            )
+        )  # fmt: skip
+    said = [job.communicate(timeout=240)[0] for job in jobs]
+    ended = [job.returncode for job in jobs]
+    assert ended == [9 if rank in killed else 0 for rank in range(ranks)], "\n".join(said)
+    return said

@@ -6,42 +6,24 @@ Method: two real processes with gloo and DDP, actions handed to rank 0.
 from __future__ import annotations
 
 import json
-import os
 import statistics
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rank_jobs import run_ranks
 
 import acting_job
-from conftest import ROOT
 from recording import Recording
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
-from bellwether_process import free_port
 
 
 def job(case: str, folder: Path, attempts: tuple[int, int] = (0, 0)) -> list[dict[str, Any]]:
     """What the ranks did, which were told these numbers of the attempt; a rank that was killed did
     nothing."""
-    environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    environment.update(WORLD_SIZE="2", OMP_NUM_THREADS="1")
-    here = [str(ROOT / "client_lib" / "python"), str(Path(__file__).parent)]
-    environment["PYTHONPATH"] = os.pathsep.join(here)
-    command = [sys.executable, str(Path(__file__).with_name("acting_job.py")), str(folder), case]
-    ranks = [
-        subprocess.Popen(
-            command, text=True, cwd=folder,
-            env={**environment, "RANK": str(rank), "BELLWETHER_ATTEMPT": str(attempts[rank])},
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )
-        for rank in range(2)
-    ]  # fmt: skip
-    said = [rank.communicate(timeout=200)[0] for rank in ranks]
-    expected = [0, 9 if case == "killed" else 0]
-    assert [rank.returncode for rank in ranks] == expected, "\n".join(said)
+    script = Path(__file__).with_name("acting_job.py")
+    killed = [1] if case == "killed" else []
+    of_rank = {"BELLWETHER_ATTEMPT": attempts}
+    said = run_ranks(script, str(folder), case, of_rank=of_rank, killed=killed)
     found = []
     for rank in range(2):
         path = folder / f"rank{rank}.json"
