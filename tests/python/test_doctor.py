@@ -16,19 +16,18 @@ import pytest
 
 from bellwether._step.replicas import ALONE
 from bellwether.client import Counters
-from bellwether.tools.doctor import (
+from bellwether.tools.coverage import (
     expert_findings,
     fp8_findings,
     given_findings,
     law_findings,
-    layer_findings,
     module_findings,
-    monitor_findings,
     replica_findings,
     step_findings,
     tensor_findings,
     volume_findings,
 )
+from bellwether.tools.doctor import layer_findings, monitor_findings
 
 from conftest import ROOT
 
