@@ -175,6 +175,35 @@ def test_a_loss_that_is_no_number_is_the_largest() -> None:
     assert losses.status["largest"][0]["id"] == "2" and event is None
 
 
+@pytest.mark.parametrize("bad", (math.inf, -math.inf))
+def test_an_infinite_loss_of_either_sign_is_listed(bad: float, tmp_path: Path) -> None:
+    values = [*(float(i) for i in range(2 * LARGEST)), bad, -5.0, math.nan, bad]
+    ids = [f"id-{i}" for i in range(len(values))]
+
+    def tell(monitor: Any, step: int) -> None:
+        monitor.losses(values[:-2], ids=ids[:-2], allow_ids=True)
+        monitor.losses(values[-2:] if step == 2 else values[-1:], ids=None)
+
+    path = tmp_path / "a.bwrun"
+    _, status = trained(path, 2, tell)
+    largest = status["losses"]["largest"]
+    assert [x["loss"] for x in largest] == [bad, bad, *values[15:9:-1]]
+    assert largest[0]["id"] == "id-16"
+    found = told(path, 1)
+    assert found["loss_sequence_max"] == max(15.0, bad) and found["loss_sequence_sum"] == bad
+    _, status = trained(path, 3, tell)
+    assert math.isnan(status["losses"]["largest"][0]["loss"])
+    assert [x["loss"] for x in status["losses"]["largest"][1:4]] == [bad, bad, 15.0]
+
+
+def test_many_infinite_losses_hide_no_largest_one(tmp_path: Path) -> None:
+    path = tmp_path / "a.bwrun"
+    values = torch.tensor([-math.inf] * (LARGEST + 1) + [3.0, 2.0])
+    _, status = trained(path, 2, lambda monitor, step: monitor.losses(values))
+    assert [x["loss"] for x in status["losses"]["largest"]] == [-math.inf] * LARGEST
+    assert told(path, 1)["loss_sequence_max"] == 3.0
+
+
 def test_events_are_few() -> None:
     losses = SequenceLosses()
     told = 0
@@ -185,7 +214,7 @@ def test_events_are_few() -> None:
     assert 1 <= told <= 4
 
 
-@pytest.mark.parametrize("bad", (math.nan, math.inf))
+@pytest.mark.parametrize("bad", (math.nan, math.inf, -math.inf))
 def test_no_earlier_event_hides_a_loss_that_is_not_finite(bad: float) -> None:
     losses, told = SequenceLosses(), {}
     for step in range(KNOWN_AFTER + 20 + EVENT_EVERY):

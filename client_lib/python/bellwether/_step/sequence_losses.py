@@ -44,7 +44,7 @@ class LossesStatus(TypedDict):
     """The losses of sequences."""
 
     step: int  # The newest that has some, -1 = none.
-    largest: list[LargestLoss]  # Of it.
+    largest: list[LargestLoss]  # Of it; those that are not finite, of either sign, come first.
     events: int  # That told of a loss far beyond the others.
 
 
@@ -68,12 +68,13 @@ class ToldLosses:
         self.count = losses.numel()
         self._plain = plain
         flat = losses.detach().reshape(-1).double()
-        largest = flat.topk(min(LARGEST, self.count))
-        sums = torch.stack([flat.sum(), flat.square().sum()])
+        # What is not finite comes first, of either sign: topk takes NaN for the largest.
+        shown = flat.masked_fill(flat.isinf(), math.inf).topk(min(LARGEST, self.count)).indices
+        sums = torch.stack([flat.sum(), flat.square().sum(), flat.amax()])
         self._ids: Optional[Sequence[Any]] = None
-        arriving = [torch.cat([sums, largest.values]), largest.indices]
+        arriving = [torch.cat([sums, flat.index_select(0, shown)]), shown]
         if isinstance(ids, Tensor) and ids.device.type != "cpu":
-            arriving.append(ids.detach().reshape(-1).index_select(0, largest.indices))
+            arriving.append(ids.detach().reshape(-1).index_select(0, shown))
         elif ids is not None:
             self._ids = ids.tolist() if hasattr(ids, "tolist") else list(ids)
         self._ids_arrive = len(arriving) == 3
@@ -85,18 +86,18 @@ class ToldLosses:
     def ready(self) -> bool:
         return self._arriving.ready()
 
-    def values(self) -> tuple[float, float, list[LargestLoss], tuple[float, float]]:
-        """Their sum, that of their squares, the largest, and of the labels how many count and how
-        many of those repeat the one before.  Must be ready."""
+    def values(self) -> tuple[float, float, float, list[LargestLoss], tuple[float, float]]:
+        """Their sum, that of their squares, the largest one, those to show, and of the labels how
+        many count and how many of those repeat the one before.  Must be ready."""
         numbers, at, *more = self._arriving.values()
         ids: list[Any] = [""] * len(at)
         if self._ids_arrive:
             ids = [shown_id(each, self._plain) for each in more.pop(0)]
         elif self._ids is not None:
             ids = [shown_id(self._ids[i], self._plain) for i in at]
-        largest = [LargestLoss(id=i, loss=loss) for i, loss in zip(ids, numbers[2:])]
+        largest = [LargestLoss(id=i, loss=loss) for i, loss in zip(ids, numbers[3:])]
         counted, repeated = more[0] if more else (0.0, 0.0)
-        return numbers[0], numbers[1], largest, (counted, repeated)
+        return numbers[0], numbers[1], numbers[2], largest, (counted, repeated)
 
 
 def _elsewhere(x: Any) -> bool:
@@ -176,21 +177,22 @@ class SequenceLosses:
         found = [(one, *one.values()) for one in afresh]
         count = sum(one.count for one in afresh)
         total, squares = sum(f[1] for f in found), sum(f[2] for f in found)
-        largest = sorted((x for f in found for x in f[3]), key=_nan_first)[:LARGEST]
+        largest = sorted((x for f in found for x in f[4]), key=_worst_first)[:LARGEST]
+        tops = [f[3] for f in found]
         batches = [f[1] / f[0].count for f in found]
         self.status["step"], self.status["largest"] = step, largest
         numbers = {
             "loss_sequences": float(count),
             "loss_sequence_sum": total,
-            "loss_sequence_max": largest[0]["loss"],
+            "loss_sequence_max": math.nan if any(map(math.isnan, tops)) else max(tops),
             "loss_microbatch_max": math.nan if math.isnan(total) else max(batches),
         }
         labels = sum(one.labels for one in afresh)
         if labels:
-            counted = sum(f[4][0] for f in found)
+            counted = sum(f[5][0] for f in found)
             numbers["loss_tokens"], numbers["loss_given_tokens"] = counted, float(labels)
             numbers["loss_masked_tokens"] = labels - counted
-            numbers["loss_repeated_tokens"] = sum(f[4][1] for f in found)
+            numbers["loss_repeated_tokens"] = sum(f[5][1] for f in found)
         event = self._event(step, largest)
         self._remember(total / count, squares / count)
         return [Block(name, [value]) for name, value in numbers.items()], event
@@ -215,5 +217,7 @@ class SequenceLosses:
         self._steps += 1
 
 
-def _nan_first(x: LargestLoss) -> tuple[bool, float]:
-    return not math.isnan(x["loss"]), -x["loss"]
+def _worst_first(x: LargestLoss) -> tuple[bool, float]:
+    """No number, then infinity of either sign, then the largest."""
+    loss = x["loss"]
+    return not math.isnan(loss), -abs(loss) if math.isinf(loss) else -loss
