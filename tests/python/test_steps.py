@@ -13,7 +13,9 @@ import pytest
 import torch
 
 import bellwether
+from bellwether._native import c_api
 from bellwether._step import frames
+from bellwether.tools.doctor import monitor_findings
 
 from models import Attention, Model, Shape, batch
 from recording import Recording
@@ -45,6 +47,35 @@ def train(
     assert monitor.status()["errors"] == 0, monitor.status()["last_error"]
     monitor.detach()
     return Recording(path, ended=True)
+
+
+def test_blocks_beyond_a_frame_are_counted_and_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = train(tmp_path / "a.bwrun", 4, "after").steps()
+    most = len(whole[1]) + 3  # Fewer than a sample has, and enough for what is told in each step.
+    monkeypatch.setattr(c_api, "BLOCKS_MAX", most)
+    model = Model(SHAPE)
+    optimizer = torch.optim.AdamW(model.parameters())
+    monitor = bellwether.attach(
+        model, every=2, overhead_budget=1e9, record=str(tmp_path / "b.bwrun"), run="steps"
+    )
+    for step in range(4):
+        model(batch(SHAPE, step)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        monitor.step(loss=1.0, grad_norm=3.0, tokens=120)
+    assert monitor.flush(20)
+    [(reason, times)] = monitor.status()["numbers_left_out"].items()
+    findings = monitor_findings(monitor)
+    monitor.detach()
+    assert f"{most} blocks" in reason and times == 2
+    assert caplog.text.count(reason) == 1
+    assert any(reason in finding.text and finding.ok is False for finding in findings)
+    found = Recording(tmp_path / "b.bwrun", ended=True).steps()
+    assert [len(found[step]) for step in range(4)] == [most, len(whole[1]), most, len(whole[3])]
+    first = next(name for name in whole[0] if name not in found[0])
+    assert first in reason
 
 
 @pytest.mark.parametrize("how", ["after", "before", "hook"])

@@ -532,7 +532,7 @@ def stepped(tensors: Tensors, model: nn.Module, optimizer: Optimizer, step: int)
     optimizer.step()
     tensors.optimizer_stepped(optimizer)
     sample = tensors.sample()
-    return iter([] if sample is None else sample.blocks(len(tensors.rows.names), 128))
+    return iter([] if sample is None else sample.blocks(len(tensors.rows.names)))
 
 
 def test_each_parameter_has_its_turn_within_fifty_samples() -> None:

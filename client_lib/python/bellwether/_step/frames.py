@@ -221,7 +221,7 @@ class Frames:
         if frame.sample is not None and arrived:
             blocks += frame.sample.blocks(scale if scale else 1.0, gradients)
             if gradients:
-                blocks += frame.sample.tensor_blocks(c_api.BLOCKS_MAX - len(blocks))
+                blocks += frame.sample.tensor_blocks()
                 room = c_api.BLOCKS_MAX - len(blocks)
                 laws = frame.sample.law_rows()
                 blocks += self.law_rows.blocks(client, laws, scale if scale else 1.0, room)
@@ -246,7 +246,7 @@ class Frames:
             if frame.sample is not None and arrived and frame.sample.grams is not None:
                 frame.sample.grams.push(client, frame.step)
             own = self.own.of_frame([one for one in told if isinstance(one, Told)])
-            blocks = blocks[: c_api.BLOCKS_MAX]
+            blocks = self._within(blocks)
             try:
                 client.push(frame.step, blocks, partial_rows=self.partial_rows, own=own)
             except ClientError as e:
@@ -263,6 +263,14 @@ class Frames:
         if frame.lags is not None and arrived:
             found.update(frame.lags.values())
         return found
+
+    def _within(self, blocks: list[Block]) -> list[Block]:
+        """What a frame takes of them.  Rows of modules count themselves what they leave out."""
+        most = c_api.BLOCKS_MAX
+        if len(blocks) > most:
+            first = blocks[most].signal
+            self.leave_out("frame", ValueError(f"{most} blocks at most: none from {first} on"))
+        return blocks[:most]
 
     def _of_losses(
         self, client: Optional[RunClient], step: int, told: list[ToldOnce]

@@ -256,9 +256,9 @@ class Sample:
             for m in matrices.values()
         ] + others
 
-    def tensor_blocks(self, room: int) -> list[Block]:
-        """Of parameters, at most so many.  Must be ready."""
-        return self._tensors.blocks(self._named, room) if self._tensors is not None else []
+    def tensor_blocks(self) -> list[Block]:
+        """Of parameters.  Must be ready."""
+        return self._tensors.blocks(self._named) if self._tensors is not None else []
 
     def law_rows(self) -> list[LawRow]:
         """What the laws but for attention's gave.  Must be ready."""

@@ -83,8 +83,8 @@ class TensorSample:
             part.ready() for part in self._parts.weights
         )
 
-    def blocks(self, named: int, room: int) -> list[Block]:
-        """For at most so many blocks, of the first `named` rows.  Must be ready."""
+    def blocks(self, named: int) -> list[Block]:
+        """Of the first `named` rows.  Must be ready."""
         table = self._table()
         numbers = [n for part in (*self._parts.moments, *self._parts.pieces) for n in part.rows]
         begin, end = min(numbers, default=0), max(numbers, default=-1) + 1
@@ -100,7 +100,7 @@ class TensorSample:
         for signal in WEIGHT_SIGNALS:
             values = table[signal][:named]
             found += told(signal, array.array("f", values.tolist()), 0)
-        return found[: max(room, 0)]
+        return found
 
     def _table(self) -> dict[str, Tensor]:
         """float32 [rows] by signal."""
