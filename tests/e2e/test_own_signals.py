@@ -199,6 +199,7 @@ COLLAPSES = (
     ("rollout_kl_jumped", "rollout_corr/k3_kl", 0.1, 5.0),
     ("rollout_chi2_jumped", "rollout_corr/chi2_token", 0.1, 10.0),
     ("rollout_samples_fell", "rollout_corr/rollout_is_eff_sample_size", 0.9, 0.05),
+    ("rollout_ess_fell", "rollout_corr/ess", 0.9, 0.05),
 )
 
 

@@ -297,10 +297,13 @@ def test_a_rank_that_stands_aside_counts_its_numbers(tmp_path: Path) -> None:
         monitor.log({"reward": 1.0, "kl": 2.0})
         monitor.log("q", 1.0, of="rank", layer=1)
         monitor.losses(LOSSES)
+        monitor.rollout(LOSSES, LOSSES)
         monitor.log_alike({"entropy": 1.0})
     why = 'this rank does not report: attach(ranks="all")'
     status = monitor.status()
-    assert status["numbers_left_out"] == {f"log(): {why}": 6, f"losses(): {why}": 3}
+    assert status["numbers_left_out"] == {
+        f"log(): {why}": 6, f"losses(): {why}": 3, f"rollout(): {why}": 3,
+    }  # fmt: skip
     assert status["ranks"] == {"reporting": 1, "of": 4}
 
 

@@ -4,6 +4,7 @@ import bellwether.rl
 bellwether.rl.log_metrics(mon, metrics)     # what verl's loop gives its logger
 
 bellwether.hf.Callback does so with what a Trainer logs, so TRL's trainers need no line more.
+mon.rollout() makes such numbers of log-probs.
 """
 
 from __future__ import annotations

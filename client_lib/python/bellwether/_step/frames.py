@@ -19,8 +19,10 @@ from .._hook.model.parallel import is_dtensor
 from .._native import c_api
 from .._native.run_client import Block, ClientError, RunClient
 from .._util import log
+from . import rollouts
 from .law_rows import LawRows
 from .own_numbers import TOLD_MAX, OwnNumbers, Told, ToldOnce
+from .rollouts import ToldRollout
 from .sample import Sample
 from .sequence_losses import SequenceLosses, ToldLosses
 from .since_sample import Lags, SinceSample
@@ -245,7 +247,7 @@ class Frames:
             before = client.queued_bytes
             if frame.sample is not None and arrived and frame.sample.grams is not None:
                 frame.sample.grams.push(client, frame.step)
-            own = self.own.of_frame([one for one in told if isinstance(one, Told)])
+            own = self.own.of_frame(self._own(told))
             blocks = self._within(blocks)
             try:
                 client.push(frame.step, blocks, partial_rows=self.partial_rows, own=own)
@@ -271,6 +273,11 @@ class Frames:
             first = blocks[most].signal
             self.leave_out("frame", ValueError(f"{most} blocks at most: none from {first} on"))
         return blocks[:most]
+
+    def _own(self, told: list[ToldOnce]) -> list[Told]:
+        of_rollouts = [one for one in told if isinstance(one, ToldRollout)]
+        found = [one for one in told if isinstance(one, Told)]
+        return found + list(rollouts.of_frame(of_rollouts, self.own, self.leave_out))
 
     def _of_losses(
         self, client: Optional[RunClient], step: int, told: list[ToldOnce]

@@ -11,7 +11,7 @@ from .._util import log as messages
 from .._util.guard import harmless
 from .._util.integers import step as step_number
 from .._util.ranks import ASIDE, rank_and_world
-from . import sequence_losses
+from . import rollouts, sequence_losses
 from .frames import local
 from .own_numbers import ToldOnce
 from .steps import Steps
@@ -42,9 +42,9 @@ class OwnLog:
             reporting, ranks = reporting_ranks(steps)
             if reporting < ranks:
                 messages.warning(
-                    f"log(), losses(): {reporting} of {ranks} ranks report, and what the others "
-                    'say is left out: attach(ranks="all") takes it, too (not needed where all say '
-                    "the same)"
+                    f"log(), losses(), rollout(): {reporting} of {ranks} ranks report, and what "
+                    'the others say is left out: attach(ranks="all") takes it, too (not needed '
+                    "where all say the same)"
                 )
         return True
 
@@ -134,6 +134,52 @@ class OwnLog:
             _place(self.steps, told, step)
         except Exception as e:  # Whatever the trainer gave.
             self.steps.reporter.frames.leave_out("losses", e)
+
+    @harmless("rollout()")
+    def rollout(
+        self,
+        log_probs: Any,
+        rollout_log_probs: Any,
+        mask: Any = None,
+        *,
+        old_log_probs: Any = None,
+        clip: Union[float, tuple[float, float], None] = None,
+        threshold: float = rollouts.THRESHOLD,
+        entropy: Any = None,
+        advantages: Any = None,
+        rewards: Any = None,
+        step: Optional[int] = None,
+    ) -> None:
+        """How far the policy that is trained is from the one that sampled, of a micro-batch: own
+        signals by verl's names (rollout_corr/kl, k3_kl, chi2_token, chi2_seq, ess, ...).
+
+        log_probs          of the trainer for the sampled tokens, [sequences, tokens]; or [tokens],
+                           packed, which have no sequences; on a CPU or GPU, never waited for
+        rollout_log_probs  of the same tokens, as the engine that sampled them said
+        mask               of the same shape: tokens that count are not 0; default: all
+        old_log_probs      of the policy that the loss holds the trainer against: ppo_kl
+        clip               the loss clips the ratio to 1 - clip and 1 + clip, or (low, high): the
+                           share clipped; against rollout_log_probs without old_log_probs
+        threshold          weights beyond it, and below its reciprocal, are counted
+        entropy, advantages  of tokens or sequences, or one number
+        rewards            one for each sequence, or of tokens, which are added
+        step               as for log()
+
+        Calls of one step count by their tokens.  What cannot be taken is left out, said once and
+        counted in status()["numbers_left_out"]; so is a mask without tokens, and what ranks say
+        that do not report.
+        """
+        if not self._tells("rollout()"):
+            return
+        try:
+            told = rollouts.read(
+                local(log_probs), local(rollout_log_probs), local(mask),
+                old_log_probs=local(old_log_probs), clip=clip, threshold=threshold,
+                entropy=local(entropy), advantages=local(advantages), rewards=local(rewards),
+            )  # fmt: skip
+            _place(self.steps, told, step)
+        except Exception as e:  # Whatever the trainer gave.
+            self.steps.reporter.frames.leave_out("rollout", e)
 
 
 _NOTHING_SAID: dict[str, Any] = {
