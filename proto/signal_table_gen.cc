@@ -5,7 +5,8 @@
 //
 // writes OUT_DIR/bellwether/signal_id.h, OUT_DIR/bellwether/signal_table.cc and
 // OUT_DIR/signals.md.  Fails on a catalogue that contradicts itself: a name
-// twice, a measured signal without a merge rule, a derived one without parts.
+// twice, a measured signal without a merge rule, a derived one without parts, a metric that shows another end than the
+// worst.
 
 #include <algorithm>
 #include <cstdio>
@@ -80,6 +81,14 @@ std::vector<Entry> ReadCatalogue() {
       Fail(spec.name() + ": merge is for measured signals, below 64 or from 128 on");
     if (derived && (!by_name.count(spec.numerator()) || !by_name.count(spec.denominator())))
       Fail(spec.name() + " needs a numerator and a denominator of the catalogue");
+    for (const auto& metric : spec.metric()) {
+      const bool of_rows = spec.granularity() == v1::GRANULARITY_TENSOR || spec.granularity() == v1::GRANULARITY_MODULE;
+      if ((metric.level() == v1::METRIC_LEVEL_ROW) != of_rows) Fail(metric.name() + " has no level of its signal");
+      if (metric.aggregate() == v1::AGGREGATE_MIN && spec.worst() != v1::WORST_SMALLEST)
+        Fail(metric.name() + " is the smallest, which " + spec.name() + " does not say is worst");
+      if (metric.aggregate() == v1::AGGREGATE_SIGNED_EXTREME && spec.worst() != v1::WORST_FURTHEST)
+        Fail(metric.name() + " is the furthest from zero, which " + spec.name() + " does not say is worst");
+    }
   }
   return entries;
 }
@@ -128,7 +137,8 @@ std::string Table(std::vector<Entry> entries) {
         << ", static_cast<Granularity>(" << spec.granularity() << "), static_cast<Merge>(" << spec.merge() << "), "
         << (IsDerived(entry.number) ? "true" : "false") << ", " << Id(spec.numerator()) << ", "
         << Id(spec.denominator()) << ", " << (spec.denominator_root() ? "true" : "false") << ", "
-        << (spec.root() ? "true" : "false") << ", " << Quote(spec.help()) << ", ";
+        << (spec.root() ? "true" : "false") << ", static_cast<Worst>(" << spec.worst() << "), " << Quote(spec.help())
+        << ", ";
     if (spec.metric_size() == 0) {
       out << "nullptr, 0},\n";
     } else {
@@ -154,6 +164,8 @@ std::string Page(const std::vector<Entry>& entries) {
                                                   {4, "layer"},  {5, "expert"}, {6, "rank"},
                                                   {7, "tensor"}, {8, "module"}, {9, "cell of an own signal"}};
   const std::map<int, std::string> merge = {{0, "-"}, {1, "sum"}, {2, "max"}, {3, "mean"}, {4, "equal"}};
+  const std::map<int, std::string> worst = {
+      {0, ""}, {1, ". The smallest are the worst"}, {2, ". The furthest from 0 are the worst"}};
   std::ostringstream out;
   out << "# Signals\n\nGenerated from `proto/bellwether/v1/signals.proto`; do not edit. S = scale Q K^T, T = a sampled "
          "query row, "
@@ -168,13 +180,14 @@ std::string Page(const std::vector<Entry>& entries) {
           << (spec.denominator_root() ? "sqrt(`" : "`") << spec.denominator()
           << (spec.denominator_root() || spec.root() ? "`)" : "`");
     }
-    out << " |\n";
+    out << worst.at(spec.worst()) << " |\n";
   }
   out << "\n## Exported to Prometheus\n\n| metric | from | labels | help |\n| --- | --- | --- | --- |\n";
-  const std::map<int, std::string> labels = {{1, "run"}, {2, "run, layer"}, {3, "run, layer, head"}};
+  const std::map<int, std::string> labels = {{1, "run"}, {2, "run, layer"}, {3, "run, layer, head"}, {4, "run, "}};
   for (const Entry& entry : entries) {
     for (const auto& metric : entry.spec.metric()) {
       out << "| `" << metric.name() << "` | `" << entry.spec.name() << "` | " << labels.at(metric.level())
+          << (metric.level() == v1::METRIC_LEVEL_ROW ? granularity.at(entry.spec.granularity()) : "")
           << (metric.label().empty() ? "" : ", " + metric.label()) << " | " << metric.help() << " |\n";
     }
   }

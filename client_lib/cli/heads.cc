@@ -96,7 +96,7 @@ ExitCode Matrix(Cli* cli, const MatrixOptions& options) {
 void AddHeads(Cli* cli) {
   CLI::App* const noun = AddNoun(cli, "head", "Attention heads");
   CLI::App* command = nullptr;
-  auto* const top = AddCommand<TopOptions>(cli, noun, "top", "Lists the heads with the largest values of a signal",
+  auto* const top = AddCommand<TopOptions>(cli, noun, "top", "Lists the heads with the worst values of a signal",
                                            "bellwether head top my-run --signal wq_sigma --limit 5", &Top, &command);
   command->add_option("run", top->run, "the run's name or uuid")->required()->type_name("RUN");
   command->add_option("--signal", top->signal, "a signal of the catalogue; else drift_ratio, else what there is")

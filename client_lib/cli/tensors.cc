@@ -40,7 +40,7 @@ ExitCode Top(Cli* cli, const TopOptions& options) {
 void AddTensors(Cli* cli) {
   CLI::App* const noun = AddNoun(cli, "tensor", "Named tensors and modules, and the laws asked of them");
   CLI::App* command = nullptr;
-  auto* const top = AddCommand<TopOptions>(cli, noun, "top", "Lists the tensors with the largest values of a signal",
+  auto* const top = AddCommand<TopOptions>(cli, noun, "top", "Lists the tensors with the worst values of a signal",
                                            "bellwether tensor top my-run --signal law_z --limit 5", &Top, &command);
   command->add_option("run", top->run, "the run's name or uuid")->required()->type_name("RUN");
   command->add_option("--signal", top->signal, "a signal of tensors or modules")

@@ -414,6 +414,10 @@ bool ValidateOwn(const bw_own_values& own, uint32_t index, const FrameLimits& li
     SetLastError("own[%u]: low and high must be finite", index);
     return false;
   }
+  if ((own.limits & 3) == 3 && own.low > own.high) {
+    SetLastError("own[%u].low is %g, must be at most own[%u].high, which is %g", index, own.low, index, own.high);
+    return false;
+  }
   uint32_t rows = 1, columns = 1;
   switch (own.granularity) {
     case static_cast<uint32_t>(Granularity::kRun):

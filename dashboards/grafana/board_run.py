@@ -81,6 +81,7 @@ def run_board() -> Board:
     _kernel(board)
     _training(board)
     _every_step(board)
+    _rows(board)
     _sequences(board)
     _experts(board)
     _own(board)
@@ -289,6 +290,35 @@ def _every_step(board: Board) -> None:
         "What a GradScaler has multiplied the loss by.",
         Look("locale", 24, 6, log=True),
         query(f"bellwether_run_loss_scale{{{RUN}}}", "loss scale"),
+    )
+
+
+def _rows(board: Board) -> None:
+    board.row("Parameters and modules")
+    few = "Of those with the largest now, which change; export.rows_max says how many."
+    board.lines(
+        "Gradient norm of parameters",
+        f"Norm of a parameter's gradient. {few}",
+        Look("none", log=True),
+        query(f"bellwether_tensor_grad_norm{{{RUN}}}", "{{tensor}}"),
+    )
+    board.lines(
+        "Update ratio of parameters",
+        f"Norm of a step's change over the norm of the parameter. {few}",
+        Look("none", log=True),
+        query(f"bellwether_tensor_update_ratio{{{RUN}}}", "{{tensor}}"),
+    )
+    board.lines(
+        "Activation RMS",
+        f"Root of the mean square of what a module returns. {few}",
+        Look("none", log=True),
+        query(f"bellwether_module_rms{{{RUN}}}", "{{module}}"),
+    )
+    board.lines(
+        "Share of the top channel",
+        f"Share of the sum of squares that the channel with the largest one has. {few}",
+        Look("percentunit"),
+        query(f"bellwether_module_top_channel_share{{{RUN}}}", "{{module}}"),
     )
 
 

@@ -15,51 +15,12 @@ namespace {
 constexpr size_t kRing = static_cast<size_t>(kOwnWindowBatches) + static_cast<size_t>(kOwnLagBatches);
 constexpr SignalId kMatrices[] = {SignalId::kOwnMean, SignalId::kOwnSum, SignalId::kOwnMax};
 
-struct FieldName {
-  std::string_view name;
-  PastSide side;
-};
-// As TRL, verl, OpenRLHF, Megatron and torchtitan have them.  Not what may be of either sign (entropy_loss),
-// and not what spreads (reward_std) or steers (kl_coef).
-constexpr FieldName kFieldNames[] = {
-    {"reward", PastSide::kFalls},
-    {"rewards", PastSide::kFalls},
-    {"entropy", PastSide::kFalls},
-    {"policy_entropy", PastSide::kFalls},
-    {"kl", PastSide::kRises},
-    {"kl_div", PastSide::kRises},
-    {"kl_divergence", PastSide::kRises},
-    {"kl_loss", PastSide::kRises},
-    {"policy_kl", PastSide::kRises},
-    {"ppo_kl", PastSide::kRises},
-    {"approx_kl", PastSide::kRises},
-    {"approxkl", PastSide::kRises},
-    {"router_z", PastSide::kRisesLate},
-    {"router_z_loss", PastSide::kRisesLate},
-    {"z_loss", PastSide::kRisesLate},
-};
-
 // "fallen to 0.2" or "risen to 3".
 const char* WordOf(bool falls) { return falls ? "fallen" : "risen"; }
 
 std::string NumberOf(double value) { return std::isnan(value) ? "NaN" : absl::StrFormat("%.4g", value); }
 
 }  // namespace
-
-PastSide PastOf(std::string_view name) {
-  // A mean is of what its folder says: critic/rewards/mean.
-  for (const std::string_view end : {"/mean", "_mean", "/avg", "_avg"}) {
-    if (name.size() > end.size() && name.ends_with(end)) {
-      name.remove_suffix(end.size());
-      break;
-    }
-  }
-  if (const size_t slash = name.rfind('/'); slash != std::string_view::npos) name.remove_prefix(slash + 1);
-  if (name.starts_with("mean_")) name.remove_prefix(5);
-  const auto found =
-      std::find_if(std::begin(kFieldNames), std::end(kFieldNames), [&](const FieldName& f) { return f.name == name; });
-  return found == std::end(kFieldNames) ? PastSide::kNone : found->side;
-}
 
 void OwnWatch::Grow(const RunRows& rows) {
   for (size_t row = finite_.size(); row < rows.own_cells.size(); ++row) {

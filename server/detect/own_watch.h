@@ -4,7 +4,7 @@
 //            start, or now and then, is how the job says that there is none.
 // limit      A value is beyond a limit that the job has declared.
 // past       A cell of a name that the field has has left its own past, to the side that is bad:
-//            rewards and entropies fall, KL divergences and logits of routers rise (PastOf).
+//            rewards and entropies fall, KL divergences and logits of routers rise (PastOf in own_signals.h).
 //
 // The past of a cell are means of own.batch_values values, kOwnWindowBatches of them, all at least
 // kOwnLagBatches old: a fall that takes some batches is none of what it is held against.  A mean is off if
@@ -25,12 +25,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
-#include <string_view>
 #include <vector>
 
 #include "server/detect/finding.h"
 #include "server/detect/judge_options.h"
 #include "server/detect/news.h"
+#include "server/model/own_signals.h"
 #include "server/model/row_names.h"
 #include "server/model/step_sample.h"
 
@@ -40,10 +40,6 @@ namespace bellwether::server {
 inline constexpr size_t kOwnPastsMax = 256;
 // Cells that are followed while they are wrong, and that one alert tells of, each once.
 inline constexpr size_t kOwnWrongMax = 64;
-
-// To which side a signal of that name goes when it is bad, however the job prefixes it: train/kl is a kl.
-enum class PastSide : uint8_t { kNone, kFalls, kRises, kRisesLate };  // kRisesLate: not in the first steps.
-PastSide PastOf(std::string_view name);
 
 class OwnWatch {
  public:

@@ -97,8 +97,9 @@ constexpr const char* kBuiltinSentences[] = {
     "A number that the job logs by a name of its own (mon.log) is not finite, after {own.finite_values} finite ones in "
     "a row. Or it is beyond a limit that the job has declared for it. A warning, from one value on, at any step. The "
     "alert names the numbers, and is told again for another one.",
-    "A number that the job logs by a name that the field has leaves its own past to the bad side. A reward or an "
-    "entropy falls, a KL divergence or the z-loss of a router rises. Means of {own.batch_values} values are held "
+    "A number that the job logs by a name that the field has leaves its own past to the bad side. A reward, an "
+    "entropy or an effective sample size falls; a KL divergence, a share of clipped tokens or a loss of a router "
+    "rises. Means of {own.batch_values} values are held "
     "against 64 of them, each at least 12 old. They lie beyond all of these by {own.range_factor} times their range "
     "(where all are positive and rising is bad, also of their logarithms). "
     "And they have risen to {own.rise_factor} times their median, or fallen by {own.fall_share} of it. "

@@ -47,6 +47,18 @@ std::string WordsOfRefused(const absl::Status& why, size_t names, NamesTaken* ta
   return text;
 }
 
+// A run stays with its model.  The words of all fields fit into what a client keeps of its last error.
+absl::Status CheckModel(const Layout& held, const RunDescription& offered) {
+  std::string text;
+  for (const Layout::Difference& each : held.DifferencesOf(offered.layout)) {
+    absl::StrAppend(&text, text.empty() ? "hello.run.layout." : ", ", each.field, " = ", each.offered,
+                    text.empty() ? " (the run has " : " (", each.held, ")");
+  }
+  if (text.empty()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      text, ": another model needs another run; give it another name (BELLWETHER_RUN) than ", offered.name));
+}
+
 }  // namespace
 
 IngestCoordinator::IngestCoordinator(const Parts& parts)
@@ -70,12 +82,7 @@ absl::Status IngestCoordinator::AdmitRun(const RunUuid& uuid) const {
 absl::StatusOr<std::shared_ptr<RunEntry>> IngestCoordinator::FindOrCreate(const HelloMessage& hello,
                                                                           int64_t time_unix_ms) {
   if (std::shared_ptr<RunEntry> entry = registry_.Find(hello.run.uuid); entry != nullptr) {
-    if (!entry->description.layout.SameModel(hello.run.layout)) {
-      const Layout& known = entry->description.layout;
-      return absl::FailedPreconditionError(
-          absl::StrCat("hello.run.layout: run ", hello.run.name, " is known with ", known.layers, " layers x ",
-                       known.heads, " heads (", known.kv_heads, " key heads); another model needs another run"));
-    }
+    BW_RETURN_IF_ERROR(CheckModel(entry->description.layout, hello.run));
     return entry;
   }
   BW_RETURN_IF_ERROR(admission_->Admit(hello.run.layout, runs_.table->List(), clock_->UnixNanos()));

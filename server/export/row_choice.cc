@@ -15,7 +15,12 @@ float Distance(float value) { return std::isnan(value) ? std::numeric_limits<flo
 
 std::vector<ChosenRow> RowChoice::Choose(const RunSnapshot& run, int64_t now_ns) {
   if (options_.rows_top == 0 || run.row_values == nullptr) return {};
-  std::vector<ChosenRow> top;
+  const auto is_gone = [&](const ChosenRow& chosen) {
+    const auto values = run.row_values->of(chosen.signal);
+    const auto row = static_cast<size_t>(chosen.row);
+    return row >= values.size() || IsNotMeasured(values[row]);
+  };
+  std::vector<ChosenRow> chosen, lately;
   for (size_t signal = 0; signal < kRowSignals.size(); ++signal) {
     if (IsOwnMatrix(signal)) continue;
     const auto values = run.row_values->of(signal);
@@ -26,14 +31,13 @@ std::vector<ChosenRow> RowChoice::Choose(const RunSnapshot& run, int64_t now_ns)
     }
     const size_t count = std::min(ranked.size(), static_cast<size_t>(options_.rows_top));
     std::partial_sort(ranked.begin(), ranked.begin() + static_cast<std::ptrdiff_t>(count), ranked.end());
+    std::vector<ChosenRow> top;
     for (size_t i = 0; i < count; ++i) top.push_back({signal, ranked[i].second});
+    const std::vector<ChosenRow> held = held_[signal].Hold(run.record.id, top, now_ns, is_gone);
+    chosen.insert(chosen.end(), top.begin(), top.end());
+    lately.insert(lately.end(), held.begin() + static_cast<std::ptrdiff_t>(count), held.end());
   }
-  const auto is_gone = [&](const ChosenRow& chosen) {
-    const auto values = run.row_values->of(chosen.signal);
-    const auto row = static_cast<size_t>(chosen.row);
-    return row >= values.size() || IsNotMeasured(values[row]);
-  };
-  std::vector<ChosenRow> chosen = held_.Hold(run.record.id, top, now_ns, is_gone);
+  chosen.insert(chosen.end(), lately.begin(), lately.end());
   const std::vector<ChosenRow> own = held_own_.Hold(run.record.id, OwnTop(run), now_ns, is_gone);
   chosen.insert(chosen.end(), own.begin(), own.end());
   return chosen;

@@ -23,7 +23,7 @@
 namespace bellwether::server {
 
 // The first of kRowSignals, which are of the catalogue.
-inline constexpr size_t kCatalogueRowSignals = 2;
+inline constexpr size_t kCatalogueRowSignals = 10;
 // All own signals of a run have so many times the rows that one of them may have.
 inline constexpr size_t kOwnRowsFactor = 8;
 
@@ -46,14 +46,14 @@ class RowChoice {
  public:
   explicit RowChoice(const RowChoiceOptions& options)
       : options_(options),
-        held_(2 * kCatalogueRowSignals * static_cast<size_t>(options.rows_top), options.hold_ns),
+        held_(kCatalogueRowSignals, HeldTop<ChosenRow>(2 * static_cast<size_t>(options.rows_top), options.hold_ns)),
         held_own_(2 * kOwnRowsFactor * static_cast<size_t>(options.rows_top), options.hold_ns) {}
 
   // By signal, the worst first; behind them those that were so lately; own signals last.
   std::vector<ChosenRow> Choose(const RunSnapshot& run, int64_t now_ns);
   // Forgets the runs that are not in `runs`.
   void Keep(const std::set<RunId>& runs) {
-    held_.Keep(runs);
+    for (HeldTop<ChosenRow>& held : held_) held.Keep(runs);
     held_own_.Keep(runs);
   }
 
@@ -61,7 +61,8 @@ class RowChoice {
   std::vector<ChosenRow> OwnTop(const RunSnapshot& run) const;
 
   const RowChoiceOptions options_;
-  HeldTop<ChosenRow> held_, held_own_;
+  std::vector<HeldTop<ChosenRow>> held_;  // By signal of the catalogue.
+  HeldTop<ChosenRow> held_own_;
 };
 
 }  // namespace bellwether::server

@@ -69,6 +69,13 @@ int64_t MeasuredRows(const RunSnapshot& run, size_t signal) {
   return std::count_if(values.begin(), values.end(), [](float value) { return !IsNotMeasured(value); });
 }
 
+// A family of its own; nullptr: its rows are in one with those of other signals.
+const MetricInfo* RowMetricOf(const SignalInfo& signal) {
+  const std::span<const MetricInfo> metrics(signal.metrics, signal.metric_count);
+  const auto found = std::ranges::find(metrics, MetricLevel::kRow, &MetricInfo::level);
+  return found == metrics.end() ? nullptr : &*found;
+}
+
 // Where a row is stands at its beginning, which law it is at its end.
 std::string RowLabel(std::string_view name) {
   constexpr size_t kBegin = 48, kEnd = 72;
@@ -247,14 +254,19 @@ void AddRows(const RunSnapshot& run, std::span<const ChosenRow> rows, FamilySet*
     std::string name = RowLabel(RowName(signal, chosen.row, *run.rows));
     if (name.empty() || !seen.emplace(chosen.signal, name).second) continue;
     FamilySet::LabelList labels = RunLabel(run);
+    const float value = run.row_values->of(chosen.signal)[static_cast<size_t>(chosen.row)];
+    if (const MetricInfo* const metric = RowMetricOf(signal); metric != nullptr) {
+      labels.push_back({signal.granularity == Granularity::kTensor ? "tensor" : "module", std::move(name)});
+      set->Add(SeriesLevel::kRow, metric->name, std::move(labels), value);
+      continue;
+    }
     const bool own = IsOwnMatrix(chosen.signal);
     const auto cell = static_cast<size_t>(chosen.row);
     if (own && cell >= run.rows->own_cells.size()) continue;
     labels.push_back({"signal", own ? run.rows->own_signals[static_cast<size_t>(run.rows->own_cells[cell].signal)].name
                                     : std::string(signal.name)});
     labels.push_back({"row", std::move(name)});
-    set->Add(SeriesLevel::kRow, own ? "bellwether_own_value" : "bellwether_row_value", std::move(labels),
-             run.row_values->of(chosen.signal)[static_cast<size_t>(chosen.row)]);
+    set->Add(SeriesLevel::kRow, own ? "bellwether_own_value" : "bellwether_row_value", std::move(labels), value);
   }
 }
 

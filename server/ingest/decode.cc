@@ -229,6 +229,9 @@ absl::Status DecodeOwn(const v1::OwnValues& own, int index, const DecodeLimits& 
     if (!std::isfinite(value)) return OutOfRange(field(name), value, "finite");
     *to = value;
   }
+  if (limits.own_low_at_most_high && own.has_low() && own.has_high() && own.low() > own.high()) {
+    return OutOfRange(field("low"), own.low(), absl::StrCat("at most ", field("high"), " = ", own.high()));
+  }
   MatrixShape all;
   switch (plain.signal.granularity) {
     case Granularity::kRun:

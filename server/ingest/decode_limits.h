@@ -22,6 +22,7 @@ struct DecodeLimits {
   size_t labels_max = 16;
   size_t label_bytes_max = 128;
   size_t text_bytes_max = 256;
+  bool own_low_at_most_high = true;         // Of the limits of own signals.
   uint64_t losses_max = uint64_t{1} << 53;  // Frames that a client says were dropped, or sent without heads.
 };
 

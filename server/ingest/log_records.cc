@@ -174,6 +174,7 @@ absl::StatusOr<IngestMessage> DecodeRecord(const WalRecord& record, const Layout
   // What was once taken is read again, whatever is refused by now.
   DecodeLimits taken = limits;
   taken.losses_max = std::numeric_limits<uint64_t>::max();
+  taken.own_low_at_most_high = false;
   BW_ASSIGN_OR_RETURN(IngestMessage plain, Decode(message, record.kind == WalKind::kHello ? nullptr : layout, taken));
   // As the run counts it, which the client that wrote the payload need not know (launches.h).
   if (auto* const hello = std::get_if<HelloMessage>(&plain.body)) {

@@ -14,6 +14,20 @@ constexpr const char* kMergeNames[] = {"?", "sum", "max", "mean", "equal"};
 
 std::string LimitText(const std::optional<double>& limit) { return limit ? absl::StrCat(*limit) : "none"; }
 
+OwnSignal WithLimits(const OwnSignal& is, const OwnSignal& said) {
+  OwnSignal now = is;
+  if (said.low) now.low = said.low;
+  if (said.high) now.high = said.high;
+  return now;
+}
+
+// The one limit that `said` says does not go with the other one, as it was said before.
+bool Crosses(const OwnSignal& is, const OwnSignal& said) {
+  if (said.low.has_value() == said.high.has_value()) return false;
+  const OwnSignal now = WithLimits(is, said);
+  return now.low && now.high && *now.low > *now.high;
+}
+
 // What of `said` is not what the signal is, in words; "" = nothing.
 std::string Disagreement(const OwnSignal& is, const OwnSignal& said) {
   if (said.granularity != is.granularity) {
@@ -32,16 +46,20 @@ std::string Disagreement(const OwnSignal& is, const OwnSignal& said) {
   if (other(said.low, is.low)) return absl::StrCat("low is ", *said.low, ", and was ", LimitText(is.low), " before");
   if (other(said.high, is.high))
     return absl::StrCat("high is ", *said.high, ", and was ", LimitText(is.high), " before");
+  if (Crosses(is, said)) {
+    const OwnSignal now = WithLimits(is, said);
+    return absl::StrCat("low is ", *now.low, ", and high is ", *now.high, ": low must be at most high");
+  }
   return {};
 }
 
 // What people read of it, in the words of `said` where it says something.
 OwnSignal Adopted(const OwnSignal& is, const OwnSignal& said) {
-  OwnSignal now = is;
+  OwnSignal now = WithLimits(is, said);
+  // In a later attempt: the other one is of the attempt before.
+  if (Crosses(is, said)) (said.low ? now.high : now.low).reset();
   if (!said.unit.empty()) now.unit = said.unit;
   if (!said.help.empty() && (is.help.empty() || said.attempt > is.attempt)) now.help = said.help;
-  if (said.low) now.low = said.low;
-  if (said.high) now.high = said.high;
   return now;
 }
 

@@ -96,7 +96,9 @@ struct Rank final : public SessionOwner {
 class RecordingImport final : public RunImport {
  public:
   RecordingImport(ImportSink* sink, const RunTable* runs, const DecodeLimits& limits, std::string as_name, bool notify)
-      : sink_(sink), runs_(runs), limits_(limits), as_name_(std::move(as_name)), notify_(notify) {}
+      : sink_(sink), runs_(runs), limits_(limits), as_name_(std::move(as_name)), notify_(notify) {
+    limits_.own_low_at_most_high = false;  // What was once taken is taken again.
+  }
 
   absl::Status Feed(std::string_view bytes) override;
   absl::StatusOr<Result> Finish() override;
@@ -112,7 +114,7 @@ class RecordingImport final : public RunImport {
 
   ImportSink* const sink_;
   const RunTable* const runs_;
-  const DecodeLimits limits_;
+  DecodeLimits limits_;
   const std::string as_name_;
   const bool notify_;
   RecordingReader reader_;

@@ -43,6 +43,10 @@ bool HasColumns(const OwnSignal& signal);
 // kl, router_z[3] or load[3,7].
 std::string OwnCellName(const OwnSignal& signal, int32_t layer, int32_t head);
 
+// To which side a signal of that name goes when it is bad, however the job prefixes it: train/kl is a kl.
+enum class PastSide : uint8_t { kNone, kFalls, kRises, kRisesLate };  // kRisesLate: not in the first steps.
+PastSide PastOf(std::string_view name);
+
 }  // namespace bellwether::server
 
 #endif  // BELLWETHER_SERVER_MODEL_OWN_SIGNALS_H_

@@ -19,10 +19,21 @@
 
 namespace bellwether::server {
 
-// A difference in units of rounding, and what is not finite: what else a law has is made of these.  And all
-// that a job has named itself.
-inline constexpr std::array kRowSignals = {SignalId::kLawZ, SignalId::kLawOutNonfinite, SignalId::kOwnMean,
-                                           SignalId::kOwnSum, SignalId::kOwnMax};
+// A difference in units of rounding, and what is not finite: what else a law has is made of these.  What has a
+// metric of rows in signals.proto.  And all that a job has named itself.
+inline constexpr std::array kRowSignals = {SignalId::kLawZ,
+                                           SignalId::kLawOutNonfinite,
+                                           SignalId::kTensorGradNorm,
+                                           SignalId::kTensorUpdateRatio,
+                                           SignalId::kTensorMomentLag,
+                                           SignalId::kTensorGradMax,
+                                           SignalId::kTensorGradNonfinite,
+                                           SignalId::kModuleRms,
+                                           SignalId::kModuleTopShare,
+                                           SignalId::kModuleNonfinite,
+                                           SignalId::kOwnMean,
+                                           SignalId::kOwnSum,
+                                           SignalId::kOwnMax};
 
 class RowValues {
  public:

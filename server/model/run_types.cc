@@ -4,10 +4,13 @@
 
 namespace bellwether::server {
 
-bool Layout::SameModel(const Layout& other) const {
-  const bool experts_agree = experts == 0 || other.experts == 0 || experts == other.experts;
-  return layers == other.layers && heads == other.heads && kv_heads == other.kv_heads && head_dim == other.head_dim &&
-         seq_len == other.seq_len && experts_agree;
+std::vector<Layout::Difference> Layout::DifferencesOf(const Layout& other) const {
+  std::vector<Difference> found = {{"layers", layers, other.layers},       {"heads", heads, other.heads},
+                                   {"kv_heads", kv_heads, other.kv_heads}, {"head_dim", head_dim, other.head_dim},
+                                   {"seq_len", seq_len, other.seq_len},    {"experts", experts, other.experts}};
+  if (experts == 0 || other.experts == 0) found.pop_back();  // Not known yet.
+  std::erase_if(found, [](const Difference& difference) { return difference.held == difference.offered; });
+  return found;
 }
 
 void Layout::GrowTo(const Layout& other) {

@@ -34,8 +34,12 @@ struct Layout {
   int32_t own = 0;  // Cells of own signals (own_signals.h).
 
   bool operator==(const Layout&) const = default;
-  // Whether both are of the same model: all but what grows.
-  bool SameModel(const Layout& other) const;
+  // In what the other is of another model: all but what grows.
+  struct Difference {
+    const char* field;
+    int32_t held, offered;
+  };
+  std::vector<Difference> DifferencesOf(const Layout& other) const;
   // Takes over what the other has more of.
   void GrowTo(const Layout& other);
 };

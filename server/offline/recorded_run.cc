@@ -19,6 +19,9 @@
 namespace bellwether::server {
 namespace {
 
+// What was once taken is read again, whatever is refused by now.
+constexpr DecodeLimits kTaken = {.own_low_at_most_high = false};
+
 class RunReader {
  public:
   explicit RunReader(RunListener* listener)
@@ -32,7 +35,7 @@ class RunReader {
     const bool is_hello = recorded.message().has_hello();
     v1::ClientMessage message = recorded.message();
     if (is_hello || message.has_bye()) message.set_seq(0);
-    BW_ASSIGN_OR_RETURN(const IngestMessage plain, Decode(message, is_hello || !layout_ ? nullptr : &*layout_, {}));
+    BW_ASSIGN_OR_RETURN(const IngestMessage plain, Decode(message, is_hello || !layout_ ? nullptr : &*layout_, kTaken));
     if (const auto* hello = std::get_if<HelloMessage>(&plain.body)) {
       if (!layout_) {
         layout_ = hello->run.layout;

@@ -91,6 +91,8 @@ void AddOwnSignals(const RunRows& rows, v1::Run* run) {
     if (own.high) proto->set_high(*own.high);
     proto->set_layers(static_cast<uint32_t>(own.layers));
     proto->set_heads(static_cast<uint32_t>(own.heads));
+    const PastSide side = PastOf(own.name);
+    if (side != PastSide::kNone) proto->set_past(side == PastSide::kFalls ? v1::OWN_PAST_FALLS : v1::OWN_PAST_RISES);
   }
 }
 

@@ -31,6 +31,13 @@ uint32_t StageOf(const RunSnapshot& run, const MatrixShape& shape, int32_t layer
   return stage;
 }
 
+// Whether `a` comes before `b` in a list of the worst.
+bool IsWorse(Worst worst, double a, double b) {
+  if (std::isnan(a) || std::isnan(b)) return std::isnan(a) && !std::isnan(b);
+  if (worst == Worst::kSmallest) return a < b;
+  return worst == Worst::kFurthest ? std::abs(a) > std::abs(b) : a > b;
+}
+
 }  // namespace
 
 absl::StatusOr<v1::TopHeadsResponse> QueryEngine::TopOwn(const RunSnapshot& run, const v1::TopHeadsRequest& request,
@@ -49,12 +56,9 @@ absl::StatusOr<v1::TopHeadsResponse> QueryEngine::TopOwn(const RunSnapshot& run,
     peers.push_back(double{read.values[i]});
   }
   const PeerStatistics statistics = DescribePeers(std::move(peers));
-  std::stable_sort(cells.begin(), cells.end(), [&](size_t a, size_t b) {
-    if (std::isnan(read.values[a]) || std::isnan(read.values[b])) {
-      return std::isnan(read.values[a]) && !std::isnan(read.values[b]);
-    }
-    return read.values[a] > read.values[b];
-  });
+  const Worst worst = PastOf(own->name) == PastSide::kFalls ? Worst::kSmallest : Worst::kLargest;
+  std::stable_sort(cells.begin(), cells.end(),
+                   [&](size_t a, size_t b) { return IsWorse(worst, read.values[a], read.values[b]); });
   for (size_t i = 0; i < std::min(limit, cells.size()); ++i) {
     const auto cell = static_cast<int32_t>(cells[i]);
     v1::TopHead* const head = response.add_heads();
@@ -118,8 +122,6 @@ absl::StatusOr<v1::TopHeadsResponse> QueryEngine::TopHeads(const v1::TopHeadsReq
       }
     }
   }
-  // What is a number of standard deviations has two ends.
-  const bool two_ends = OfNamedRows(signal->granularity) && signal->denominator_root;
   struct Cell {
     Head where;
     double value;
@@ -134,10 +136,8 @@ absl::StatusOr<v1::TopHeadsResponse> QueryEngine::TopHeads(const v1::TopHeadsReq
     peers.push_back(double{values[i]});
   }
   const PeerStatistics statistics = DescribePeers(std::move(peers));
-  std::stable_sort(cells.begin(), cells.end(), [two_ends](const Cell& a, const Cell& b) {
-    if (std::isnan(a.value) || std::isnan(b.value)) return std::isnan(a.value) && !std::isnan(b.value);
-    return two_ends ? std::abs(a.value) > std::abs(b.value) : a.value > b.value;
-  });
+  std::stable_sort(cells.begin(), cells.end(),
+                   [worst = signal->worst](const Cell& a, const Cell& b) { return IsWorse(worst, a.value, b.value); });
   BW_ASSIGN_OR_RETURN(const std::shared_ptr<const RunRows> rows, RowsOf(*run, *stores_.database));
   for (size_t i = 0; i < std::min(limit, cells.size()); ++i) {
     v1::TopHead* const head = response.add_heads();

@@ -310,6 +310,13 @@ TEST_F(OwnTest, EachFieldHasItsRange) {
   refused("own[0].layer is 4096");
   own_.low = std::numeric_limits<double>::quiet_NaN();
   refused("low and high must be finite");
+  own_.low = 10.5;
+  refused("own[0].low is 10.5, must be at most own[0].high, which is 10");
+  own_.low = 10.5, own_.limits = 1;
+  ExpectAccepted();
+  own_ = good, own_.low = 10;
+  ExpectAccepted();
+  own_ = good;
   own_.values = nullptr;
   refused("own[0].values is NULL");
   own_.unit = "twenty-seven letters and more";

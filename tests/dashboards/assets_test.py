@@ -308,15 +308,17 @@ class Console(unittest.TestCase):
         for name, part in shown:
             self.assertEqual(known.get(name), part, name)
 
-    def test_the_panels_names_are_those_that_are_judged(self) -> None:
-        server = (ROOT / "server/detect/own_watch.cc").read_text()
+    def test_the_panel_draws_every_name_that_is_judged(self) -> None:
+        server = (ROOT / "server/model/own_signals.cc").read_text()
         page = (DASHBOARDS / "console/src/signals.ts").read_text()
-        for side, words in (("kFalls", "watchedFalls"), ("kRises", "watchedRises")):
-            judged = re.findall(rf'\{{"(\w+)", PastSide::{side}\}}', server)
-            self.assertGreater(len(judged), 2)
-            said = re.search(rf"const {words} = \[(.*?)\];", page)
-            assert said is not None
-            self.assertEqual(re.findall(r"'(\w+)'", said[1]), judged)
+        known = re.search(r"learningNames = \[(.*?)\n\];", page, re.DOTALL)
+        assert known
+        patterns = [line.strip().removeprefix("/").removesuffix("/,").replace(r"\/", "/") for line in known[1].strip().splitlines()]
+        judged = re.findall(r'\{"([\w/*]+)", PastSide::k(?:Falls|Rises)\}', server)
+        self.assertGreater(len(judged), 30)
+        for name in [*judged, "critic/rewards/mean", "train/clip_ratio/high_max"]:
+            self.assertTrue(any(re.search(pattern, name) for pattern in patterns), name)
+        self.assertFalse(any(re.search(pattern, "queue_depth") for pattern in patterns))
 
     def test_page_has_no_external_requests(self) -> None:
         dist = DASHBOARDS / "console/dist"

@@ -306,7 +306,7 @@ const checks = {
     assert.match(await page.textContent('.largest caption'), /step 3,660/);
     assert.deepEqual(await titles('Reinforcement learning'), ['reward', 'kl', 'policy_entropy', 'actor/pg_clipfrac']);
     const notes = await panel('Reinforcement learning').locator('figcaption .muted.small').allTextContents();
-    assert.deepEqual(notes, ['at least -1 · a fall is told', 'at most 0.5 · a rise is told', 'a fall is told', 'at least 0 · at most 1']);
+    assert.deepEqual(notes, ['at least -1 · a fall is told', 'at most 0.5 · a rise is told', 'a fall is told', 'at least 0 · at most 1 · a rise is told']);
     assert.ok((await titles('What is chosen')).includes('queue_depth'), 'other own signals stay where they were');
     assert.ok(!(await titles('What is chosen')).includes('reward'), 'nothing is drawn twice');
     // Thresholds and limits are lines in the colour of a warning.

@@ -74,7 +74,10 @@ const courses = {
   loss_repeated_share: [0.03, 0.04], reward: [0.6, 0.3], kl: [0.1, 0.7], 'actor/pg_clipfrac': [0.1, 0.2], policy_entropy: [1.3, 0.8], queue_depth: [9, 9],
 };
 const wavers = (signal) => !['skipped_steps', 'clip_factor', 'loss_scale', 'memory_peak'].includes(signal);
-const ownOfRun = { reward: { low: -1 }, kl: { high: 0.5 }, 'actor/pg_clipfrac': { low: 0, high: 1 }, policy_entropy: {}, queue_depth: {} };
+const falls = 'OWN_PAST_FALLS';
+const rises = 'OWN_PAST_RISES';
+const ownOfRun = { reward: { low: -1, past: falls }, kl: { high: 0.5, past: rises }, 'actor/pg_clipfrac': { low: 0, high: 1, past: rises },
+  policy_entropy: { past: falls }, queue_depth: {} };
 
 /** Adds to what the server answers of runs: an optimizer, 4 layers of 8 experts of which the second has no router, sequences and rewards. */
 export async function addPanels(page) {
@@ -82,7 +85,7 @@ export async function addPanels(page) {
   await page.route('**/api/v1/GetRun', async (route) => {
     const response = await route.fetch();
     const run = await response.json();
-    const common = { granularity: 'GRANULARITY_RUN', merge: 'MERGE_MEAN', unit: '1', help: '', layers: 1, heads: 1 };
+    const common = { granularity: 'GRANULARITY_RUN', merge: 'MERGE_MEAN', unit: '1', help: '', layers: 1, heads: 1, past: 'OWN_PAST_UNSPECIFIED' };
     const own = Object.entries(ownOfRun).map(([name, limits]) => ({ name, ...common, ...limits }));
     const layout = { ...run.description.layout, experts: 8 };
     await route.fulfill({ response, json: { ...run, description: { ...run.description, layout }, own_signals: own,

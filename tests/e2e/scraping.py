@@ -60,9 +60,9 @@ class Trainer:
         self._client.close()
 
     def report(self, **unusual: float) -> None:
-        """One frame.  A value of a head signal is the sick head's, law_difference that of lm_head, and
-        tensor_moved that of one of two parameters, as tensor_grad_sumsq.  expert_load is that of one of two experts of each
-        layer; clip_share, of at most 1, and those of POLICY are the job's own."""
+        """One frame.  A value of a head signal is the sick head's, law_difference that of lm_head, of which a size is told
+        with it.  tensor_moved is that of one of two parameters, as tensor_grad_sumsq.  expert_load is that of one of two
+        experts of each layer; clip_share, of at most 1, and those of POLICY are the job's own."""
         blocks = []
         for name, usual in RUN_SIGNALS.items():
             blocks.append(Block(name, [unusual.get(name, usual * self._random.uniform(0.98, 1.02))]))
@@ -75,12 +75,13 @@ class Trainer:
         if "law_difference" in unusual:
             if not self._named:
                 self._named = self._client.push_names(MODULE, ["lm_head dx=dW"]) == 1
-            blocks += [Block("law_difference", [unusual["law_difference"]], 0, 1), Block("law_variance", [1.0], 0, 1)]
+            of_module = {"law_difference": unusual["law_difference"], "law_variance": 1.0, "module_elements": 64.0, "module_sumsq": 64.0, "module_top_sumsq": 8.0}  # fmt: skip
+            blocks += [Block(name, [value], 0, 1) for name, value in of_module.items()]
         if "tensor_moved" in unusual:
             if not self._parameters:
                 self._parameters = self._client.push_names(TENSOR, ["embed", "head"]) == 2
             blocks += [Block("tensor_moved", [1.0, unusual["tensor_moved"]], 0, 2)]
-            blocks += [Block(name, [1.0, 1.0], 0, 2) for name in ("tensor_elements", "tensor_grad_max")]
+            blocks += [Block(name, [1.0, 1.0], 0, 2) for name in ("tensor_elements", "tensor_grad_max", "tensor_change_sumsq", "tensor_change_weight_sumsq")]
             blocks.append(Block("tensor_grad_sumsq", [1.0, unusual.get("tensor_grad_sumsq", 1.0)], 0, 2))
         if "expert_load" in unusual:
             load = unusual["expert_load"]
@@ -97,7 +98,7 @@ class Trainer:
 
     def drift(self) -> None:
         """The sick head's drift ratio doubles every 500 steps; all else that a run can tell is healthy."""
-        self.report(common_mode_sum=1024 * 2 ** (self.step / 500), law_difference=0.5, expert_load=100.0, **STEPS, **SEQUENCES, **POLICY)
+        self.report(common_mode_sum=1024 * 2 ** (self.step / 500), law_difference=0.5, tensor_moved=1.0, expert_load=100.0, **STEPS, **SEQUENCES, **POLICY)
 
 
 class Prometheus:

@@ -72,6 +72,8 @@ def test_loads_of_experts_go_the_whole_way(tmp_path: Path) -> None:
         assert server.series("moe", "expert_share", 1, 0)[40] == pytest.approx(1.5)
         assert server.series("moe", "expert_share", 1, 1)[DIES] == 0
         assert server.series("moe", "expert_dead", 1, 1)[DIES] == 1
+        worst = server.call("TopHeads", run="moe", signal="expert_share", limit=1, step=-1)["heads"][0]
+        assert (worst["layer"], worst["head"], worst["value"]) == (1, 1, 0)
         assert server.series("moe", "router_entropy", 1, 0)[40] == pytest.approx(1.5)
         assert server.series("moe", "router_logit_max", 1, 0)[60] == 60
         assert server.series("moe", "loss_sequence_mean", 0, 0)[40] == 2

@@ -94,6 +94,7 @@ def test_own_numbers_go_the_whole_way(server: Server, tmp_path: Path) -> None:
     told = {signal["name"]: signal for signal in run["own_signals"]}
     assert told["train/kl"]["unit"] == "nats" and told["train/kl"]["help"] == "to the reference"
     assert (told["load"]["layers"], told["load"]["heads"]) == (2, 7)
+    assert [told[name]["past"] for name in ("train/kl", "load")] == ["OWN_PAST_RISES", "OWN_PAST_UNSPECIFIED"]
     matrix = server.call("GetMatrix", run="own", signal="load", step=-1)
     assert (matrix["layers"], matrix["heads"], int(matrix["step"])) == (2, 7, 19)
     top = server.call("TopHeads", run="own", signal="load", limit=2, step=-1)["heads"]

@@ -212,6 +212,18 @@ RunId QueryStack::AddRun(const RunSpec& spec) {
       }
       heads = sample;
     }
+    if (spec.ends) {
+      for (const SignalId id :
+           {SignalId::kExpertLoad, SignalId::kExpertIdealLoad, SignalId::kDeltaBiasSum, SignalId::kDeltaBiasSumsq}) {
+        const auto values = sample->Add(id);
+        std::fill(values.begin(), values.end(), OfHeads(FindSignal(id)->granularity) ? 1 : NotMeasured());
+      }
+      const auto load = sample->Add(SignalId::kExpertLoad);
+      for (int32_t i = 0; i < layout.experts; ++i)
+        load[static_cast<size_t>(layout.experts + i)] = static_cast<float>(i);
+      sample->Add(SignalId::kExpertIdealLoad)[1] = 2;
+      sample->Add(SignalId::kDeltaBiasSum).back() = -9;
+    }
     if (spec.own_every > 0) {
       if (step % spec.own_every == 0) sample->Add(SignalId::kOwnMean)[0] = static_cast<float>(step);
       for (const size_t row : {1u, 2u}) sample->Add(SignalId::kOwnMax)[row] = 9.0f + static_cast<float>(row);

@@ -39,6 +39,8 @@ class QueryStack {
     // Own signals: kl, a mean that is the step, in each so many steps; and in every step z, a maximum of two layers (10
     // and 11), and seen, a sum.  0: none.
     int64_t own_every = 0;
+    bool ends =
+        false;  // Experts of layer 1 have loads of 1, 2 and so on, and the last head a bias that is far below 0.
     bool ended = false;
     int64_t last_report_unix_ns = 1'700'000'000'000'000'000;
   };

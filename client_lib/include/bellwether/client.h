@@ -197,7 +197,7 @@ typedef struct bw_own_values {
   uint32_t count;       /* 1..BW_OWN_VALUES_MAX: of heads or experts of one layer, or
                            of layers or ranks, one after the other; run: 1 */
   uint32_t limits;      /* Bit 0: `low` is said; bit 1: `high` is */
-  double low, high;     /* Finite; a value beyond them is wrong */
+  double low, high;     /* Finite, low at most high; a value beyond them is wrong */
   const float* values;  /* [count]; NaN and infinity are data */
 } bw_own_values;
 

@@ -193,7 +193,7 @@ class Client:
         return Matrix(signal, found["step"], found["layers"], found["heads"], values, names)
 
     def top_heads(self, run: str, signal: str = "", limit: int = 10) -> list[dict[str, Any]]:
-        """The heads with the largest values, largest first; by drift if `signal` is empty."""
+        """The heads with the worst values, worst first; by drift if `signal` is empty."""
         return list(self.call("TopHeads", run=run, signal=signal, limit=limit, step=-1)["heads"])
 
     # ---- alerts ----

@@ -249,12 +249,14 @@ export function sequenceNames(run: Run): string[] {
   return reportedOf(run, sequenceOnes);
 }
 
-/** The field's names: rewards, KL divergences, entropies, clipping, then what else TRL and verl tell. */
+/** The field's names: rewards, KL divergences, entropies, clipping, then what else TRL and verl tell. A test holds them against the server's. */
 const learningNames = [
-  /^(.*\/)?(mean_|min_|max_|frac_)?rewards?([/_].*)?$/,
-  /^(.*\/)?(mean_)?((policy_|ppo_|approx_)?kl|approxkl)([/_].*)?$/,
+  /^(.*\/)?(mean_|min_|max_|frac_|rlhf_)?(rewards?|scores?)([/_].*)?$/,
+  /^(.*\/)?(mean_)?((policy_|ppo_|approx_|vllm_|k3_)?kl|approxkl|chi2)([/_].*)?$/,
   /^(.*\/)?(mean_)?(policy_)?entropy([/_].*)?$/,
-  /^(.*\/)?(mean_)?(pg_|vf_|policy_|cispo_)?clip_?(frac|fraction|ratio)([/_].*)?$/,
+  /^(.*\/)?(mean_)?(pg_|vf_|policy_|ppo_|cispo_)?clip(ped)?_?(frac|fraction|ratio)([/_].*)?$/,
+  /^(.*\/)?(mean_)?(token_)?(accuracy|accuracies|margins?)$/,
+  /^(.*\/)?(ess|vf_explained_var|rollout_(is|actor|probs)_.*|sampling_logp_difference)$/,
   /^(.*\/)?(advantages?|returns)([/_].*)?$/,
   /^(actor|critic|rollout_corr|objective|policy|completions|sampling|response|response_length|prompt_length|num_turns)\//,
   /^training\/rollout_/,
@@ -265,18 +267,14 @@ function learningRank(name: string): number {
   return learningNames.findIndex((known) => known.test(name));
 }
 
-/** What the server holds against its own past with no rules file, and which way is bad. */
-const watchedFalls = ['reward', 'rewards', 'entropy', 'policy_entropy'];
-const watchedRises = ['kl', 'kl_div', 'kl_divergence', 'kl_loss', 'policy_kl', 'ppo_kl', 'approx_kl', 'approxkl'];
-
 /** What is judged of an own signal without rules: its declared limits, and its past. */
 export interface OwnLimits { limits: number[]; words: string }
 
-export function ownLimits({ name, low, high }: OwnSignal): OwnLimits {
+export function ownLimits({ past, low, high }: OwnSignal): OwnLimits {
   const limits = [low, high].map((limit) => (limit === undefined ? NaN : Number(limit)));
   const words = limits.map((limit, i) => (Number.isFinite(limit) ? `${i === 0 ? 'at least' : 'at most'} ${limit}` : ''));
-  if (watchedFalls.includes(name)) words.push('a fall is told');
-  if (watchedRises.includes(name)) words.push('a rise is told');
+  if (past === 'OWN_PAST_FALLS') words.push('a fall is told');
+  if (past === 'OWN_PAST_RISES') words.push('a rise is told');
   return { limits: limits.filter((limit) => Number.isFinite(limit)), words: words.filter(Boolean).join(' · ') };
 }
 

@@ -99,6 +99,7 @@ export interface OwnSignal {
   high?: Real;
   layers: number;
   heads: number;
+  past: OwnPast;
 }
 
 export interface Judged {
@@ -128,6 +129,9 @@ export type EventKind =
   'EVENT_KIND_EVALUATION' | 'EVENT_KIND_ATTACH' | 'EVENT_KIND_DETACH' | 'EVENT_KIND_CENTRING_ON' |
   'EVENT_KIND_CENTRING_OFF' | 'EVENT_KIND_ATTENTION_MODE' | 'EVENT_KIND_DATA' | 'EVENT_KIND_BATCH_SIZE' |
   'EVENT_KIND_SEQUENCE_LENGTH' | 'EVENT_KIND_ANNOTATION';
+
+export type OwnPast =
+  'OWN_PAST_UNSPECIFIED' | 'OWN_PAST_FALLS' | 'OWN_PAST_RISES';
 
 export interface SiblingBand {
   runs: number;

@@ -39,7 +39,9 @@ constexpr bool OfNamedRows(Granularity granularity) {
   return IsNamedByRanks(granularity) || granularity == Granularity::kOwn;
 }
 enum class Merge : uint8_t { kNone = 0, kSum = 1, kMax = 2, kMean = 3, kEqual = 4 };
-enum class MetricLevel : uint8_t { kRun = 1, kLayer = 2, kHead = 3 };
+enum class MetricLevel : uint8_t { kRun = 1, kLayer = 2, kHead = 3, kRow = 4 };
+// Which values are worst; kFurthest: from zero.
+enum class Worst : uint8_t { kLargest = 0, kSmallest = 1, kFurthest = 2 };
 enum class Aggregate : uint8_t {
   kLast = 1,
   kMax = 2,
@@ -71,6 +73,7 @@ struct SignalInfo {
   SignalId denominator;
   bool denominator_root;
   bool root;
+  Worst worst;
   const char* help;
   const MetricInfo* metrics;
   size_t metric_count;

@@ -113,15 +113,45 @@ TEST(OwnWatchTest, CellsAreNamedTogetherAndStayBounded) {
 }
 
 TEST(OwnWatchTest, NamesOfTheFieldAreKnownHoweverTheyArePrefixed) {
-  for (const char* falls : {"reward", "train/reward", "critic/rewards/mean", "actor/entropy", "mean_entropy"}) {
+  for (const char* falls :
+       {"reward", "train/reward", "critic/rewards/mean", "actor/entropy", "mean_entropy", "rewards/format_reward/mean",
+        "train/rewards/length/mean", "objective/rlhf_reward", "objective/scores", "critic/score/mean", "ess",
+        "rollout_corr/rollout_is_eff_sample_size", "training/rollout_actor_probs_pearson_corr", "rewards/accuracies",
+        "rewards/margins", "mean_token_accuracy", "critic/vf_explained_var"}) {
     EXPECT_EQ(PastOf(falls), PastSide::kFalls) << falls;
   }
-  for (const char* rises :
-       {"kl", "objective/kl", "actor/ppo_kl", "approx_kl", "policy/approxkl_avg", "actor/kl_loss"}) {
+  for (const char* rises : {"kl",
+                            "objective/kl",
+                            "actor/ppo_kl",
+                            "approx_kl",
+                            "policy/approxkl_avg",
+                            "actor/kl_loss",
+                            "rollout_corr/k3_kl",
+                            "rollout_corr/chi2_token",
+                            "rollout_corr/chi2_seq",
+                            "chi2",
+                            "clip_ratio",
+                            "clip_ratio/region_mean",
+                            "train/clip_ratio/high_max",
+                            "ppo_clip_ratio",
+                            "cispo_clip_ratio",
+                            "actor/pg_clipfrac",
+                            "critic/vf_clipfrac",
+                            "policy/clipfrac_avg",
+                            "response_length/clip_ratio",
+                            "completions/clipped_ratio",
+                            "loss/kl",
+                            "training/rollout_probs_diff_mean",
+                            "sampling/sampling_logp_difference/mean"}) {
     EXPECT_EQ(PastOf(rises), PastSide::kRises) << rises;
   }
-  for (const char* late : {"router_z", "moe/z_loss"}) EXPECT_EQ(PastOf(late), PastSide::kRisesLate) << late;
-  for (const char* none : {"reward_std", "kl_coef", "entropy_loss", "tokens_seen", "/mean", "mean_", "clip_share"}) {
+  for (const char* late :
+       {"router_z", "moe/z_loss", "aux_loss", "moe/load_balancing_loss", "seq_load_balancing_loss"}) {
+    EXPECT_EQ(PastOf(late), PastSide::kRisesLate) << late;
+  }
+  for (const char* none :
+       {"reward_std", "kl_coef", "entropy_loss", "tokens_seen", "/mean", "mean_", "clip_share", "rewards/format/std",
+        "rewards/chosen", "rewards/rejected", "critic/score/max", "loss/score", "/"}) {
     EXPECT_EQ(PastOf(none), PastSide::kNone) << none;
   }
 }
@@ -200,6 +230,31 @@ TEST(OwnWatchTest, HealthySeriesHaveNoFinding) {
          return Wandering(
              0, [](int64_t s, double x) { return 1 + 0.8 * std::sin(static_cast<double>(s) / 800) + 0.03 * x; });
        }},
+      {"clipped tokens of 4096, rarely", "clip_ratio/region_mean",
+       [] {
+         return [](int64_t, std::mt19937_64* r) { return std::binomial_distribution<int>(4096, 0.001)(*r) / 4096.0; };
+       }},
+      {"clipped tokens, by factors", "actor/pg_clipfrac",
+       [] { return Wandering(0.9, [](int64_t, double x) { return 0.002 * std::exp(0.8 * x); }); }},
+      {"chi2, with heavy tails", "rollout_corr/chi2_seq",
+       [] {
+         return [](int64_t, std::mt19937_64* r) {
+           return 0.01 * std::exp(std::abs(std::student_t_distribution<>(4)(*r)));
+         };
+       }},
+      {"samples that count", "rollout_corr/rollout_is_eff_sample_size",
+       [] { return Wandering(0.9, [](int64_t, double x) { return 1 / (1 + 0.02 * std::exp(0.7 * x)); }); }},
+      {"answers that become longer", "response_length/clip_ratio",
+       [] {
+         return Wandering(0.5, [](int64_t s, double x) {
+           return 0.3 * (1 - std::exp(-static_cast<double>(s) / 2000)) * std::exp(0.2 * x);
+         });
+       }},
+      {"balance of experts", "aux_loss",
+       [] {
+         return Wandering(
+             0.9, [](int64_t s, double x) { return 1 + 0.5 * std::exp(-static_cast<double>(s) / 500) + 0.01 * x; });
+       }},
       {"spikes", "router_z",
        [] { return Wandering(0, [](int64_t s, double x) { return s % 97 == 0 ? 400 : 10 + x; }); }},
       {"memory of 100, around zero", "reward", [] { return Wandering(0.99, [](int64_t, double x) { return x; }); }},
@@ -236,6 +291,12 @@ TEST(OwnWatchTest, LeavingThePastIsFoundSoon) {
        Wandering(0.5, [&](int64_t s, double x) { return 0.05 * std::exp(4 * at(s, 20) + 0.2 * x); })},
       {"the router's logits explode", "router_z",
        Wandering(0.5, [&](int64_t s, double x) { return 10 * std::exp(3 * at(s, 10) + 0.05 * x); })},
+      {"few samples have all the weight", "rollout_corr/rollout_is_eff_sample_size",
+       Wandering(0.5, [&](int64_t s, double x) { return 0.9 - 0.8 * at(s, 20) + 0.01 * x; })},
+      {"most tokens are clipped", "clip_ratio/region_mean",
+       Wandering(0.5, [&](int64_t s, double x) { return 0.01 * std::exp(4 * at(s, 20) + 0.2 * x); })},
+      {"the router sends all to one expert", "aux_loss",
+       Wandering(0.5, [&](int64_t s, double x) { return 1 + 7 * at(s, 20) + 0.02 * x; })},
       {"a constant reward falls", "reward", [](int64_t s, std::mt19937_64*) { return s < 2000 ? 1.0 : 0.0; }},
   };
   for (const Fault& fault : faults) {

@@ -342,6 +342,42 @@ TEST_F(PrometheusTest, TheWorstNamedRowsHaveSeries) {
       << "a long name keeps both of its ends";
 }
 
+TEST_F(PrometheusTest, TheLargestParametersAndModulesHaveSeries) {
+  Publish({.name = "moe"}, [&](RunSnapshot* run) {
+    auto rows = std::make_shared<RunRows>();
+    for (const char* const name : {"embed", "layers.0.q", "layers.0.k", "head"}) rows->tensors.Add(name);
+    for (const char* const name : {"layers.0", "layers.1"}) rows->modules.Add(name);
+    run->rows = rows;
+    StepSample sample;
+    sample.Reset({.layers = 1, .heads = 1, .kv_heads = 1, .tensors = 4, .modules = 2});
+    const auto put = [&sample](SignalId id, const std::vector<float>& values) {
+      std::copy(values.begin(), values.end(), sample.Add(id).begin());
+    };
+    put(SignalId::kTensorGradSumsq, {4, 9, 1, 16});
+    put(SignalId::kTensorGradMax, {1, std::nanf(""), 0, 2});
+    put(SignalId::kTensorGradNonfinite, {0, 0, 7, 0});
+    put(SignalId::kModuleSumsq, {16, 36});
+    put(SignalId::kModuleElements, {4, 4});
+    put(SignalId::kModuleTopSumsq, {4, 9});
+    auto values = std::make_shared<RowValues>();
+    values->Take(sample);
+    run->row_values = values;
+  });
+  const std::string text = exporter({.rows = {.rows_top = 2}}).Render();
+  const auto page = Parse(text);
+  EXPECT_EQ(CountOf(page, "bellwether_tensor_grad_norm"), 2);
+  EXPECT_EQ(page.at(R"(bellwether_tensor_grad_norm{run="moe",tensor="head"})"), 4);
+  EXPECT_EQ(page.at(R"(bellwether_tensor_grad_norm{run="moe",tensor="layers.0.q"})"), 3);
+  EXPECT_TRUE(std::isnan(page.at(R"(bellwether_tensor_grad_max{run="moe",tensor="layers.0.q"})"))) << "worst of all";
+  EXPECT_EQ(CountOf(page, "bellwether_tensor_grad_nonfinite"), 1) << "zero has none";
+  EXPECT_EQ(page.at(R"(bellwether_tensor_grad_nonfinite{run="moe",tensor="layers.0.k"})"), 7);
+  EXPECT_EQ(page.at(R"(bellwether_module_rms{run="moe",module="layers.1"})"), 3);
+  EXPECT_EQ(page.at(R"(bellwether_module_top_channel_share{run="moe",module="layers.0"})"), 0.25);
+  EXPECT_EQ(page.at(R"(bellwether_run_rows{run="moe",signal="tensor_grad_norm"})"), 4);
+  EXPECT_EQ(CountOf(page, "bellwether_row_value"), 0);
+  EXPECT_THAT(text, testing::HasSubstr("Of the parameters with the largest now: a few, which change."));
+}
+
 TEST_F(PrometheusTest, OwnSignalsHaveSeriesByTheirNames) {
   Publish({.name = "rl"}, [&](RunSnapshot* run) {
     auto rows = std::make_shared<RunRows>();

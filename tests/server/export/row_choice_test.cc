@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <limits>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -62,7 +63,7 @@ TEST(RowChoiceTest, ManyRowsThatChangePlacesStayBounded) {
   std::vector<float> values(100, 1);
   for (size_t turn = 0; turn < values.size(); ++turn) {
     values[turn] = static_cast<float>(10 + turn);
-    EXPECT_THAT(choice.Choose(RunOfRows(values), static_cast<int64_t>(turn)), SizeIs(testing::Le(8u)));
+    EXPECT_THAT(choice.Choose(RunOfRows(values), static_cast<int64_t>(turn)), SizeIs(testing::Le(4u)));
   }
 }
 
@@ -91,7 +92,16 @@ RunSnapshot RunOfOwn(const std::vector<std::vector<float>>& signals) {
   return run;
 }
 
-constexpr size_t kOwnMeanRows = 2;  // Of kRowSignals.
+constexpr size_t kOwnMeanRows = kCatalogueRowSignals;  // Of kRowSignals.
+
+TEST(RowChoiceTest, SignalsWithAMetricOfRowsAreKept) {
+  for (const SignalInfo& signal : std::span(SignalTable(), SignalCount())) {
+    const std::span<const MetricInfo> metrics(signal.metrics, signal.metric_count);
+    const bool has_one = std::ranges::any_of(metrics, [](const MetricInfo& m) { return m.level == MetricLevel::kRow; });
+    const auto kept = static_cast<size_t>(std::ranges::find(kRowSignals, signal.id) - kRowSignals.begin());
+    EXPECT_TRUE(!has_one || kept < kCatalogueRowSignals) << signal.name;
+  }
+}
 
 TEST(RowChoiceTest, EachOwnSignalHasItsWorstCellsFirst) {
   static_assert(kRowSignals[kOwnMeanRows] == SignalId::kOwnMean);

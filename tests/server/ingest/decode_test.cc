@@ -381,6 +381,17 @@ TEST(DecodeTest, OwnValuesArriveWhole) {
   EXPECT_TRUE(Decode(message, &kLayout, {}).ok()) << "a part may have nothing else";
 }
 
+TEST(DecodeTest, LimitsThatWereOnceTakenAreReadAgain) {
+  v1::ClientMessage message = ValidFrame();
+  v1::OwnValues* own = AddOwn(message.mutable_frame());
+  own->set_low(2);
+  own->set_high(1);
+  WalRecord record;
+  record.kind = WalKind::kMessage;
+  record.payload = message.SerializeAsString();
+  EXPECT_TRUE(DecodeRecord(record, &kLayout, {}).ok()) << "a server of before has acknowledged it";
+}
+
 TEST(DecodeTest, EachFieldOfOwnValuesHasItsRange) {
   using Change = std::function<void(v1::OwnValues*)>;
   const std::pair<Change, const char*> wrong[] = {
@@ -401,6 +412,8 @@ TEST(DecodeTest, EachFieldOfOwnValuesHasItsRange) {
       {[](v1::OwnValues* o) { o->set_help("a\nb"); }, "own[0].help holds control character 10"},
       {[](v1::OwnValues* o) { o->set_low(std::numeric_limits<double>::quiet_NaN()); }, "own[0].low"},
       {[](v1::OwnValues* o) { o->set_high(std::numeric_limits<double>::infinity()); }, "own[0].high"},
+      {[](v1::OwnValues* o) { o->set_low(2), o->set_high(1.5); },
+       "frame.own[0].low = 2: must be at most frame.own[0].high = 1.5"},
   };
   for (const auto& [change, words] : wrong) {
     v1::ClientMessage message = ValidFrame();

@@ -173,6 +173,25 @@ TEST_F(OwnValuesTest, ALaterAttemptMaySayOtherWords) {
   EXPECT_THAT(Take(), IsEmpty()) << "but how ranks merge stays";
 }
 
+TEST_F(OwnValuesTest, LimitsThatAreSaidOneByOneDoNotCross) {
+  OwnSignal kl = Signal("kl");
+  kl.low = 1;
+  Say(kl, {1});
+  Take();
+  OwnSignal other = Signal("kl");
+  other.high = 0.5;
+  Say(other, {2});
+  EXPECT_THAT(Take(), IsEmpty());
+  ASSERT_THAT(refused_, SizeIs(1));
+  EXPECT_EQ(refused_[0].why, "low is 1, and high is 0.5: low must be at most high");
+  EXPECT_FALSE(rows_.FindOwn("kl")->high.has_value());
+  frame_.attempt = 1;
+  Say(other, {3});
+  EXPECT_THAT(Take(), ElementsAre(Pair("kl", 3)));
+  EXPECT_EQ(rows_.FindOwn("kl")->high, 0.5) << "a later attempt may say it otherwise";
+  EXPECT_FALSE(rows_.FindOwn("kl")->low.has_value());
+}
+
 TEST_F(OwnValuesTest, NamesOfTheCatalogueAreRefused) {
   Say(Signal("drift_ratio"), {1});
   Say(Signal("loss"), {1});

@@ -240,6 +240,27 @@ TEST_F(QueryEngineTest, AHeadThatIsNaNComesFirst) {
   EXPECT_EQ(top->heads(1).layer(), 1u);
 }
 
+TEST_F(QueryEngineTest, TheEndThatIsBadComesFirst) {
+  QueryStack::RunSpec spec{.name = "r", .ends = true};
+  spec.layout.experts = 5;
+  stack_.AddRun(spec);
+  v1::TopHeadsRequest request;
+  request.set_run("r");
+  request.set_step(-1);
+  request.set_signal("expert_share");
+  auto top = engine_.TopHeads(request, context());
+  ASSERT_TRUE(top.ok()) << top.status();
+  ASSERT_EQ(top->heads_size(), 5);
+  EXPECT_EQ(top->heads(0).value(), 0) << "the dead expert";
+  EXPECT_EQ(top->heads(0).head(), 0u);
+  EXPECT_EQ(top->heads(4).value(), 2);
+  request.set_signal("delta_bias_t");
+  request.set_limit(1);
+  top = engine_.TopHeads(request, context());
+  ASSERT_TRUE(top.ok()) << top.status();
+  EXPECT_EQ(top->heads(0).value(), -9) << "far below zero is as bad as far above";
+}
+
 TEST_F(QueryEngineTest, CompareFindsTheHeadAndTheStep) {
   const QueryStack::RunSpec ill{.name = "bf16", .steps = 400, .fails_at = 200};
   stack_.AddRun(ill);
