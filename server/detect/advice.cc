@@ -45,6 +45,9 @@ enum class Case : uint8_t {
   kSequencesStay,
   kParametersJump,
   kParametersStay,
+  kCorruption,
+  kCorruptGradient,
+  kLearning,
 };
 
 constexpr char kGoBack[] = "Stop, or go back to a checkpoint";
@@ -164,8 +167,24 @@ constexpr Row kRows[] = {
      "follow the learning rate. Where second moments lag, steps are too large until they have followed: a smaller "
      "beta2 follows sooner, and clipping each parameter's update by its lag bounds the step. Keep a checkpoint from "
      "before {begin}."},
+    {Family::kCorruption, "critical", "Go back to a checkpoint, and test this GPU",
+     "A weight has jumped from one sample to the next, and no other: no optimizer does that. It is a flipped bit, a "
+     "broken device, or code that wrote into the parameter. Take a checkpoint from before {begin}. Test the memory of "
+     "the GPUs that hold the named place, and drain that host if it comes again. No repair of attention helps. If the "
+     "job has changed the weight on purpose, announce it as a restore (mon.event)."},
+    {Family::kCorruption, "warning", "Look whether the named parameter took that step",
+     "One element of a gradient is far beyond all others. Clipping by the norm of all makes every other change of that "
+     "step small; without clipping the parameter is lost. Once, and on one machine, it is a flipped bit: test this "
+     "GPU. "
+     "Keep a checkpoint from before {begin}."},
+    {Family::kLearning, "always", "Look at the named number, and at the loop that trains",
+     "A constant loss has no labels that count, or the same batch each time. Where weights stand still look at the "
+     "scheduler, and at what decides whether the optimizer's step is taken. Where gradients add up call zero_grad() "
+     "in each step. Where their scale has changed look at what divides by the loss scale, and how often. What was "
+     "trained since {begin} was trained for nothing, or by wrong steps: go back to a checkpoint from before it if the "
+     "loss has risen."},
 };
-static_assert(std::size(kRows) == static_cast<size_t>(Case::kParametersStay) + 1);
+static_assert(std::size(kRows) == static_cast<size_t>(Case::kLearning) + 1);
 
 const Row& RowOf(Case which) { return kRows[static_cast<size_t>(which)]; }
 
@@ -210,6 +229,10 @@ Case CaseOf(Family family, const RunDescription& run, const AdviceState& state) 
       return information ? Case::kSequencesOnce : Case::kSequencesStay;
     case Family::kParameters:
       return information ? Case::kParametersJump : Case::kParametersStay;
+    case Family::kCorruption:
+      return critical ? Case::kCorruption : Case::kCorruptGradient;
+    case Family::kLearning:
+      return Case::kLearning;
     case Family::kFrozen:
       break;
   }

@@ -54,6 +54,10 @@ const char* NameOf(Rule rule) {
       return "sequences";
     case Rule::kParameters:
       return "parameters";
+    case Rule::kCorruption:
+      return "corruption";
+    case Rule::kLearning:
+      return "learning";
     case Rule::kUser:
       return "user";
   }

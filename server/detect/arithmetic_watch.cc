@@ -28,11 +28,6 @@ bool IsUsable(float value) { return !IsNotMeasured(value) && std::isfinite(value
 // Those of "dx=dW" or "dW:classes.3".
 std::vector<std::string> ResultsOf(const std::string& law) { return absl::StrSplit(law.substr(0, law.find(':')), '='); }
 
-std::string RowName(const RowNames* names, size_t row) {
-  const bool known = names != nullptr && row < names->names().size();
-  return known ? names->names()[row] : absl::StrCat("row ", row);
-}
-
 }  // namespace
 
 LawName ReadLawName(std::string_view row) {
@@ -120,7 +115,7 @@ void ArithmeticWatch::Name(const std::vector<Row>& rows, const RowNames* names) 
   std::map<std::string, Place> by_name;
   for (const Row& row : rows) {
     if (!row.wrong) continue;
-    const std::string name = RowName(names, row.row);
+    const std::string name = NameOr("row", names, row.row);
     const LawName read = ReadLawName(name);
     Place& place = by_name[read.place];
     place.name = read.place;

@@ -58,7 +58,6 @@ class ChangeWatch {
     a(change_), a(known_), a(may_move_), a(of_checkpoint_), a(level_), a(spread_), a(start_), a(kept_step_), a(until_);
     a(holds_), a(since_), a(above_), a(below_);
   }
-  bool has_seen() const { return !curve_.empty(); }
   // After Visit with a reader: whether the sizes are legal.
   bool Consistent() const;
 

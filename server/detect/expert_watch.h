@@ -49,7 +49,6 @@ class ExpertWatch {
   void Forget();
   // A new attempt begins: the same.
   void Rewind();
-  bool has_seen() const { return !routers_.empty(); }
   size_t memory_bytes() const { return experts_.capacity() * sizeof(Expert) + routers_.capacity() * sizeof(Router); }
 
   template <class A>
@@ -61,7 +60,6 @@ class ExpertWatch {
   void VisitLater(A& a) {
     news_.VisitLast(a);
   }
-  bool has_later() const { return news_.wrong_lately(); }
   bool Consistent() const;
 
  private:

@@ -31,6 +31,8 @@ enum class Rule : uint8_t {
   kExperts,
   kSequences,
   kParameters,
+  kCorruption,
+  kLearning,
   kUser,  // A rule that people wrote; its name is in user_rule.h.
 };
 
@@ -52,9 +54,11 @@ enum class Family : uint8_t {
   kExperts,
   kSequences,
   kParameters,
+  kCorruption,
+  kLearning,
 };
-inline constexpr int kFamilies = 15;
-static_assert(kFamilies == static_cast<int>(Family::kParameters) + 1);
+inline constexpr int kFamilies = 17;
+static_assert(kFamilies == static_cast<int>(Family::kLearning) + 1);
 
 const char* NameOf(Rule rule);
 

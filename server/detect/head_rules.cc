@@ -188,7 +188,7 @@ Fact HeadRules::FactOf(HeadTrack track, HeadTest test, size_t head, double thres
           .detector = detector};
 }
 
-void HeadRules::Tick(const AttentionTraits& traits, bool excused, bool states, const std::vector<Head>& repaired) {
+void HeadRules::Tick(const AttentionTraits& traits, bool excused, const std::vector<Head>& repaired) {
   for (BatchSeries& series : series_) series.CloseRow(last_step_);
   ++ticks_;
   // What the first steps do is no past to grow from.
@@ -196,15 +196,11 @@ void HeadRules::Tick(const AttentionTraits& traits, bool excused, bool states, c
     for (BatchSeries& series : series_) series.ForgetWindow();
   }
   SetRun(options_, series_, heads_, &run_);
-  if (excused && !states) {
-    run_.tests = 0;
-  } else {
-    for (const HeadTest test : {kGrowth, kCommonGrowth, kNorm}) MarkUnwanted(test);
-  }
+  for (const HeadTest test : {kGrowth, kCommonGrowth, kNorm}) MarkUnwanted(test);
   bank_->Evaluate(&run_);
   for (size_t track = 0; track < kHeadTracks; ++track) series_[track].Settle(run_.track[track]);
   if (excused) {
-    if (states) JudgeStates(traits);
+    JudgeStates(traits);
     return;
   }
   rounding_.clear();

@@ -41,11 +41,11 @@ class HeadRules {
   // Tick() next.
   bool Add(const StepSample& sample);
   // Runs the rules.  `excused`: something announced disturbs the run now, so
-  // nothing begins or ends, but for `states`, where wanted: scores and weights
-  // that are out of bounds whatever was announced.  `repaired`: heads of a drift
+  // nothing begins or ends, but for states: scores and weights that are out of
+  // bounds whatever was announced.  `repaired`: heads of a drift
   // that goes on under repair; large scores in their layers are its last stage,
   // as in those of a drift that is found.
-  void Tick(const AttentionTraits& traits, bool excused, bool states, const std::vector<Head>& repaired = {});
+  void Tick(const AttentionTraits& traits, bool excused, const std::vector<Head>& repaired = {});
   // Whether enough was seen since what the kernel is fed has changed, for a
   // growth to be found.
   bool SeesGrowth() const;

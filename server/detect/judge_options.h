@@ -253,9 +253,31 @@ struct ParametersOptions {
   int32_t lag_samples = 3;  // In a row: a warning.
 };
 
+// Weights and gradients that jump at one place alone: corruption_watch.h.
+struct CorruptionOptions {
+  // What the norm of a weight must rise to from one sample to the next.  A flip of the highest bits of an
+  // exponent gives 2^16 and more; healthy weights change by a few per cent.
+  double weight_factor = 16;
+  double gradient_factor = 1e4;   // Times the largest of a gradient's past.
+  int32_t relearn_samples = 100;  // That are the new normal.
+};
+
+// Whether a run learns at all, by its loss, gradient norm and learning rate: learning_watch.h.
+struct LearningOptions {
+  // Values in a row that are equal to the last bit, of a loss, or 0, of a gradient norm or a learning rate.
+  int32_t equal_values = 16;
+  // Gradient norms that rise from value to value,
+  int32_t rising_values = 24;
+  // to so many times all of their past.
+  double rising_factor = 3;
+  // By which the gradient norm jumps at once and stays, while the loss does not: a scale.
+  double scale_factor = 64;
+  int32_t scale_values = 16;
+};
+
 struct ContextOptions {
-  // The first steps of a run are not judged: the learning rate warms up, heads
-  // take shape and all of them grow.
+  // Trends of heads, experts and parameters are not judged in the first steps of a run: the learning rate
+  // warms up, heads take shape and all of them grow.
   int64_t warmup_steps = 700;
   // After an announced change, for trends.
   int64_t settle_steps = 200;
@@ -301,8 +323,10 @@ enum class Builtin : uint8_t {
   kExperts,
   kSequences,
   kParameters,
+  kCorruption,
+  kLearning,
 };
-inline constexpr int kBuiltins = 22;
+inline constexpr int kBuiltins = 24;
 
 struct BuiltinSet {
   uint32_t bits = 0;  // 1 << Builtin
@@ -333,6 +357,8 @@ struct JudgeOptions {
   ExpertsOptions experts;
   SequencesOptions sequences;
   ParametersOptions parameters;
+  CorruptionOptions corruption;
+  LearningOptions learning;
   ContextOptions context;
   AlertOptions alert;
   BuiltinSet off;

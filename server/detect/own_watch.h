@@ -66,7 +66,6 @@ class OwnWatch {
   uint64_t cells_left_out() const { return cells_left_out_; }
 
   // Whether there is anything to save.
-  bool has_seen() const { return !finite_.empty(); }
   size_t memory_bytes() const;
 
   template <class A>

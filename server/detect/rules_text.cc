@@ -131,16 +131,29 @@ constexpr const char* kBuiltinSentences[] = {
     "{parameters.lag_level}, and beyond its past of 128 to 192 samples by the same range: information. "
     "{parameters.lag_samples} samples "
     "in a row are a warning.",
+    "A weight has jumped at one place alone. From one sample to the next sigma(W_Q) or sigma(W_K) of a head, or the "
+    "root "
+    "mean square of a parameter, has risen to {corruption.weight_factor} times what it was, and to e times that for "
+    "each 100 steps in between; the median place has not doubled. Critical, at any step, until it is back or "
+    "{corruption.relearn_samples} samples have passed. Or the largest element of a parameter's gradient is "
+    "{corruption.gradient_factor} times the largest of its past, and 100 times that of all other parameters: a "
+    "warning. "
+    "Fewer than 8 places have no median, and need the factor squared.",
+    "The run does not learn, by numbers that every job has. The loss is the same to the last bit, or the gradient norm "
+    "or the learning rate is 0, in {learning.equal_values} values in a row. Or sigma of W_Q and W_K is the same in all "
+    "heads for 3 samples, after it has always changed. Or the gradient norm rises in {learning.rising_values} values, "
+    "nearly each above the one before and by no more each time, to {learning.rising_factor} times all of its past: "
+    "gradients are not set to zero. Or it jumps by {learning.scale_factor}, up or down, for {learning.scale_values} "
+    "values in which the loss is as before: a loss scale. The past are the last 64 to 96 values. A warning, at any "
+    "step.",
 };
 static_assert(std::size(kBuiltinSentences) == kBuiltins);
 
 constexpr char kCommon[] =
-    "Samples of {trend.batch_steps} steps are averaged to a batch, and a full batch is judged once. The first "
-    "{context.warmup_steps} steps and {context.settle_steps} steps after an announced change are not judged, except "
-    "for "
-    "states. These are values that are not finite, a "
-    "loss far above its level before the change, scores and weights out of bounds. An alert resolves "
-    "after "
+    "Samples of {trend.batch_steps} steps are averaged to a batch, and a full batch is judged once. Trends of heads, "
+    "experts and parameters are not judged in the first {context.warmup_steps} steps, and no trend in "
+    "{context.settle_steps} steps after an announced change. States are: values that are not finite, a loss far above "
+    "its level before the change, scores and weights out of bounds. An alert resolves after "
     "{alert.resolve_steps} steps without evidence; its kind then stays quiet for {alert.cooldown_steps}, unless it is "
     "worse. It "
     "names at most {alert.heads_max} heads and {alert.evidence_max} pieces of evidence. A trend is fitted to what "

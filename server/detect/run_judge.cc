@@ -18,12 +18,14 @@
 #include "server/detect/archive.h"
 #include "server/detect/arithmetic_watch.h"
 #include "server/detect/change_watch.h"
+#include "server/detect/corruption_watch.h"
 #include "server/detect/detector_bank.h"
 #include "server/detect/expert_watch.h"
 #include "server/detect/head_rules.h"
 #include "server/detect/judge_options.h"
 #include "server/detect/lag_watch.h"
 #include "server/detect/law_watch.h"
+#include "server/detect/learning_watch.h"
 #include "server/detect/loss_watch.h"
 #include "server/detect/nonfinite_origin.h"
 #include "server/detect/own_watch.h"
@@ -36,6 +38,7 @@
 namespace bellwether::server {
 namespace {
 
+// What is saved is of the last one; the others are read, too.
 constexpr uint32_t kStateMagic = 0x314a5742;     // "BWJ1": no alert was numbered.
 constexpr uint32_t kNumberedMagic = 0x324a5742;  // "BWJ2": nothing was kept across changes.
 constexpr uint32_t kKeptMagic = 0x334a5742;      // "BWJ3": how much was excused was not counted.
@@ -46,7 +49,8 @@ constexpr uint32_t kOwnMagic = 0x374a5742;       // "BWJ7": no parameter was jud
 constexpr uint32_t kTensorsMagic = 0x384a5742;   // "BWJ8": no expert and no sequence was judged.
 constexpr uint32_t kExpertsMagic = 0x394a5742;   // "BWJ9": no parameter was held against its past.
 constexpr uint32_t kPastsMagic = 0x414a5742;     // "BWJA": no lag of each step was.
-constexpr uint32_t kLagsMagic = 0x424a5742;      // "BWJB"
+constexpr uint32_t kLagsMagic = 0x424a5742;      // "BWJB": no weight was held against its sample before.
+constexpr uint32_t kCausesMagic = 0x434a5742;    // "BWJC"
 
 // A loss scaler needs 16 steps in a row to find its factor, from its first one of 2^16 on.
 constexpr int32_t kOverflowsMax = 32;
@@ -94,6 +98,8 @@ struct RunJudge::State {
   SequenceWatch sequences;
   TensorPasts parameters;
   LagWatch lags;
+  CorruptionWatch corruption;
+  LearningWatch learning;
   UserRules user;
   AlertEngine alerts;
   int64_t first_step = -1;
@@ -126,6 +132,8 @@ struct RunJudge::State {
         sequences(from.sequences),
         parameters(from.parameters),
         lags(from.parameters),
+        corruption(from.corruption),
+        learning(from.learning),
         user(from, description.layout),
         alerts(from.alert),
         attempt(description.attempt) {
@@ -180,6 +188,12 @@ struct RunJudge::State {
     a(parameters);
     alerts.VisitLater(Family::kParameters, a);
   }
+  template <class A>
+  void VisitCauses(A& a) {
+    a(corruption), a(learning);
+    alerts.VisitLater(Family::kCorruption, a);
+    alerts.VisitLater(Family::kLearning, a);
+  }
   // What there was nothing of before, of whatever is above.
   template <class A>
   void VisitLater(A& a) {
@@ -187,7 +201,6 @@ struct RunJudge::State {
     experts.VisitLater(a);
     parameters.VisitLater(a);
   }
-  bool has_later() const { return excused_samples > 0 || experts.has_later() || parameters.has_later(); }
   // The part that belongs to the rules that people wrote.
   template <class A>
   void VisitUserRules(A& a) {
@@ -197,7 +210,7 @@ struct RunJudge::State {
   uint64_t user_rules_fingerprint() const { return options.rules == nullptr ? 0 : Fingerprint(*options.rules); }
   const RowNames* tensor_names() const { return rows == nullptr ? nullptr : &rows->tensors; }
   bool on(Builtin rule) const { return options.is_on(rule); }
-  // The first steps, and those behind an announced change, are not judged.
+  // Of heads, experts and parameters in the first steps, and behind an announced change.
   bool excuses_trends(int64_t step) const { return step < options.context.warmup_steps || step < excused_until; }
   void ForgetTrends() {
     heads.ForgetTrends();
@@ -215,12 +228,6 @@ struct RunJudge::State {
   void BeginRepairs(int64_t step, std::vector<AlertTransition>* out);
   // A family that HeadRules looks for.
   void UpdateHeads(Family family, int64_t step, std::vector<Finding>* findings, std::vector<AlertTransition>* out);
-  bool excuses() const { return excused_halves > 0 || !ahead.empty() || finite_step >= 0; }
-  bool kept() const { return changes.has_seen() || rate > 0 || bad_gradients > 0 || bad_losses > 0; }
-  bool numbered() const {
-    const std::vector<uint32_t>& numbers = alerts.numbered();
-    return std::any_of(numbers.begin(), numbers.end(), [](uint32_t number) { return number > 0; });
-  }
   // Keeps what was before a jump of the learning rate, whether or not it was announced.
   void WatchRate(const StepSample& sample);
   // From the event's words to a change; false: it changes nothing.
@@ -234,6 +241,8 @@ struct RunJudge::State {
   void JudgeExperts(const StepSample& sample, std::vector<AlertTransition>* out);
   void JudgeSequences(const StepSample& sample, std::vector<AlertTransition>* out);
   void JudgeParameters(const StepSample& sample, std::vector<AlertTransition>* out);
+  void JudgeCorruption(const StepSample& sample, std::vector<AlertTransition>* out);
+  void JudgeLearning(const StepSample& sample, std::vector<AlertTransition>* out);
   void JudgeNonfinite(const StepSample& sample, std::vector<AlertTransition>* out);
   void JudgeReplicas(const StepSample& sample, std::vector<Finding>* findings) const;
   void JudgeDisagreements(const StepSample& sample, std::vector<AlertTransition>* out);
@@ -298,6 +307,8 @@ bool RunJudge::State::MayExcuse(int64_t until) const {
 void RunJudge::State::Announce(const AnnouncedChange& change) {
   const int64_t step = std::max(change.step, last_step);
   const bool risen = changes.Announce(change, loss.highest(), course(), options.context.settle_steps);
+  learning.Excuse();
+  if (change.kind == EventKind::kRestore) corruption.Forget();
   const int64_t until = step + options.context.settle_steps;
   if (!MayExcuse(until)) return;
   excused_until = std::max(excused_until, until);
@@ -411,9 +422,8 @@ void RunJudge::State::JudgeExperts(const StepSample& sample, std::vector<AlertTr
 void RunJudge::State::JudgeSequences(const StepSample& sample, std::vector<AlertTransition>* out) {
   const SequenceWatch::Context context{.excused = sample.step < excused_until,
                                        .quiet_steps = options.alert.resolve_steps};
-  const bool warming = sample.step < options.context.warmup_steps;
-  if (warming || context.excused) alerts.CouldNotLook(Family::kSequences, sample.step);
-  if (warming || !sequences.Observe(sample, context) || !on(Builtin::kSequences)) return;
+  if (context.excused) alerts.CouldNotLook(Family::kSequences, sample.step);
+  if (!sequences.Observe(sample, context) || !on(Builtin::kSequences)) return;
   alerts.Update(Family::kSequences, sample.step, run, sequences.findings(), out);
 }
 
@@ -429,6 +439,16 @@ void RunJudge::State::JudgeParameters(const StepSample& sample, std::vector<Aler
   alerts.Update(Family::kParameters, sample.step, run, parameters.findings(), out);
 }
 
+void RunJudge::State::JudgeCorruption(const StepSample& sample, std::vector<AlertTransition>* out) {
+  if (!corruption.Observe(sample, tensor_names()) || !on(Builtin::kCorruption)) return;
+  alerts.Update(Family::kCorruption, sample.step, run, corruption.findings(), out);
+}
+
+void RunJudge::State::JudgeLearning(const StepSample& sample, std::vector<AlertTransition>* out) {
+  if (!learning.Observe(sample) || !on(Builtin::kLearning)) return;
+  alerts.Update(Family::kLearning, sample.step, run, learning.findings(), out);
+}
+
 // Copies of a tensor that differ.  A tensor has two sums, of which both or one may differ.
 void RunJudge::State::JudgeReplicas(const StepSample& sample, std::vector<Finding>* findings) const {
   std::map<int32_t, const StepSample::Disagreement*> tensors;
@@ -438,10 +458,7 @@ void RunJudge::State::JudgeReplicas(const StepSample& sample, std::vector<Findin
     }
   }
   if (tensors.empty()) return;
-  const auto name = [this](int32_t row) {
-    const bool known = rows != nullptr && row < rows->tensors.size();
-    return known ? rows->tensors.names()[static_cast<size_t>(row)] : absl::StrCat("tensor ", row);
-  };
+  const auto name = [this](int32_t row) { return NameOr("tensor", tensor_names(), static_cast<size_t>(row)); };
   const auto& [row, first] = *tensors.begin();
   Finding finding = Finding::OfRun(Rule::kDisagreement, Severity::kCritical,
                                    {.signal = FindSignal(first->signal)->name,
@@ -534,6 +551,8 @@ void RunJudge::Observe(const StepSample& sample, std::vector<AlertTransition>* o
     s.sequences.Rewind();
     s.parameters.Rewind();
     s.lags.Rewind();
+    s.corruption.Forget();
+    s.learning.Forget();
     s.user.Forget();
     s.ahead.clear();
     // Not what was announced behind the checkpoint.
@@ -562,11 +581,14 @@ void RunJudge::Observe(const StepSample& sample, std::vector<AlertTransition>* o
   s.JudgeExperts(sample, out);
   s.JudgeSequences(sample, out);
   s.JudgeParameters(sample, out);
+  s.JudgeCorruption(sample, out);
+  s.JudgeLearning(sample, out);
   if (s.on(Builtin::kDisagreement)) s.JudgeDisagreements(sample, out);
   if (s.on(Builtin::kOverhead)) s.JudgeOverhead(sample, out);
   const float loss = sample.scalar(SignalId::kLoss);
   const float gradient = sample.scalar(SignalId::kGradNorm);
-  const bool warming = sample.step < s.options.context.warmup_steps;
+  // Loss and gradient norm are held against what came before, from the first step on.
+  const bool changed = sample.step < s.excused_until;
   const bool excused = s.excuses_trends(sample.step);
   s.WatchRate(sample);
   s.loss.ObserveLoss(sample.step, loss);  // Ignores what is not finite.
@@ -574,27 +596,37 @@ void RunJudge::Observe(const StepSample& sample, std::vector<AlertTransition>* o
   s.changes.Observe(sample.step, loss);
   // A state is told in any case; that something is not found only where it was looked for.
   const auto update = [&](Family family, std::vector<Finding>* found) {
-    if (!excused || !found->empty()) s.alerts.Update(family, sample.step, s.run, found, out);
+    if (!changed || !found->empty()) s.alerts.Update(family, sample.step, s.run, found, out);
   };
   std::vector<Finding> of_run;
   if (s.on(Builtin::kLoss)) s.changes.Find(sample.step, &of_run);
-  if (!warming && of_run.empty() && s.on(Builtin::kLoss)) s.loss.FindLoss(sample.step, excused, &of_run);
+  if (of_run.empty() && s.on(Builtin::kLoss)) s.loss.FindLoss(sample.step, changed, &of_run);
   update(Family::kLoss, &of_run);
   of_run.clear();
-  if (!excused && s.on(Builtin::kGradient)) s.loss.FindGradient(sample.step, &of_run);
+  if (!changed && s.on(Builtin::kGradient)) s.loss.FindGradient(sample.step, &of_run);
   update(Family::kGradient, &of_run);
   if (s.heads.Add(sample)) {
-    s.heads.Tick(s.run.attention, excused, !warming, s.alerts.under_repair(Family::kRounding));
+    s.heads.Tick(s.run.attention, excused, s.alerts.under_repair(Family::kRounding));
     if (s.on(Builtin::kKernel)) s.laws.AddEvidence(s.heads.rounding());
+    if (s.on(Builtin::kCorruption)) {
+      // What the heads of a spoilt layer show follows from it, and no repair of attention helps.
+      for (std::vector<Finding>* const found : {s.heads.rounding(), s.heads.logits()}) {
+        std::erase_if(*found,
+                      [&s](const Finding& f) { return f.where.layer >= 0 && s.corruption.spoils(f.where.layer); });
+      }
+    }
     if (!excused) {
       s.UpdateHeads(Family::kRounding, sample.step, s.heads.rounding(), out);
       s.UpdateHeads(Family::kLogits, sample.step, s.heads.logits(), out);
       s.alerts.ResolveRepaired(
           sample.step, s.run,
           [&s](const std::vector<Head>& heads, int64_t steps) { return s.heads.StandStill(heads, steps); }, out);
-    } else if (!warming) {
-      update(Family::kRounding, s.heads.rounding());
-      update(Family::kLogits, s.heads.logits());
+    } else {
+      // States alone: that a trend is not found says nothing now.
+      for (const auto& [family, found] :
+           {std::pair(Family::kRounding, s.heads.rounding()), std::pair(Family::kLogits, s.heads.logits())}) {
+        if (!found->empty()) s.alerts.Update(family, sample.step, s.run, found, out);
+      }
     }
   }
   s.user.SetRows(s.rows.get());
@@ -706,6 +738,8 @@ void RunJudge::SetOptions(const JudgeOptions& options, std::vector<AlertTransiti
   s.sequences.SetOptions(options.sequences);
   s.parameters.SetOptions(options.parameters);
   s.lags.SetOptions(options.parameters);
+  s.corruption.SetOptions(options.corruption);
+  s.learning.SetOptions(options.learning);
   // What a family's alert can come from; without any of it, it ends.
   const std::pair<Family, std::vector<Builtin>> sources[] = {
       {Family::kRounding, {Builtin::kDrift, Builtin::kTies, Builtin::kNorm}},
@@ -723,6 +757,8 @@ void RunJudge::SetOptions(const JudgeOptions& options, std::vector<AlertTransiti
       {Family::kExperts, {Builtin::kExperts}},
       {Family::kSequences, {Builtin::kSequences}},
       {Family::kParameters, {Builtin::kParameters}},
+      {Family::kCorruption, {Builtin::kCorruption}},
+      {Family::kLearning, {Builtin::kLearning}},
   };
   for (const auto& [family, rules] : sources) {
     if (std::none_of(rules.begin(), rules.end(), [&](Builtin rule) { return s.on(rule); }))
@@ -741,72 +777,43 @@ int32_t RunJudge::stage_of(int32_t layer, int32_t head) const {
 uint32_t RunJudge::alerts_firing() const { return state_->alerts.alerts_firing(); }
 size_t RunJudge::memory_bytes() const {
   return sizeof(State) + state_->heads.memory_bytes() + state_->user.memory_bytes() + state_->own.memory_bytes() +
-         state_->frozen.memory_bytes() + state_->experts.memory_bytes() + state_->parameters.memory_bytes();
+         state_->frozen.memory_bytes() + state_->experts.memory_bytes() + state_->parameters.memory_bytes() +
+         state_->corruption.memory_bytes() + state_->learning.memory_bytes();
 }
 
 std::string RunJudge::Save() const {
   std::string out;
   StateWriter writer(&out);
-  // With neither servers of before read it: those of a cluster are replaced one after the other.
-  const bool lags = state_->lags.has_seen();
-  const bool pasts = state_->parameters.has_seen() || lags;
-  const bool experts = state_->experts.has_seen() || state_->sequences.has_seen() || pasts;
-  const bool tensors = state_->frozen.has_seen() || experts;
-  const bool own = state_->own.has_seen() || tensors;
-  const bool layers = state_->arithmetic.samples() > 0 || own;
-  const bool laws = state_->laws.samples() > 0 || layers;
-  const bool excuses = state_->excuses() || laws;
-  const bool kept = state_->kept() || excuses;
-  const bool numbered = state_->numbered() || kept;
-  writer(lags       ? kLagsMagic
-         : pasts    ? kPastsMagic
-         : experts  ? kExpertsMagic
-         : tensors  ? kTensorsMagic
-         : own      ? kOwnMagic
-         : layers   ? kLayersMagic
-         : laws     ? kLawsMagic
-         : excuses  ? kExcusesMagic
-         : kept     ? kKeptMagic
-         : numbered ? kNumberedMagic
-                    : kStateMagic);
-  writer(state_->run.layout.layers);
-  writer(state_->run.layout.heads);
-  writer(state_->run.layout.kv_heads);
-  if (numbered) {
-    // First: a key must not be given twice, also where the rest cannot be read.
-    std::vector<uint32_t> numbers = state_->alerts.numbered();
-    // As it was written before there were families more.
-    if (!pasts) numbers.pop_back();
-    if (!experts) numbers.resize(numbers.size() - 2);
-    if (!tensors) numbers.pop_back();
-    if (!own) numbers.pop_back();
-    if (!layers) numbers.pop_back();
-    if (!laws) numbers.pop_back();
-    writer(numbers);
-  }
-  writer(*state_);
-  if (numbered) state_->alerts.VisitTold(writer);
-  // Last and by itself: it is only of use to the same rules.
-  writer(state_->user_rules_fingerprint());
+  State& s = *state_;
+  writer(kCausesMagic);
+  writer(s.run.layout.layers);
+  writer(s.run.layout.heads);
+  writer(s.run.layout.kv_heads);
+  // First: a key must not be given twice, also where the rest cannot be read.
+  std::vector<uint32_t> numbers = s.alerts.numbered();
+  writer(numbers);
+  writer(s);
+  s.alerts.VisitTold(writer);
+  // By itself: it is only of use to the same rules.
+  writer(s.user_rules_fingerprint());
   std::string of_rules;
   StateWriter rules_writer(&of_rules);
-  state_->VisitUserRules(rules_writer);
-  if (numbered) state_->alerts.VisitToldOfRules(rules_writer);
+  s.VisitUserRules(rules_writer);
+  s.alerts.VisitToldOfRules(rules_writer);
   writer(of_rules);
-  if (kept) state_->VisitKept(writer);
-  if (excuses) state_->VisitExcuses(writer);
-  if (laws) state_->VisitLaws(writer);
-  if (layers) state_->VisitArithmetic(writer);
-  if (own) state_->VisitOwn(writer);
-  if (tensors) state_->VisitTensors(writer);
-  if (experts) state_->VisitExperts(writer);
-  if (pasts) state_->VisitPasts(writer);
-  if (lags) writer(state_->lags);
-  // Left out where it says nothing: servers of before read the rest.
-  const uint32_t families = state_->alerts.went_back();
-  const bool later = state_->has_later();
-  if (families != 0 || later) writer(families);
-  if (later) state_->VisitLater(writer);
+  s.VisitKept(writer);
+  s.VisitExcuses(writer);
+  s.VisitLaws(writer);
+  s.VisitArithmetic(writer);
+  s.VisitOwn(writer);
+  s.VisitTensors(writer);
+  s.VisitExperts(writer);
+  s.VisitPasts(writer);
+  writer(s.lags);
+  s.VisitCauses(writer);
+  const uint32_t families = s.alerts.went_back();
+  writer(families);
+  s.VisitLater(writer);
   return out;
 }
 
@@ -824,7 +831,8 @@ bool RunJudge::Restore(std::string_view saved) {
   reader(layout.layers);
   reader(layout.heads);
   reader(layout.kv_heads);
-  const bool lags = magic == kLagsMagic;
+  const bool causes = magic == kCausesMagic;
+  const bool lags = magic == kLagsMagic || causes;
   const bool pasts = magic == kPastsMagic || lags;
   const bool experts = magic == kExpertsMagic || pasts;
   const bool tensors = magic == kTensorsMagic || experts;
@@ -866,13 +874,15 @@ bool RunJudge::Restore(std::string_view saved) {
   if (fits && experts) fresh->VisitExperts(reader);
   if (fits && pasts) fresh->VisitPasts(reader);
   if (fits && lags) reader(fresh->lags);
+  if (fits && causes) fresh->VisitCauses(reader);
   uint32_t went_back = 0;
   if (fits && reader.ok() && !reader.at_end()) reader(went_back);
   if (fits && reader.ok() && !reader.at_end()) fresh->VisitLater(reader);
   if (!fits || !reader.at_end() || !fresh->heads.Consistent() || !fresh->changes.Consistent() ||
       !fresh->laws.Consistent() || !fresh->arithmetic.Consistent() || !fresh->own.Consistent() ||
       !fresh->frozen.Consistent() || !fresh->experts.Consistent() || !fresh->sequences.Consistent() ||
-      !fresh->parameters.Consistent() || !fresh->lags.Consistent() || fresh->ahead.size() > kChangesAheadMax)
+      !fresh->parameters.Consistent() || !fresh->lags.Consistent() || !fresh->corruption.Consistent() ||
+      !fresh->learning.Consistent() || fresh->ahead.size() > kChangesAheadMax)
     return begin_afresh();
   if (fingerprint == fresh->user_rules_fingerprint()) {
     StateReader rules_reader(of_rules);

@@ -39,11 +39,6 @@ double Middle(const Past& past, double none) {
   return past.known() ? 0.5 * (past.low() + past.high()) / kScale : none;
 }
 
-std::string ParameterName(const RowNames* names, size_t row) {
-  const bool known = names != nullptr && row < names->names().size();
-  return known ? names->names()[row] : absl::StrCat("tensor ", row);
-}
-
 }  // namespace
 
 void TensorPasts::Rewind() {
@@ -60,10 +55,6 @@ size_t TensorPasts::memory_bytes() const {
   size_t bytes = 0;
   for (const Signal& signal : signals_) bytes += signal.rows.capacity() * sizeof(Series);
   return bytes;
-}
-
-bool TensorPasts::has_later() const {
-  return std::ranges::any_of(signals_, [](const Signal& signal) { return !signal.waiting.empty(); });
 }
 
 bool TensorPasts::Consistent() const {
@@ -254,7 +245,7 @@ void TensorPasts::Tell(const RowNames* names) {
   const size_t said = std::min(off_.size(), kParametersNamedMax);
   for (size_t i = 0; i < said; ++i) {
     const Off& off = off_[i];
-    const std::string name = ParameterName(names, off.row);
+    const std::string name = NameOr("tensor", names, off.row);
     add(off, name);
     since = std::min(since, off.since);
     const double factor = off.value / off.usual;

@@ -66,7 +66,6 @@ class TensorPasts {
   void VisitLater(A& a) {
     for (Signal& signal : signals_) a(signal.waiting);
   }
-  bool has_later() const;
   bool Consistent() const;
 
  private:

@@ -25,11 +25,6 @@ constexpr double kRoundsAway = 1.0 / 256;
 
 float At(std::span<const float> values, size_t row) { return row < values.size() ? values[row] : NotMeasured(); }
 
-std::string TensorName(const RowNames* names, size_t row) {
-  const bool known = names != nullptr && row < names->names().size();
-  return known ? names->names()[row] : absl::StrCat("tensor ", row);
-}
-
 const char* Plural(size_t count) { return count == 1 ? "" : "s"; }
 
 }  // namespace
@@ -53,7 +48,7 @@ std::optional<Finding> FindNonfiniteTensors(const StepSample& sample, const RowN
   const auto spoiled = std::count_if(weights.begin(), weights.end(),
                                      [](float value) { return !IsNotMeasured(value) && std::isnan(value); });
   finding.summary = absl::StrFormat("nonfinite: %.0f elements of the gradient of %s", counts[bad.front()],
-                                    TensorName(names, bad.front()));
+                                    NameOr("tensor", names, bad.front()));
   if (bad.size() > 1) {
     absl::StrAppend(&finding.summary, ", which of these comes first in the backward pass, and of ", bad.size() - 1,
                     " other parameter", Plural(bad.size() - 1));
@@ -65,7 +60,7 @@ std::optional<Finding> FindNonfiniteTensors(const StepSample& sample, const RowN
   }
   absl::StrAppend(&finding.summary, ", since step ", sample.step);
   const size_t said = std::min(bad.size(), kTensorsMax);
-  for (size_t i = 0; i < said; ++i) absl::StrAppend(&finding.note, i == 0 ? "" : ", ", TensorName(names, bad[i]));
+  for (size_t i = 0; i < said; ++i) absl::StrAppend(&finding.note, i == 0 ? "" : ", ", NameOr("tensor", names, bad[i]));
   if (said < bad.size()) absl::StrAppend(&finding.note, ", ...");
   return finding;
 }
@@ -204,7 +199,7 @@ void TensorWatch::NameRows(std::vector<Still>* still, size_t moving, const RowNa
   int64_t first = still->front().since;
   for (size_t i = 0; i < said; ++i) {
     const Still& one = (*still)[i];
-    const std::string name = TensorName(names, one.row);
+    const std::string name = NameOr("tensor", names, one.row);
     Finding& finding =
         findings_.emplace_back(Finding::OfRun(Rule::kFrozen, one.rounds ? Severity::kInfo : Severity::kWarning,
                                               {.signal = FindSignal(SignalId::kTensorMoved)->name,

@@ -129,7 +129,18 @@ constexpr Threshold kThresholds[] = {
     BW_ROW(parameters, lag_level, 0, 1e6, "", "that the largest second-moment lag of a step must be above, too"),
     BW_ROW(parameters, lag_samples, 1, 10000, "samples", "in a row of such a lag: a warning"),
 
-    BW_ROW(context, warmup_steps, 0, 1e7, "steps", "at the start of a run of which nothing is said"),
+    BW_ROW(corruption, weight_factor, 1, 1e9, "times the sample before", "the norm of one weight, and of no other"),
+    BW_ROW(corruption, gradient_factor, 1, 1e30, "times its past's largest", "an element of one gradient"),
+    BW_ROW(corruption, relearn_samples, 1, 10000, "samples", "in a row that are the new normal"),
+
+    BW_ROW(learning, equal_values, 2, 1e6, "values", "in a row of the same loss, of a gradient or a rate of 0"),
+    BW_ROW(learning, rising_values, 8, 1000, "values", "of the gradient norm that rise from one to the next"),
+    BW_ROW(learning, rising_factor, 1, 1e6, "times", "that they are above all of their past"),
+    BW_ROW(learning, scale_factor, 1, 1e9, "times", "beyond all of its past, up or down: a scale of the gradient"),
+    BW_ROW(learning, scale_values, 1, 1e6, "values", "in a row, in which the loss is as before"),
+
+    BW_ROW(context, warmup_steps, 0, 1e7, "steps",
+           "at the start of a run in which no trend of heads, experts or parameters is told"),
     BW_ROW(context, settle_steps, 0, 1e7, "steps", "after an announced change of which nothing is said, but of states"),
     BW_ROW(context, rate_factor, 1, 1e6, "", "of the learning rate between two reports: a change, announced or not"),
 
@@ -205,14 +216,16 @@ static_assert(RowCount("frozen") == FieldCount<FrozenOptions>());
 static_assert(RowCount("experts") == FieldCount<ExpertsOptions>());
 static_assert(RowCount("sequences") == FieldCount<SequencesOptions>());
 static_assert(RowCount("parameters") == FieldCount<ParametersOptions>());
+static_assert(RowCount("corruption") == FieldCount<CorruptionOptions>());
+static_assert(RowCount("learning") == FieldCount<LearningOptions>());
 static_assert(RowCount("context") == FieldCount<ContextOptions>());
 static_assert(RowCount("alert") == FieldCount<AlertOptions>());
 static_assert(SectionCount() + 2 == FieldCount<JudgeOptions>(), "beside the sections there are off and rules");
 
 constexpr const char* kBuiltinNames[] = {
-    "drift", "drift.growth", "drift.level", "drift.common_mode", "drift.leak", "ties",      "norm",   "logits",
-    "loss",  "gradient",     "nonfinite",   "disagreement",      "silent",     "overhead",  "kernel", "arithmetic",
-    "own",   "own.past",     "frozen",      "experts",           "sequences",  "parameters"};
+    "drift", "drift.growth", "drift.level", "drift.common_mode", "drift.leak", "ties",       "norm",       "logits",
+    "loss",  "gradient",     "nonfinite",   "disagreement",      "silent",     "overhead",   "kernel",     "arithmetic",
+    "own",   "own.past",     "frozen",      "experts",           "sequences",  "parameters", "corruption", "learning"};
 static_assert(std::size(kBuiltinNames) == kBuiltins);
 
 }  // namespace

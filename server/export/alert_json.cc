@@ -32,6 +32,8 @@ constexpr NamedRule kNames[] = {
     {"experts", "BellwetherExpertsDead"},
     {"sequences", "BellwetherSequencesOdd"},
     {"parameters", "BellwetherParametersOutOfPast"},
+    {"corruption", "BellwetherCorruption"},
+    {"learning", "BellwetherNotLearning"},
 };
 
 // For a fragment of an address: everything but unreserved characters.

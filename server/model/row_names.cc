@@ -4,6 +4,8 @@
 #include <numeric>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+
 namespace bellwether::server {
 
 RowNames::RowNames(std::vector<std::string> names) : names_(std::move(names)), by_name_(names_.size()) {
@@ -18,6 +20,11 @@ int32_t RowNames::Add(std::string_view name) {
   by_name_.insert(at, size());
   names_.emplace_back(name);
   return size() - 1;
+}
+
+std::string NameOr(const char* kind, const RowNames* names, size_t row) {
+  const bool known = names != nullptr && row < names->names().size();
+  return known ? names->names()[row] : absl::StrCat(kind, " ", row);
 }
 
 int32_t RowNames::Find(std::string_view name) const {

@@ -49,6 +49,9 @@ class RowNames {
   std::vector<int32_t> by_name_;  // Rows in the order of their names: a map would take more than the names do.
 };
 
+// Of a row that may have no name yet: `kind` and its number.  `names` may be null.
+std::string NameOr(const char* kind, const RowNames* names, size_t row);
+
 struct RunRows {
   RowNames tensors, modules;
   RowNames own;  // By row, as OwnCellName() says.

@@ -25,9 +25,10 @@ constexpr int64_t kOnset = 1500;
 constexpr int64_t kAction = 4500;
 constexpr int64_t kLast = 9500;
 
-const char* const kRules[] = {"drift",     "ties",         "norm",    "logits",    "loss",      "gradient",
-                              "nonfinite", "disagreement", "silent",  "overhead",  "kernel",    "arithmetic",
-                              "own",       "frozen",       "experts", "sequences", "parameters"};
+const char* const kRules[] = {"drift",     "ties",       "norm",         "logits",  "loss",
+                              "gradient",  "nonfinite",  "disagreement", "silent",  "overhead",
+                              "kernel",    "arithmetic", "own",          "frozen",  "experts",
+                              "sequences", "parameters", "corruption",   "learning"};
 
 RunDescription Description() {
   RunDescription run;
@@ -54,6 +55,7 @@ StepSample SampleAt(const RunDescription& run, int64_t step, const std::string& 
   const auto is = [&](const char* name) { return ill && rule == name; };
   sample.Add(SignalId::kLoss)[0] = static_cast<float>(2 + 4 * std::exp(-static_cast<double>(step) / 800) +
                                                       0.02 * normal(random) + (is("loss") ? since / 500 : 0));
+  if (is("learning")) sample.Add(SignalId::kLoss)[0] = 2.5;
   sample.Add(SignalId::kGradNorm)[0] =
       static_cast<float>(0.6 * std::exp(0.1 * normal(random)) * (is("gradient") ? 1000 : 1));
   // Not all of the time: what is so in a hundred steps is the new normal.
@@ -75,6 +77,7 @@ StepSample SampleAt(const RunDescription& run, int64_t step, const std::string& 
     double sigma = 3 * std::exp(0.01 * normal(random));
     if (here && is("norm")) sigma *= std::exp2(since / 600);
     if (here && (is("drift") || is("ties"))) sigma *= std::exp2(static_cast<double>(step - from) / 1500);
+    if (here && is("corruption") && step % 200 == 0) sigma *= 1e5;
     sample.Add(SignalId::kWqSigma)[at] = static_cast<float>(sigma);
     sample.Add(SignalId::kLogitMax)[at] = here && is("logits") ? 5000.0f : 24.0f;
     sample.Add(SignalId::kEntropySum)[at] = 2048 * 0.5;

@@ -43,6 +43,8 @@ const std::map<Family, std::vector<std::string>> kRunbooks = {
     {Family::kExperts, {"expertsdead"}},
     {Family::kSequences, {"sequencesodd"}},
     {Family::kParameters, {"parametersoutofpast"}},
+    {Family::kCorruption, {"corruption"}},
+    {Family::kLearning, {"notlearning"}},
 };
 
 std::string Runbook(const std::string& name) {
@@ -114,7 +116,7 @@ TEST(AdviceTest, FirstActionIsAlwaysOneOfTheRunbooks) {
       }
     }
   }
-  EXPECT_EQ(told.size(), 27u);
+  EXPECT_EQ(told.size(), 30u);
 }
 
 class AdviceOfAlertsTest : public testing::Test {

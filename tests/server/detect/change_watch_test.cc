@@ -112,7 +112,7 @@ TEST(ChangeWatchTest, LaterChangesDoNotExcuseAnExplosion) {
   std::vector<AlertTransition> out;
   for (int64_t step = 0; step <= 2500; ++step) {
     StepSample sample = SampleAt(run, {.period = 500, .drift_from = -1}, step);
-    sample.Add(SignalId::kLoss)[0] = step < 100 ? 10 : step < 1000 ? 1.8f : 3.9f;
+    sample.Add(SignalId::kLoss)[0] = (step < 100 ? 10 : step < 1000 ? 1.8f : 3.9f) + (step % 2 == 0 ? 0.001f : 0);
     if (step == 1000) judge.OnEvent({.step = step, .kind = EventKind::kLearningRate, .value = 1e-2}, &out);
     // Data, and the rate put back.
     if (step % 150 == 0 && step > 1000) judge.OnEvent({.step = step, .kind = EventKind::kData}, &out);

