@@ -1,0 +1,83 @@
+"""Bellwether's own detectors, as `bellwether replay` runs them over the recording.
+
+A line of its JSON has step, state, severity, cause, layer, head and heads.  It has no field for
+tensor, expert and rank: these are read from its summary.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from typing import Any
+
+from . import SEVERITIES, Alarm, Run
+
+NAME = "bellwether"
+TIMEOUT = 600  # Seconds.
+
+# What the server says today, by the canonical cause.
+SYNONYMS = {
+    "biased delta": "rounding drift",
+    "wrong arithmetic": "faulty kernel",
+    "frozen parameters": "optimizer does not move",
+    "steps without effect": "optimizer does not move",
+    "collapsed router": "dead experts",
+    "dead expert": "dead experts",
+    "unused expert": "dead experts",
+    "second moments that do not follow": "second moment too slow",
+    "repeated tokens": "bad data",
+    "sequences out of their past": "bad data",
+}
+
+_EXPERT = re.compile(r"\bexperts? (\d+)")
+_RANK = re.compile(r"\branks? (\d+)")
+_TENSOR = re.compile(r"\b[\w.]+\.weight\b|\b[\w.]+\.bias\b")
+
+
+def alarm_of(line: dict[str, Any]) -> Alarm:
+    """Of one transition that fires."""
+    summary = str(line.get("summary", ""))
+    expert, rank = _EXPERT.search(summary), _RANK.search(summary)
+    layer = line.get("layer")
+    heads = [head for of, head in line.get("heads", ()) if of == layer and head is not None]
+    cause = str(line.get("cause") or "unknown")
+    return Alarm(
+        step=int(line["step"]),
+        severity=str(line["severity"]),
+        cause=SYNONYMS.get(cause, cause),
+        layer=layer,
+        heads=tuple(heads),
+        tensors=tuple(_TENSOR.findall(summary)),
+        expert=int(expert[1]) if expert else None,
+        rank=int(rank[1]) if rank else None,
+        key=str(line.get("key", "")),
+        text=summary,
+        more={"rule": line.get("rule"), "cause": cause},
+    )
+
+
+def alarms_in(printed: str) -> list[Alarm]:
+    lines = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
+    return [
+        alarm_of(line)
+        for line in lines
+        # What watching costs is no illness of the training: on a loaded machine it says anything.
+        if line.get("state") == "firing"
+        and line.get("severity") in SEVERITIES
+        and line.get("rule") != "overhead"
+    ]
+
+
+def alarms(run: Run) -> list[Alarm]:
+    """Raises OSError, or ValueError with what the command has said."""
+    from bellwether._native import c_api
+
+    tool = c_api.find("bellwether") or "bellwether"
+    said = subprocess.run(
+        [str(tool), "replay", str(run.recording), "--json"],
+        capture_output=True, text=True, timeout=TIMEOUT, check=False,
+    )  # fmt: skip
+    if said.returncode:
+        raise ValueError(f"bellwether replay {run.recording}: {said.stderr.strip()[-500:]}")
+    return alarms_in(said.stdout)

@@ -1,0 +1,120 @@
+"""One run: its recording, its series and its truth, all of them from its family and seed.
+
+NAME.bwrun  what bellwether.attach() saw
+NAME.csv    loss and gradient norm of each step, for monitors that need no more
+NAME.json   the truth (truth.py)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import platform
+import random
+from pathlib import Path
+from typing import Any, Optional
+
+import torch
+
+from . import ranks, truth
+from .causes import HEALTHY, family
+from .faults import fault_of
+from .faults.base import Fault
+from .settings import HEALTHY_EXTRAS, Setting, drawn
+from .training import Curves, Training, Watch
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """A run that a plan names."""
+
+    family: str
+    split: str
+    seed: int
+    # Fields of its setting that are not drawn, as JSON of an object.
+    changes: str = "{}"
+
+    @property
+    def name(self) -> str:
+        return f"{self.family}-{self.split}-{self.seed}"
+
+    def made(self) -> tuple[Setting, Optional[Fault]]:
+        """What run and twin share, and the fault.  Raises ValueError."""
+        named = family(self.family)
+        # A seed of text is the same in each process; the hash of one is not.
+        draw = random.Random(self.name)
+        setting = drawn(self.split, draw, json.loads(self.changes))
+        if named.cause == HEALTHY:
+            return setting.changed(**draw.choice(HEALTHY_EXTRAS[self.split])), None
+        fault = fault_of(named.name, draw, self.split, setting)
+        return fault.setting, fault
+
+
+def _train(request: Request, watched: Optional[Watch], with_fault: bool, device: str) -> Curves:
+    """In the process of one rank."""
+    setting, fault = request.made()
+    training = Training(setting, request.seed, fault if with_fault else None, watched, device)
+    return training.run()
+
+
+def _trained(request: Request, watched: Optional[Watch], with_fault: bool, device: str) -> Curves:
+    world = request.made()[0].ranks
+    if world == 1:
+        return _train(request, watched, with_fault, device)
+    curves: Curves = ranks.run_ranks(world, _train, request, watched, with_fault, device)
+    if watched is not None:
+        record = watched.record
+        others = [record.with_name(f"{record.stem}-rank{r}.bwrun") for r in range(1, world)]
+        ranks.merge([record, *others], record)
+    return curves
+
+
+def versions() -> dict[str, str]:
+    import bellwether
+
+    return {
+        "bellwether": bellwether.__version__, "torch": torch.__version__,
+        "python": platform.python_version(), "machine": platform.machine(),
+    }  # fmt: skip
+
+
+def run(
+    request: Request, out: Path, default_stats: bool = False, device: str = "cpu"
+) -> dict[str, Any]:
+    """Makes the run's files, the truth last; returns it.  Raises ValueError, RuntimeError."""
+    # A tiny model gains nothing from a second thread, and is no more the same with one.
+    torch.set_num_threads(1)
+    setting, fault = request.made()
+    out.mkdir(parents=True, exist_ok=True)
+    # Whatever monitor is set up around this process, the run is recorded and sent nowhere.
+    for name in [name for name in os.environ if name.startswith("BELLWETHER_")]:
+        if name not in ("BELLWETHER_LIB_DIR", "BELLWETHER_LOG_LEVEL"):
+            del os.environ[name]
+    for path in out.glob(f"{request.name}[.-]*"):
+        if path.name.startswith((f"{request.name}.", f"{request.name}-rank")):
+            path.unlink()  # Of a run that did not come to its end: no file is written over.
+    watched = Watch(out / f"{request.name}.bwrun", request.name, default_stats)
+    curves = _trained(request, watched, True, device)
+    twin = curves if fault is None else _trained(request, None, False, device)
+    place = dataclasses.asdict(fault.place) if fault else dict.fromkeys(truth.PLACES)
+    found = {
+        "cause": family(request.family).cause, "family": request.family, "split": request.split,
+        "variant": fault.variant if fault else "", "kind": fault.kind if fault else HEALTHY,
+        "onset": fault.onset if fault else None, "until": fault.until if fault else None,
+        "strength": fault.strength if fault else None, **place,
+        "harmless": truth.is_harmless(curves.measure, twin.measure),
+        "loss_up": truth.loss_up(curves.measure, twin.measure) if fault else None,
+        "steps": setting.steps, "every": setting.every, "seed": request.seed,
+        "architecture": setting.architecture, "optimizer": setting.optimizer,
+        "setting": dataclasses.asdict(setting), "stats": "default" if default_stats else "all",
+        "versions": versions(),
+    }  # fmt: skip
+    truth.check(found)
+    rows = zip(range(len(curves.loss)), curves.loss, curves.grad_norm)
+    text = "step,loss,grad_norm\n" + "".join(f"{s},{a!r},{b!r}\n" for s, a, b in rows)
+    (out / f"{request.name}.csv").write_text(text)
+    partial = out / f"{request.name}.json.partial"
+    partial.write_text(json.dumps(found, indent=1) + "\n")
+    os.replace(partial, out / f"{request.name}.json")
+    return found
