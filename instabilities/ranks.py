@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 MAGIC = b"BWRUN\0\0\1"
+END_SECONDS = 60.0  # For a sender to end its file.
 
 
 def _rank(rank: int, world: int, folder: str, train: Callable[..., Any], arguments: Any) -> None:
@@ -73,14 +75,25 @@ def _step_of(message: bytes, otherwise: int) -> int:
     return next((int(value) for number, value in _fields(frame) if number == 2), 0)
 
 
-def _messages(path: Path) -> Iterator[tuple[int, bytes]]:
-    """(step, message with its length) of a rank's recording."""
+def _content(path: Path) -> bytes:
+    """A rank's recording once its sender, a process of its own, has ended it."""
     import zstandard
 
-    raw = path.read_bytes()
-    if raw[:8] != MAGIC:
-        raise ValueError(f"{path}: no recording")
-    data = zstandard.ZstdDecompressor().decompressobj().decompress(raw[8:])
+    began = time.monotonic()
+    while True:
+        raw = path.read_bytes() if path.exists() else b""
+        stream = zstandard.ZstdDecompressor().decompressobj()
+        data: bytes = stream.decompress(raw[len(MAGIC) :])
+        if stream.eof and raw.startswith(MAGIC):
+            return data
+        if time.monotonic() > began + END_SECONDS:
+            raise RuntimeError(f"{path} was not ended")
+        time.sleep(0.05)
+
+
+def _messages(path: Path) -> Iterator[tuple[int, bytes]]:
+    """(step, message with its length) of a rank's recording."""
+    data = _content(path)
     at, step = 0, -1
     while at < len(data):
         size, begin = _varint(data, at)

@@ -51,23 +51,22 @@ class Request:
         return fault.setting, fault
 
 
-def _train(request: Request, watched: Optional[Watch], with_fault: bool, device: str) -> Curves:
-    """In the process of one rank."""
+def _train(request: Request, watched: Watch, device: str) -> tuple[Curves, Curves]:
+    """(the run, its twin), in the process of one rank."""
     setting, fault = request.made()
-    training = Training(setting, request.seed, fault if with_fault else None, watched, device)
-    return training.run()
+    curves = Training(setting, request.seed, fault, watched, device).run()
+    return curves, Training(setting, request.seed, device=device).run() if fault else curves
 
 
-def _trained(request: Request, watched: Optional[Watch], with_fault: bool, device: str) -> Curves:
+def _trained(request: Request, watched: Watch, device: str) -> tuple[Curves, Curves]:
     world = request.made()[0].ranks
     if world == 1:
-        return _train(request, watched, with_fault, device)
-    curves: Curves = ranks.run_ranks(world, _train, request, watched, with_fault, device)
-    if watched is not None:
-        record = watched.record
-        others = [record.with_name(f"{record.stem}-rank{r}.bwrun") for r in range(1, world)]
-        ranks.merge([record, *others], record)
-    return curves
+        return _train(request, watched, device)
+    both: tuple[Curves, Curves] = ranks.run_ranks(world, _train, request, watched, device)
+    record = watched.record
+    others = [record.with_name(f"{record.stem}-rank{r}.bwrun") for r in range(1, world)]
+    ranks.merge([record, *others], record)
+    return both
 
 
 def versions() -> dict[str, str]:
@@ -95,8 +94,7 @@ def run(
         if path.name.startswith((f"{request.name}.", f"{request.name}-rank")):
             path.unlink()  # Of a run that did not come to its end: no file is written over.
     watched = Watch(out / f"{request.name}.bwrun", request.name, default_stats)
-    curves = _trained(request, watched, True, device)
-    twin = curves if fault is None else _trained(request, None, False, device)
+    curves, twin = _trained(request, watched, device)
     place = dataclasses.asdict(fault.place) if fault else dict.fromkeys(truth.PLACES)
     found = {
         "cause": family(request.family).cause, "family": request.family, "split": request.split,
