@@ -133,8 +133,8 @@ constexpr const char* kBuiltinSentences[] = {
     "in a row are a warning.",
     "A weight has jumped at one place alone. From one sample to the next sigma(W_Q) or sigma(W_K) of a head, or the "
     "root "
-    "mean square of a parameter, has risen to {corruption.weight_factor} times what it was, and to e times that for "
-    "each 100 steps in between; the median place has not doubled. Critical, at any step, until it is back or "
+    "mean square of a parameter, has risen to {corruption.weight_factor} times what it was. For each 100 steps in "
+    "between it must be e times more. The median place has not doubled. Critical, at any step, until it is back or "
     "{corruption.relearn_samples} samples have passed. Or the largest element of a parameter's gradient is "
     "{corruption.gradient_factor} times the largest of its past, and 100 times that of all other parameters: a "
     "warning. "

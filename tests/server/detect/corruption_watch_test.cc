@@ -126,7 +126,7 @@ TEST_F(CorruptionWatchTest, AGradientThatJumpsIsAWarningOnce) {
   Train(800);
 }
 
-TEST_F(CorruptionWatchTest, WhatAllPlacesShareIsNoCorruption) {
+TEST_F(CorruptionWatchTest, AJumpOfAllPlacesIsNoCorruption) {
   Train(400);
   for (int i = 0; i < 5; ++i) {
     EXPECT_THAT(Plant([](StepSample* sample) {
@@ -139,7 +139,7 @@ TEST_F(CorruptionWatchTest, WhatAllPlacesShareIsNoCorruption) {
   }
 }
 
-TEST_F(CorruptionWatchTest, WhatBeginsAtZeroMayGrowManifold) {
+TEST_F(CorruptionWatchTest, WeightsThatBeginAtZeroMayGrowManifold) {
   for (; step_ < 2000; step_ += 20) {
     StepSample sample = Training(step_);
     const auto steps = static_cast<float>(step_ + 1);
@@ -170,7 +170,7 @@ TEST_F(CorruptionWatchTest, ARestoredCheckpointMayHaveAnyWeights) {
   EXPECT_THAT(Plant([](StepSample* sample) { sample->Add(SignalId::kWqSigma)[6] = 3e5f; }), IsEmpty());
 }
 
-TEST_F(CorruptionWatchTest, WhatLastsIsTheNewNormal) {
+TEST_F(CorruptionWatchTest, AJumpThatLastsIsTheNewNormal) {
   CorruptionOptions options;
   options.relearn_samples = 10;
   watch_.SetOptions(options);
@@ -193,7 +193,7 @@ TEST_F(CorruptionWatchTest, ValuesThatAreNoNumbersEnterNothing) {
   Train(800);
 }
 
-TEST(CorruptionJudgeTest, AFlippedBitIsOneCriticalAlertWhichARestoreEnds) {
+TEST(CorruptionJudgeTest, AFlippedBitIsCriticalUntilARestore) {
   const RunDescription run = Described();
   RunJudge judge(JudgeOptions{}, run);
   std::vector<AlertTransition> out;

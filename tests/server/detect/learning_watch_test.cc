@@ -157,7 +157,7 @@ TEST(LearningWatchTest, GradientsThatExplodeDoNotAddUp) {
             -1);
 }
 
-TEST(LearningWatchTest, AScaleTakenOffTwiceOrNotAtAllIsNamed) {
+TEST(LearningWatchTest, AScaleTakenOffTwiceOrNeverIsNamed) {
   for (const float factor : {65536.0f, 1 / 65536.0f}) {
     const Word word = Judge([factor](int64_t step, Numbers* n) { n->norm *= step >= 500 ? factor : 1; });
     EXPECT_EQ(word.step, 515);
