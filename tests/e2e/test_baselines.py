@@ -82,7 +82,7 @@ def test_a_signal_of_the_jobs_own_against_its_siblings(server: Server) -> None:
         with_own = RunClient(RunOptions(name, layers=2, heads=2, server=server.grpc))
         for step in range(1200):
             values = [OwnValues("train/kl", [kl + step % 10 / 1000], high=0.5)] if step % 3 == 0 else []
-            assert with_own.push(step, [Block("loss", [2.0])], own=values)
+            assert with_own.push(step, [Block("loss", [2.0 + step % 3 / 1000])], own=values)
             if step % 100 == 0:
                 assert with_own.flush(30)
         with_own.close()

@@ -28,10 +28,10 @@ DEAD = "moe: dead_expert in layer 1: expert_share 0 (threshold 0.01), since step
 def blocks(step: int) -> list[Block]:
     """Of one rank.  Layer 1 has a router of 3 experts, of which one dies."""
     if step % 20 != 0:
-        return [Block("loss", [2.0])]
+        return [Block("loss", [2.0 + step % 3 / 1000])]
     load = [10.0, 0.0 if step >= DIES else 5.0, 5.0 if step < DIES else 10.0]
     return [
-        Block("loss", [2.0]),
+        Block("loss", [2.0 + step % 3 / 1000]),
         Block("expert_load", load, 1, 1, 0, EXPERTS),
         Block("expert_dead", [float(n == 0) for n in load], 1, 1, 0, EXPERTS),
         Block("expert_ideal_load", [20 / EXPERTS], 1),

@@ -21,7 +21,9 @@ from bellwether_process import ROOT, Server, wait_for
 
 from bellwether.client import Block, OwnValues, RunClient, RunOptions
 
-LOSS = Block("loss", [2.0])
+
+def loss(step: int) -> Block:
+    return Block("loss", [2.0 + step % 3 / 1000])
 
 
 @pytest.fixture
@@ -53,7 +55,7 @@ def numbers(rank: int, step: int) -> list[OwnValues]:
 def report(ranks: list[RunClient], steps: range) -> None:
     for step in steps:
         for rank, client in enumerate(ranks):
-            assert client.push(step, [LOSS], own=numbers(rank, step))
+            assert client.push(step, [loss(step)], own=numbers(rank, step))
     for client in ranks:
         assert client.flush(30)
 
@@ -141,7 +143,7 @@ def test_prometheus_has_them_by_their_names(server: Server) -> None:
     client = ranks_of(server, 1)[0]
     share = [OwnValues("share", [float(expert) for expert in range(20)], of="expert", head=0)]
     for step in range(3):
-        assert client.push(step, [LOSS], own=numbers(0, step) + share)
+        assert client.push(step, [loss(step)], own=numbers(0, step) + share)
     assert client.flush(30)
     await_step(server, 2)
     page = server.get("/metrics")
@@ -214,7 +216,7 @@ def test_the_shipped_rules_know_the_names_of_the_field(tmp_path: Path) -> None:
             own = [OwnValues(name, [value * (1 + 0.2 * noise.gauss(0, 1))]) for name, value in pairs]
             # A clip ratio that is seldom not 0 is none that jumps.
             own.append(OwnValues("clip_ratio/low_mean", [1e-3 if noise.random() < 0.01 else 0.0]))
-            wait_for("there is room for a frame", lambda own=own, step=step: client.push(step, [LOSS], own=own))
+            wait_for("there is room for a frame", lambda own=own, step=step: client.push(step, [loss(step)], own=own))
         assert client.flush(30)
         wanted = {rule for rule, *_ in COLLAPSES}
 
@@ -237,8 +239,8 @@ def test_two_runs_are_compared_by_own_signals(server: Server) -> None:
             for step in range(64):
                 reward = (2 + step % 3) * (factor if step >= 40 else 1)
                 own = [OwnValues("reward", [reward]), OwnValues("load", [1.0, 1.0, reward], of="layer")]
-                assert client.push(step, [LOSS], own=own if run == "base" else own[::-1])
-            assert client.push(64, [LOSS], own=[OwnValues(f"only_{run}", [1.0])])
+                assert client.push(step, [loss(step)], own=own if run == "base" else own[::-1])
+            assert client.push(64, [loss(64)], own=[OwnValues(f"only_{run}", [1.0])])
             assert client.flush(30)
         await_step(server, 64, run)
     for signal, layer in (("reward", 0), ("load", 2)):
@@ -254,7 +256,7 @@ def test_with_no_rules_file_what_is_wrong_is_told(server: Server) -> None:
     for step in range(40):
         kl = OwnValues("kl", [math.inf if step >= 20 else 0.1])
         share = OwnValues("clip_share", [1.5 if step >= 30 else 0.5], low=0.0, high=1.0)
-        assert client.push(step, [LOSS], own=[kl, share])
+        assert client.push(step, [loss(step)], own=[kl, share])
     assert client.flush(30)
 
     def told() -> Any:
@@ -278,14 +280,14 @@ def refused(server: Server, cause: str) -> float:
 
 def test_a_number_that_is_refused_costs_no_other(server: Server) -> None:
     first, second = ranks_of(server, 2)
-    assert first.push(0, [LOSS], own=[OwnValues("kl", [1.0], unit="nats")])
+    assert first.push(0, [loss(0)], own=[OwnValues("kl", [1.0], unit="nats")])
     assert first.flush(30)
     await_own(server, "own", 1)
-    assert second.push(0, [LOSS], own=[OwnValues("kl", [1.0], merge="sum"), OwnValues("reward", [3.0])])
-    assert second.push(1, [LOSS], own=[OwnValues("kl", [1.0], unit="bits"), OwnValues("kl", [1.0, 2.0], of="layer")])
+    assert second.push(0, [loss(0)], own=[OwnValues("kl", [1.0], merge="sum"), OwnValues("reward", [3.0])])
+    assert second.push(1, [loss(1)], own=[OwnValues("kl", [1.0], unit="bits"), OwnValues("kl", [1.0, 2.0], of="layer")])
     many = [OwnValues(f"s{i}", [float(i)]) for i in range(300)]
-    assert second.push(2, [LOSS], own=many) and first.push(2, [LOSS])
-    assert first.push(1, [LOSS]) is True
+    assert second.push(2, [loss(2)], own=many) and first.push(2, [loss(2)])
+    assert first.push(1, [loss(1)]) is True
     assert first.flush(30) and second.flush(30)
     await_own(server, "own", 256)
     await_step(server, 2)

@@ -171,7 +171,7 @@ def test_every_rule_has_data_and_server_alerts_fire(scraped: tuple[Prometheus, T
     for absent in ("BellwetherCertificateExpiring", "BellwetherDatabaseAway"):
         del queries[absent]
     concluded = {name for name, expr in queries.items() if "bellwether_alert_active" in expr}
-    assert len(queries) > 15 and len(concluded) == 18
+    assert len(queries) > 15 and len(concluded) == 20
 
     def quiet() -> dict[str, str]:
         firing = {alert["labels"]["alertname"] for alert in prometheus.get("alerts")["alerts"] if alert["state"] == "firing"}

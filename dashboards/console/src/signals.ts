@@ -249,7 +249,7 @@ export function sequenceNames(run: Run): string[] {
   return reportedOf(run, sequenceOnes);
 }
 
-/** The field's names: rewards, KL divergences, entropies, clipping, then what else TRL and verl tell. A test holds them against the server's. */
+/** The field's names, as the server knows them (a test compares): rewards, KL, entropies, clipping, then others of TRL and verl. */
 const learningNames = [
   /^(.*\/)?(mean_|min_|max_|frac_|rlhf_)?(rewards?|scores?)([/_].*)?$/,
   /^(.*\/)?(mean_)?((policy_|ppo_|approx_|vllm_|k3_)?kl|approxkl|chi2)([/_].*)?$/,
