@@ -237,7 +237,7 @@ def test_rules_check_test_explain(tmp_path: Path) -> None:
     assert re.search(r"(?m)^[0-9]+ passed, 0 failed\n\Z", done.stdout)
     failing = tmp_path / "failing.yml"
     failing.write_text(
-        "tests:\n- name: nothing drifts\n  steps: 20\n  series: [{signal: loss, values: '1x30'}]\n"
+        "tests:\n- name: nothing drifts\n  steps: 20\n  series: [{signal: loss, values: '1+0.01x30'}]\n"
         "  expect: [{step: 20, alerts: [{rule: drift}]}]\n"
     )
     done = bellwether("rules", "test", str(failing))
