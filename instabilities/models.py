@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any, Optional
+from typing import Any, Optional, cast
 
 import torch
 import torch.nn.functional as F
@@ -115,6 +115,8 @@ class MLP(nn.Module):
 class Router(nn.Module):
     """(logits, chosen experts) of each token."""
 
+    bias: Tensor
+
     def __init__(self, setting: Setting) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(setting.experts, setting.width))
@@ -191,13 +193,16 @@ class Decoder(nn.Module):
         x = self.embed_tokens(tokens)
         if self.embed_positions is not None:
             x = x + self.embed_positions.weight[: tokens.shape[1]]
-        for block in self.layers:
+        for block in self.blocks():
             x = F.dropout(block(x), self.dropout)
         logits: Tensor = self.lm_head(self.norm(x))
         return logits
 
+    def blocks(self) -> list[Block]:
+        return cast(list[Block], list(self.layers))
+
     def mixtures(self) -> list[Mixture]:
-        return [block.mlp for block in self.layers if isinstance(block.mlp, Mixture)]
+        return [block.mlp for block in self.blocks() if isinstance(block.mlp, Mixture)]
 
     def balance(self) -> Any:
         """Mean of the routers' balancing losses; 0 without a router."""

@@ -56,7 +56,7 @@ class RoundedAdamW(torch.optim.Optimizer):
 def orthogonalized(matrix: Tensor) -> Tensor:
     """Newton and Schulz: about U V^T of the matrix (Jordan et al., Muon)."""
     a, b, c = 3.4445, -4.7750, 2.0315
-    x = matrix.float()
+    x: Tensor = matrix.float()
     x = x / (x.norm() + 1e-7)
     tall = x.shape[0] > x.shape[1]
     x = x.mT if tall else x

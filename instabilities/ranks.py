@@ -33,7 +33,9 @@ def _rank(rank: int, world: int, folder: str, train: Callable[..., Any], argumen
 def run_ranks(world: int, train: Callable[..., Any], *arguments: Any) -> Any:
     """What `train(*arguments)` returns at rank 0.  Raises what a rank raises."""
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(_rank, (world, folder, train, arguments), nprocs=world)
+        mp.spawn(  # type: ignore[attr-defined,no-untyped-call]
+            _rank, (world, folder, train, arguments), nprocs=world
+        )
         return torch.load(f"{folder}/result", weights_only=False)
 
 

@@ -139,7 +139,7 @@ class Training:
                     group["lr"] = self.setting.lr * min(1.0, (step + 1) / 50)
                 optimizer.zero_grad(set_to_none=True)
             tokens, labels = self._read(step, self.seed + 500_000)
-            self._loss(self.forward(tokens), labels)[0].backward()
+            self._loss(self.forward(tokens), labels)[0].backward()  # type: ignore[no-untyped-call]
             nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
             for optimizer in before:
                 optimizer.step()

@@ -26,7 +26,7 @@ class _Wrong(torch.autograd.Function):
         hidden = torch.ones(tokens, tokens, dtype=torch.bool, device=q.device).triu(1)
         scores = q.shape[-1] ** -0.5 * (q @ wide_k.mT)
         p = scores.masked_fill(hidden, -torch.inf).softmax(-1)
-        o = p @ wide_v
+        o: Tensor = p @ wide_v
         if tensor == "o":
             o[:, head] *= factor
         ctx.save_for_backward(q, wide_k, wide_v, p)
@@ -72,11 +72,12 @@ class FaultyKernel(Fault):
         assert self.place.layer is not None and self.place.head is not None
         kernel = Kernel(self.variant, self.place.head)
         bellwether.wrap_attention(kernel, layout="bhtd", causal=True, kernel="own")
-        training.model.layers[self.place.layer].self_attn.kernel = kernel
+        training.model.blocks()[self.place.layer].self_attn.kernel = kernel
 
     def begins(self, training: Training) -> None:
         assert self.place.layer is not None and self.strength is not None
-        kernel = training.model.layers[self.place.layer].self_attn.kernel
+        kernel = training.model.blocks()[self.place.layer].self_attn.kernel
+        assert isinstance(kernel, Kernel)
         kernel.factor = 1 + self.strength if self.is_on(training) else 1.0
 
 

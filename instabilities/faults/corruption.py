@@ -43,7 +43,7 @@ class Corruption(Fault):
     def built(self, training: Training) -> None:
         if self.variant == "activation":
             assert self.place.layer is not None
-            training.model.layers[self.place.layer].mlp.register_forward_hook(
+            training.model.blocks()[self.place.layer].mlp.register_forward_hook(
                 lambda module, inputs, output: self._spoilt(training, output)
             )
 

@@ -74,6 +74,7 @@ class StepChange(Fault):
     def batch(self, training: Training, tokens: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         if self.variant != "labels" or not self.is_on(training):
             return tokens, labels
+        assert self.strength is not None
         generator = _generator(training)
         wrong = torch.rand(labels.shape, generator=generator) < self.strength
         other = torch.randint(0, VOCABULARY, labels.shape, generator=generator)
