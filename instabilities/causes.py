@@ -46,8 +46,8 @@ _ALL = (
         "optimizer does not move", "not stepped, at a rate of 0, or without one layer", always=True
     ),
     Family("gradients not cleared", "zero_grad is forgotten, wholly or in part"),
-    Family("gradients scaled wrongly", "unscaled twice, or not at all"),
-    Family("dead experts", "an expert gets no tokens, or one gets all"),
+    Family("gradients scaled wrongly", "unscaled twice, or not at all", always=True),
+    Family("dead experts", "an expert gets no tokens, or two get all", always=True),
     Family("residual growth", "what a block adds to the residual stream grows"),
     Family("head growth", "the output layer or the embedding grows"),
     Family("FP8 saturation", "values beyond what 8 bits hold", gpu=True),

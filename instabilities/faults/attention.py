@@ -87,7 +87,7 @@ class LogitGrowth(Fault):
     kind = SLOW
 
     def prepared(self, draw: random.Random, setting: Setting) -> Setting:
-        self.strength = self.drawn_strength(draw, 5e-4, 3e-2)
+        self.strength = self.drawn_strength(draw, 2e-3, 5e-2)
         self.place = Place(layer=draw.randrange(setting.layers))
         return setting.changed(qk_norm=False)
 

@@ -15,7 +15,7 @@ class DeadExperts(Fault):
 
     def prepared(self, draw: random.Random, setting: Setting) -> Setting:
         experts = setting.experts or (4 if self.split == "train" else 8)
-        self.strength = self.drawn_strength(draw, 0.1, 50.0)
+        self.strength = self.drawn_strength(draw, 4.0, 50.0)
         self.variant = draw.choice(("dead", "collapsed"))
         layer, self._expert = draw.randrange(setting.layers), draw.randrange(experts)
         dead = self.variant == "dead"

@@ -35,10 +35,10 @@ class DoesNotMove(Fault):
 
 
 class NotCleared(Fault):
-    """The strength is the share of the old gradient that is kept."""
+    """Of a gradient 1 - 1 / strength is kept: it counts for so many steps."""
 
     def prepared(self, draw: random.Random, setting: Setting) -> Setting:
-        self.strength = self.drawn_strength(draw, 0.02, 1.0)
+        self.strength = self.drawn_strength(draw, 1.2, 1e4)
         return setting
 
     def clears(self, training: Training) -> None:
@@ -48,14 +48,14 @@ class NotCleared(Fault):
         assert self.strength is not None
         for p in training.model.parameters():
             if p.grad is not None:
-                p.grad.mul_(self.strength)
+                p.grad.mul_(1 - 1 / self.strength)
 
 
 class ScaledWrongly(Fault):
     """As by a loss scale that is taken out twice, or never; the strength is that scale."""
 
     def prepared(self, draw: random.Random, setting: Setting) -> Setting:
-        self.strength = self.drawn_strength(draw, 1.5, 2.0**20)
+        self.strength = self.drawn_strength(draw, 16.0, 2.0**20)
         self.variant = draw.choice(("unscaled twice", "not unscaled"))
         return setting
 

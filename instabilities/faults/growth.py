@@ -14,7 +14,7 @@ class ResidualGrowth(Fault):
     kind = SLOW
 
     def prepared(self, draw: random.Random, setting: Setting) -> Setting:
-        self.strength = self.drawn_strength(draw, 5e-4, 5e-2)
+        self.strength = self.drawn_strength(draw, 2e-3, 0.1)
         self.place = Place(layer=draw.randrange(setting.layers))
         return setting
 
@@ -32,7 +32,7 @@ class HeadGrowth(Fault):
     kind = SLOW
 
     def prepared(self, draw: random.Random, setting: Setting) -> Setting:
-        self.strength = self.drawn_strength(draw, 5e-4, 5e-2)
+        self.strength = self.drawn_strength(draw, 2e-3, 0.1)
         self.variant = draw.choice(("lm_head", "embed_tokens"))
         self.place = Place(tensor=f"{self.variant}.weight")
         return setting.changed(tied=False)

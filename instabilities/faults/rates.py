@@ -34,7 +34,7 @@ class WarmUpMissing(Fault):
 
     def prepared(self, draw: random.Random, setting: Setting) -> Setting:
         self.onset = 0
-        self.strength = self.drawn_strength(draw, 1.0, 8.0)
+        self.strength = self.drawn_strength(draw, 1.5, 12.0)
         return setting.changed(lr=setting.lr * self.strength, warmup=100)
 
     def changes(self, setting: Setting) -> Setting:
@@ -49,8 +49,9 @@ class SlowSecondMoment(Fault):
     def prepared(self, draw: random.Random, setting: Setting) -> Setting:
         self.strength = self.drawn_strength(draw, 20.0, 1e5)
         return setting.changed(
-            weight_until=self.onset, clip=None, beta2=0.95, optimizer="adamw", dtype="float32"
-        )
+            weight_until=self.onset, clip=None, beta2=0.95, optimizer="adamw", dtype="float32",
+            lr=3 * setting.lr,  # At a small one no step is too large.
+        )  # fmt: skip
 
     def changes(self, setting: Setting) -> Setting:
         assert self.strength is not None
