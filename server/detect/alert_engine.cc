@@ -155,7 +155,8 @@ void AlertEngine::Update(const Subject& subject, Open* open, int64_t step, const
   }
   open->severity = std::max(open->severity, worst.severity);
   open->stage = std::max(open->stage, stage);
-  open->went_back |= goes_back;
+  // Advice of its own says more than to go back: what says only that does not follow it.
+  open->went_back |= goes_back || (rule == nullptr && !worst.advice.empty());
   out->push_back(Describe(subject, open, step, run, *findings));
 }
 

@@ -82,12 +82,12 @@ Finding& LearningWatch::Add(SignalId signal, const char* detector, double value,
                                                 .detector = detector}));
 }
 
-bool LearningWatch::Observe(const StepSample& sample) {
+bool LearningWatch::Observe(const StepSample& sample, bool explodes) {
   findings_.clear();
   JudgeLoss(sample);
   JudgeRate(sample);
   JudgeSigma(sample);
-  JudgeGradient(sample);
+  JudgeGradient(sample, explodes);
   return sample.has(SignalId::kLoss) || sample.has(SignalId::kGradNorm) || sample.has(SignalId::kLearningRate) ||
          sample.has(SignalId::kWqSigma);
 }
@@ -166,7 +166,7 @@ bool LearningWatch::AddsUp(float norm, float* level) const {
   return second <= kStraight * first;
 }
 
-void LearningWatch::JudgeGradient(const StepSample& sample) {
+void LearningWatch::JudgeGradient(const StepSample& sample, bool explodes) {
   const float norm = sample.scalar(SignalId::kGradNorm), loss = sample.scalar(SignalId::kLoss);
   if (!IsAtLeast0(norm)) return;
   gradient_.Add(norm, sample.step);
@@ -211,7 +211,7 @@ void LearningWatch::JudgeGradient(const StepSample& sample) {
   const bool loss_same = known && IsNumber(loss) && loss <= kLossSame * loss_past_.high();
   // What grows from step to step is no scale.
   const bool jumps = scaled_ > 0 || std::max(norm / before, before / norm) >= kJump * options_.scale_factor;
-  if ((up || down) && loss_same && jumps) {
+  if ((down || (up && !explodes)) && loss_same && jumps) {
     if (scaled_++ == 0) scaled_since_ = sample.step;
     if (scaled_ < options_.scale_values) return;
     const double edge = up ? past_.high() : past_.low();

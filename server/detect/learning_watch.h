@@ -35,8 +35,8 @@ class LearningWatch {
   explicit LearningWatch(const LearningOptions& options) : options_(options) {}
   void SetOptions(const LearningOptions& options) { options_ = options; }
 
-  // Judges a sample.  False: it has none of the numbers.
-  bool Observe(const StepSample& sample);
+  // Judges a sample.  `explodes`: something is known to make gradients large.  False: it has none of the numbers.
+  bool Observe(const StepSample& sample, bool explodes = false);
   std::vector<Finding>* findings() { return &findings_; }
   // Something announced may change what is usual: the past is none.  What is the same stays so.
   void Excuse();
@@ -68,7 +68,7 @@ class LearningWatch {
   void JudgeLoss(const StepSample& sample);
   void JudgeRate(const StepSample& sample);
   void JudgeSigma(const StepSample& sample);
-  void JudgeGradient(const StepSample& sample);
+  void JudgeGradient(const StepSample& sample, bool explodes);
   // `*level`: what it is held against.
   bool AddsUp(float norm, float* level) const;
   Finding& Add(SignalId signal, const char* detector, double value, double threshold, double baseline, int64_t since);

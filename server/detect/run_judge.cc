@@ -445,7 +445,10 @@ void RunJudge::State::JudgeCorruption(const StepSample& sample, std::vector<Aler
 }
 
 void RunJudge::State::JudgeLearning(const StepSample& sample, std::vector<AlertTransition>* out) {
-  if (!learning.Observe(sample) || !on(Builtin::kLearning)) return;
+  // Where scores or weights explode, the gradient's norm does so before the loss: no wrong scale.
+  const bool explodes =
+      alerts.firing(Family::kLogits) || alerts.firing(Family::kRounding) || alerts.firing(Family::kCorruption);
+  if (!learning.Observe(sample, explodes) || !on(Builtin::kLearning)) return;
   alerts.Update(Family::kLearning, sample.step, run, learning.findings(), out);
 }
 

@@ -166,6 +166,14 @@ TEST(LearningWatchTest, AScaleTakenOffTwiceOrNeverIsNamed) {
   }
 }
 
+TEST(LearningWatchTest, AGradientThatJumpsWithTheScoresIsNoScale) {
+  LearningWatch watch{LearningOptions{}};
+  for (int64_t step = 0; step < 600; ++step) {
+    watch.Observe(At(step, [](int64_t at, Numbers* n) { n->norm *= at >= 500 ? 1000 : 1; }), step >= 400);
+    EXPECT_THAT(*watch.findings(), IsEmpty());
+  }
+}
+
 TEST(LearningWatchTest, AGradientThatJumpsWithTheLossIsNoScale) {
   EXPECT_EQ(Judge([](int64_t step, Numbers* n) {
               if (step >= 500) n->norm *= 1000, n->loss += 8;

@@ -164,6 +164,30 @@ TEST(NonfiniteOriginTest, AKernelsNanIsNamedAndLayersBelowAreNot) {
   EXPECT_EQ(t.evidence[0].value, 640);
 }
 
+TEST(NonfiniteOriginTest, ALossThatFollowsDoesNotReplaceTheKernelsNan) {
+  const RunDescription run = SixLayers();
+  RunJudge judge(JudgeOptions{}, run);
+  std::vector<AlertTransition> out;
+  for (int64_t step = 0; step < 900; ++step) judge.Observe(Spoiled(run, step, AddCounts), &out);
+  ASSERT_TRUE(out.empty());
+  judge.Observe(Spoiled(run, 900,
+                        [](StepSample* s) {
+                          AddCounts(s);
+                          Count(s, {SignalId::kDqNonfinite}, 2, 1, 640);
+                        }),
+                &out);
+  for (int64_t step = 901; step < 950; ++step) {
+    judge.Observe(Spoiled(run, step,
+                          [](StepSample* s) {
+                            AddCounts(s);
+                            s->Add(SignalId::kLoss)[0] = kNan;
+                          }),
+                  &out);
+  }
+  ASSERT_EQ(out.size(), 1u);
+  EXPECT_EQ(out[0].cause, "faulty kernel");
+}
+
 TEST(NonfiniteOriginTest, ASecondFaultyKernelBelowIsNamedToo) {
   // Layer 4's NaN does not reach layer 1, whose dO is finite.
   const AlertTransition t = NanAlert([](StepSample* s) {
