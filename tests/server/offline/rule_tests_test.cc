@@ -151,7 +151,7 @@ TEST_F(RuleTestsTest, FailureShowsTheObservedAlerts) {
 }
 
 TEST_F(RuleTestsTest, OtherRulesCountUnlessLeftOut) {
-  const std::string nan = With("  expect:", "  - {signal: loss, values: '1x1019 NaNx80'}\n  expect:");
+  const std::string nan = With("  expect:", "  - {signal: loss, values: '3-0.001x1019 NaNx80'}\n  expect:");
   EXPECT_THAT(Failures(nan), ElementsAre(HasSubstr("rule: nonfinite, severity: critical, stage: 5")));
   std::string only = nan;
   only.insert(only.find("  expect:"), "  only: [gone]\n");

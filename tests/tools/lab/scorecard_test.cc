@@ -175,7 +175,8 @@ TEST(ScorecardTest, RunsThatTellLittleOrNonsenseAreScored) {
   const RunScore nothing = ScoreMadeUp([](StepSample*) {});
   EXPECT_EQ(nothing.first_warning, -1);
   EXPECT_EQ(nothing.truth.steps, 3000);
-  const RunScore loss = ScoreMadeUp([](StepSample* sample) { sample->Add(SignalId::kLoss)[0] = 2; });
+  const RunScore loss = ScoreMadeUp(
+      [](StepSample* sample) { sample->Add(SignalId::kLoss)[0] = 2 + 1e-3f * static_cast<float>(sample->step % 3); });
   EXPECT_EQ(loss.first_warning, -1);
   EXPECT_FALSE(loss.fails());
   // Neither loss nor scores: the weights alone.
