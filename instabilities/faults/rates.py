@@ -9,6 +9,12 @@ from ..training import Training
 from .base import INJECTED, SLOW, Fault
 
 
+def _multiply_rates(training: Training, factor: float) -> None:
+    for optimizer in training.optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] *= factor
+
+
 class RateTooHigh(Fault):
     def prepared(self, draw: random.Random, setting: Setting) -> Setting:
         self.strength = self.drawn_strength(draw, 1.2, 100.0)
@@ -22,9 +28,7 @@ class RateTooHigh(Fault):
     def begins(self, training: Training) -> None:
         if self.is_on(training):
             assert self.strength is not None
-            for optimizer in training.optimizers:
-                for group in optimizer.param_groups:
-                    group["lr"] *= self.strength
+            _multiply_rates(training, self.strength)
 
 
 class WarmUpMissing(Fault):
@@ -86,6 +90,4 @@ class Stall(Fault):
     def begins(self, training: Training) -> None:
         if self.is_on(training):
             assert self.strength is not None
-            for optimizer in training.optimizers:
-                for group in optimizer.param_groups:
-                    group["lr"] /= self.strength
+            _multiply_rates(training, 1 / self.strength)

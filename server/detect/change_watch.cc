@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
+#include "server/detect/median.h"
 
 namespace bellwether::server {
 namespace {
@@ -16,22 +17,15 @@ constexpr size_t kCurveMax = 128;
 constexpr size_t kValueOf = 5;           // The loss now is the median of so many values.
 constexpr double kOfDeviation = 1.4826;  // Median of absolute deviations to a normal's deviation.
 
-double Median(std::vector<double> values) {
-  if (values.empty()) return 0;
-  const auto middle = values.begin() + static_cast<ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
-
 double MedianOfNewest(const std::vector<float>& values, size_t count) {
   const size_t n = std::min(count, values.size());
-  return Median({values.end() - static_cast<ptrdiff_t>(n), values.end()});
+  return MedianOr(0, {values.end() - static_cast<ptrdiff_t>(n), values.end()});
 }
 
 double SpreadOf(const std::vector<float>& values, double level) {
   std::vector<double> off;
   for (const float value : values) off.push_back(std::abs(value - level));
-  return kOfDeviation * Median(std::move(off));
+  return kOfDeviation * MedianOr(0, std::move(off));
 }
 
 }  // namespace
@@ -92,7 +86,7 @@ double ChangeWatch::HoldRise() const {
 double ChangeWatch::NoiseNow() const {
   std::vector<double> moves;
   for (size_t i = 1; i < newest_.size(); ++i) moves.push_back(std::abs(newest_[i] - newest_[i - 1]));
-  return kOfDeviation / std::sqrt(2.0) * Median(std::move(moves));
+  return kOfDeviation / std::sqrt(2.0) * MedianOr(0, std::move(moves));
 }
 
 double ChangeWatch::LevelAt(int64_t step) const {

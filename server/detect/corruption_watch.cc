@@ -2,12 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "server/detect/measured.h"
+#include "server/detect/median.h"
 
 namespace bellwether::server {
 namespace {
@@ -34,14 +35,6 @@ constexpr size_t kJumpsSaidMax = 8;  // Places that are named.
 
 constexpr SignalId kNorms[] = {SignalId::kWqSigma, SignalId::kWkSigma};
 constexpr const char* kNormNames[] = {"sigma(W_Q)", "sigma(W_K)"};
-
-// Of the places of one kind; 1: there are none.
-double MedianOf(std::vector<double>* ratios) {
-  if (ratios->empty()) return 1;
-  const auto middle = ratios->begin() + static_cast<ptrdiff_t>(ratios->size() / 2);
-  std::nth_element(ratios->begin(), middle, ratios->end());
-  return *middle;
-}
 
 }  // namespace
 
@@ -116,7 +109,7 @@ void CorruptionWatch::JudgeWeights(Kind kind, const StepSample& sample, std::spa
     if (IsAbove0(values[i]) && place.value > 0 && place.since < 0) ratios.push_back(values[i] / place.value);
   }
   const bool peers = ratios.size() >= kPlacesMin;
-  const double shared = std::max(1.0, MedianOf(&ratios));
+  const double shared = std::max(1.0, MedianOr(1, std::move(ratios)));
   const double factor = peers ? options_.weight_factor : options_.weight_factor * options_.weight_factor;
   for (size_t i = 0; i < values.size(); ++i) {
     if (!IsAtLeast0(values[i])) continue;
@@ -160,7 +153,7 @@ void CorruptionWatch::JudgeGradients(const StepSample& sample) {
     if (gradients_[i].value > 0) ratios.push_back(values[i] / gradients_[i].value);
   }
   const bool peers = ratios.size() >= kPlacesMin;
-  const double shared = std::max(1.0, MedianOf(&ratios));
+  const double shared = std::max(1.0, MedianOr(1, std::move(ratios)));
   for (size_t i = 0; i < values.size(); ++i) {
     if (!IsAbove0(values[i])) continue;
     Place& place = gradients_[i];

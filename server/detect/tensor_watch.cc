@@ -5,10 +5,12 @@
 #include <limits>
 #include <span>
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "server/detect/measured.h"
+#include "server/detect/median.h"
 
 namespace bellwether::server {
 namespace {
@@ -142,12 +144,7 @@ bool TensorWatch::Observe(const StepSample& sample, const RowNames* names) {
   still_samples_ = 0;
   still_since_ = -1;
   for (const size_t i : moving) Move(&rows_[i]);
-  double least = 0;
-  if (!others.empty()) {
-    const auto middle = others.begin() + static_cast<ptrdiff_t>(others.size() / 2);
-    std::nth_element(others.begin(), middle, others.end());
-    least = options_.gradient_share * *middle;
-  }
+  const double least = options_.gradient_share * MedianOr(0, std::move(others));
   std::vector<Still> still;
   for (Still& one : asked) {
     Row& row = rows_[one.row];
