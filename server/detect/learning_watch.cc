@@ -222,7 +222,8 @@ void LearningWatch::JudgeGradient(const StepSample& sample, bool explodes) {
     finding.summary = absl::StrFormat(
         "the gradient norm has been %s of its past since step %d: %.3g, where it was %.3g "
         "to %.3g, and the loss is as before; is a loss scale taken off %s?",
-        absl::StrFormat(up ? "%.3g times the largest" : "1/%.3g of the smallest", up ? norm / edge : edge / norm),
+        up ? absl::StrFormat("%.3g times the largest", norm / edge)
+           : absl::StrFormat("1/%.3g of the smallest", edge / norm),
         scaled_since_, norm, past_.low(), past_.high(), up ? "not at all" : "twice");
     return;
   }

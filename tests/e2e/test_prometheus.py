@@ -59,8 +59,8 @@ def without_threshold(expr: str) -> str:
 def breaking(server: Server) -> Iterator[None]:
     """A run of two ranks whose rounding ties, whose hook is slow, whose kernel and lm_head break a law
     and whose ranks disagree.  A parameter does not move, and then its gradient explodes.  An expert loses
-    its tokens, a sequence much, and a number of its own is beyond its limit.  A weight jumps, its gradients
-    have another scale, its loss is no number, and one rank falls silent."""
+    its tokens, a sequence much, and a number of its own is beyond its limit.  A weight jumps, its loss never
+    changes and then is no number, and one rank falls silent."""
     without = ("key_leak_sum", "key_gradient_sum")
     with (
         Trainer(server, "breaks", without, rank=0, world=2, experts=2) as talker,
@@ -70,7 +70,7 @@ def breaking(server: Server) -> Iterator[None]:
             late = other.step >= 3400
             for trainer, wq_sigma in ((talker, 2.0), (other, 3.0)):
                 trainer.report(
-                    tied_rows_bf16=950.0, hook_seconds=0.005, wq_sigma=wq_sigma * (1e5 if late else 1), grad_norm=100.0 if other.step >= 3300 else 1.0,
+                    loss=2.0, tied_rows_bf16=950.0, hook_seconds=0.005, wq_sigma=wq_sigma * (1e5 if late else 1), grad_norm=100.0 if late else 1.0,
                     law_a3=100.0, law_difference=100.0, tensor_moved=0.0, clip_share=2.0,
                     expert_load=0.0 if late else 100.0, tensor_grad_sumsq=1e6 if late else 1.0, loss_sequence_max=90.0 if late else 3.0,
                 )  # fmt: skip
