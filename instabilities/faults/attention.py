@@ -14,29 +14,33 @@ from .base import SLOW, Fault, Place
 
 
 class _Wrong(torch.autograd.Function):
-    """Attention of which one tensor of one head is `factor` times what it should be."""
+    """Attention of which one tensor of one head is `factor` times what it should be.
+
+    All else is right: whatever the type is, it computes in fp32 and rounds its results once, since
+    products and a delta in 16 bits would be a fault of their own.
+    """
 
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, tensor: str, head: int, factor: float
     ) -> Tensor:
         group = q.shape[1] // k.shape[1]
-        wide_k, wide_v = (t.repeat_interleave(group, 1) for t in (k, v))
+        wide_k, wide_v = (t.float().repeat_interleave(group, 1) for t in (k, v))
         tokens = q.shape[2]
         hidden = torch.ones(tokens, tokens, dtype=torch.bool, device=q.device).triu(1)
-        scores = q.shape[-1] ** -0.5 * (q @ wide_k.mT)
+        scores = q.shape[-1] ** -0.5 * (q.float() @ wide_k.mT)
         p = scores.masked_fill(hidden, -torch.inf).softmax(-1)
-        o: Tensor = p @ wide_v
+        o = p @ wide_v
         if tensor == "o":
             o[:, head] *= factor
         ctx.save_for_backward(q, wide_k, wide_v, p)
         ctx.group, ctx.wrong = group, (tensor, head, factor)
-        return o
+        return o.to(q.dtype)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         q, k, v, p = ctx.saved_tensors
-        (d_o,) = gradients
+        dtype, q, d_o = q.dtype, q.float(), gradients[0].float()
         d_p = d_o @ v.mT
         d_s = q.shape[-1] ** -0.5 * p * (d_p - (p * d_p).sum(-1, keepdim=True))
         found = {"dq": d_s @ k, "dk": d_s.mT @ q, "dv": p.mT @ d_o}
@@ -44,7 +48,7 @@ class _Wrong(torch.autograd.Function):
         if tensor in found:
             found[tensor][:, head] *= factor
         dk, dv = (found[t].unflatten(1, (-1, ctx.group)).sum(2) for t in ("dk", "dv"))
-        return found["dq"], dk, dv, None, None, None
+        return found["dq"].to(dtype), dk.to(dtype), dv.to(dtype), None, None, None
 
 
 class Kernel(nn.Module):
@@ -71,7 +75,9 @@ class FaultyKernel(Fault):
 
         assert self.place.layer is not None and self.place.head is not None
         kernel = Kernel(self.variant, self.place.head)
-        bellwether.wrap_attention(kernel, layout="bhtd", causal=True, kernel="own")
+        bellwether.wrap_attention(
+            kernel, layout="bhtd", causal=True, kernel="own", arithmetic="fused"
+        )
         training.model.blocks()[self.place.layer].self_attn.kernel = kernel
 
     def begins(self, training: Training) -> None:

@@ -216,7 +216,12 @@ void TensorWatch::NameRows(std::vector<Still>* still, size_t moving, const RowNa
   if (said < still->size()) absl::StrAppend(&text, " and ", still->size() - said, " more");
   absl::StrAppend(&text, "; ", moving, " other", Plural(moving), moving == 1 ? " moves" : " move");
   const bool all_round = still->front().rounds;
-  if (all_round) absl::StrAppend(&text, "; if they have 16 bits, rounding may undo their change");
+  if (all_round) {
+    absl::StrAppendFormat(&text,
+                          "; a step of the learning rate, %.3g, is less than half of the last bit that bfloat16 has at "
+                          "their size: if they have 16 bits, rounding undoes it",
+                          rate_);
+  }
   absl::StrAppend(&text, ", since step ", first);
   findings_.front().summary = std::move(text);
 }

@@ -10,8 +10,10 @@ import math
 import random
 
 import pytest
+import torch
 
 from instabilities.faults import FAULTS
+from instabilities.faults.attention import Kernel
 from instabilities.run import Request
 from instabilities.settings import ARCHITECTURES, SPLITS, Setting, log_uniform
 from instabilities.training import Curves, Training
@@ -44,6 +46,33 @@ def test_a_run_is_its_twin_until_its_fault(name: str) -> None:
         assert mine == pytest.approx(other, rel=close, abs=0)
     assert len(run.loss) == 20
     assert numbers(run)[fault.onset :] != numbers(twin)[fault.onset :]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("tensor", ["o", "dq", "dk", "dv"])
+def test_a_faulty_kernel_is_right_but_for_its_fault(tensor: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    scales = (4, 1, 1)  # Scores of some 10, which 16 bits would round by 3 %.
+    kernel, head = Kernel(tensor, 2), 2
+    inputs = [(s * torch.randn(2, 4, 64, 24)).to(dtype).requires_grad_() for s in scales]
+    d_o = torch.randn(2, 4, 64, 24).to(dtype)
+
+    def returned(factor: float, wide: bool) -> dict[str, torch.Tensor]:
+        kernel.factor = factor
+        q, k, v = (t.float() if wide else t for t in inputs)
+        o = kernel(q, k, v)
+        gradients = torch.autograd.grad(o, (q, k, v), d_o.to(o.dtype))
+        return dict(zip(("o", "dq", "dk", "dv"), (o, *gradients)))
+
+    exact, right, wrong = returned(1.0, True), returned(1.0, False), returned(2.0, False)
+    ulp = torch.finfo(dtype).eps
+    for name, of in exact.items():
+        assert torch.allclose(right[name].float(), of, rtol=ulp / 2, atol=1e-6), name
+        if name == tensor:
+            twice = 2 * right[name][:, head].float()
+            assert torch.allclose(wrong[name][:, head].float(), twice, rtol=ulp, atol=1e-6)
+        elif tensor != "o":
+            assert torch.equal(wrong[name], right[name]), name
 
 
 def test_the_same_seed_makes_the_same_run() -> None:

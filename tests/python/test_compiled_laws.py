@@ -142,12 +142,13 @@ class Core(nn.Module):
         return fused_attention(q, k, v, self.fault)
 
 
-def with_fault(fault: str) -> Net:
+def with_fault(fault: str, **told: str) -> Net:
     """In the second of two layers."""
     torch.manual_seed(0)
     net = Net(attend=lambda m, q, k, v: m.core(q, k, v))
     for i, block in enumerate(net.blocks):
-        block.core = bellwether.wrap_attention(Core(fault if i else ""), layout="bhtd")
+        core = Core(fault if i else "")
+        block.core = bellwether.wrap_attention(core, layout="bhtd", **told)  # type: ignore[arg-type]
     for p in net.parameters():
         p.data.mul_(2)
     return net.to(torch.bfloat16)
@@ -164,6 +165,17 @@ def test_a_fault_in_a_compiled_training_breaks_its_law(fault: str, tmp_path: Pat
     lower, upper = ({name: v[i] for name, v in sent.items() if v.shape[0] == 2} for i in (0, 1))
     assert z_of(upper)[BREAKS[fault]] > 2 * LIMIT.z
     assert max(z_of(lower).values()) < LIMIT.z
+
+
+@pytest.mark.parametrize("told, taken_as", [({}, "composed"), ({"arithmetic": "fused"}, "fused")])
+def test_a_compiled_kernel_rounds_as_it_is_told(
+    told: dict[str, str], taken_as: str, heard: list[laws.Graded], tmp_path: Path
+) -> None:
+    net = with_fault("", kernel="mine", **told)
+    monitor = watched(net, tmp_path)
+    step(compiled(net, inductor_graphs))
+    monitor.detach()
+    assert [call.arithmetic for call in heard] == [taken_as] * 2
 
 
 @pytest.mark.parametrize("attend", [sdpa, by_math, ours], ids=lambda f: f.__name__)

@@ -307,6 +307,8 @@ def test_a_wrapped_module_by_itself(tmp_path: Path) -> None:
     assert steps[0]["rows"].tolist() == [[20.0] * 4]
     with pytest.raises(ValueError, match="layout: 'thb' is not one of bhtd, bthd, sbhd, thd"):
         bellwether.wrap_attention(core, layout="thb")
+    with pytest.raises(ValueError, match="arithmetic: 'fp32' is not one of fused, composed"):
+        bellwether.wrap_attention(core, arithmetic="fp32")
 
 
 class Named(NamedTuple):

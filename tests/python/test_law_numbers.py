@@ -31,7 +31,6 @@ from test_law_calls import (
 from torch import Tensor, nn
 
 import bellwether
-from bellwether._hook.layer import law_calls
 from bellwether._kernels import laws
 from bellwether._laws.attention import row_weights
 from bellwether._laws.call import GradedCall
@@ -154,15 +153,16 @@ class Core(nn.Module):
 
 
 class Custom(Net):
-    def __init__(self, fault: str) -> None:
+    def __init__(self, fault: str, **told: Any) -> None:
         super().__init__(attend=lambda m, q, k, v: m.core(q, k, v))
         for i, block in enumerate(self.blocks):
-            block.core = bellwether.wrap_attention(Core(fault if i else ""), layout="bhtd")
+            core = Core(fault if i else "")
+            block.core = bellwether.wrap_attention(core, layout="bhtd", **told)
 
 
-def custom(fault: str) -> Custom:
+def custom(fault: str, **told: Any) -> Custom:
     torch.manual_seed(0)
-    net = Custom(fault)
+    net = Custom(fault, **told)
     for p in net.parameters():
         p.data.mul_(2)
     return net.to(torch.bfloat16)
@@ -192,8 +192,8 @@ def test_a_planted_fault_is_beyond_rounding(
 def test_a_fault_that_sums_cancel_is_seen_beside_the_reference(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(law_calls, "_UNSURE", frozenset())  # It rounds as it is taken to.
-    run = watched(custom("dq_two_percent_large"), tmp_path, monkeypatch, steps=2)
+    core = custom("dq_two_percent_large", arithmetic="composed")
+    run = watched(core, tmp_path, monkeypatch, steps=2)
     rest, variance, squares = (
         run.sent[f"shadow_dq_{part}"] for part in ("rest", "variance", "variance_sq")
     )
@@ -205,8 +205,8 @@ def test_a_fault_that_sums_cancel_is_seen_beside_the_reference(
 def test_a_factor_near_one_is_seen_beside_the_reference(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(law_calls, "_UNSURE", frozenset())
-    run = watched(custom("dv_one_percent_large"), tmp_path, monkeypatch, steps=2)
+    core = custom("dv_one_percent_large", arithmetic="composed")
+    run = watched(core, tmp_path, monkeypatch, steps=2)
     factor, variance, alike = (
         run.sent[f"shadow_dv_factor{part}"][1] for part in ("", "_variance", "_alike")
     )
@@ -222,11 +222,34 @@ def test_grouped_keys_have_one_factor_each(tmp_path: Path, monkeypatch: pytest.M
         assert (run.sent[f"shadow_{tensor}_factor_variance"][1] > 0).all(), tensor
 
 
+@pytest.mark.parametrize("told", [{}, {"kernel": "mine"}, {"kernel": "flash"}], ids=str)
 def test_a_kernel_of_unknown_rounding_is_not_compared(
+    told: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = watched(custom("", **told), tmp_path, monkeypatch, steps=2)
+    assert {call.arithmetic for call in run.calls} == {"composed"}
+    assert "shadow_dq_rest" not in run.sent and np.isfinite(run.sent["law_a3"]).all()
+
+
+@pytest.mark.parametrize("arithmetic", ["fused", "composed"])
+def test_a_kernel_is_compared_as_it_is_told_to_round(
+    arithmetic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = watched(custom("", arithmetic=arithmetic), tmp_path, monkeypatch, steps=2)
+    assert {call.arithmetic for call in run.calls} == {arithmetic}
+    assert np.isfinite(run.sent["shadow_dq_rest"]).any()
+
+
+def test_a_run_names_the_kernels_of_all_layers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = watched(custom(""), tmp_path, monkeypatch, steps=2)
-    assert "shadow_dq_rest" not in run.sent and np.isfinite(run.sent["law_a3"]).all()
+    long = "k" * 40
+    for names, told in ((("one", "two"), "one, two"), ((long, "l" * 40), f"{long} and others")):
+        net = custom("")
+        for block, name in zip(net.blocks, names):
+            bellwether.wrap_attention(block.core, layout="bhtd", kernel=name)
+        watched(net, tmp_path, monkeypatch)
+        assert Recording(tmp_path / "a.bwrun", ended=True).hello.run.attention.kernel == told
 
 
 def test_elements_that_are_not_finite_are_counted(

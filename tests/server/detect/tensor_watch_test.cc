@@ -164,7 +164,9 @@ TEST_F(TensorWatchTest, RoundingIsInformation) {
   const std::vector<Finding>& found = Judge(at(1));
   ASSERT_THAT(found, SizeIs(1));
   EXPECT_EQ(found[0].severity, Severity::kInfo);
-  EXPECT_THAT(found[0].summary, HasSubstr("if they have 16 bits, rounding may undo their change"));
+  EXPECT_THAT(found[0].summary,
+              HasSubstr("; 11 others move; a step of the learning rate, 0.01, is less than half of the last bit "
+                        "that bfloat16 has at their size: if they have 16 bits, rounding undoes it, since step 0"));
 }
 
 TEST_F(TensorWatchTest, RoundingIsNotSaidWhileTheRateRises) {

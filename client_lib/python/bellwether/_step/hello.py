@@ -16,6 +16,14 @@ if TYPE_CHECKING:
     from .._hook.layer.layer import Layer
 
 _SCORES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+_KERNELS_BYTES = 64  # That the server takes.
+
+
+def _kernels(layers: list[Layer]) -> str:
+    """The kernels of the layers, in the order in which they are met."""
+    names = list(dict.fromkeys(layer.seen.kernel for layer in layers))
+    text = ", ".join(names)
+    return text if len(text.encode()) <= _KERNELS_BYTES else f"{names[0]} and others"
 
 
 def run_options(
@@ -62,7 +70,7 @@ def run_options(
         log_path=settings.log_path,
         spool_dir=settings.spool_dir if server else None,
         spool_bytes=settings.spool_bytes,
-        attention_kernel=first.seen.kernel if first else "",
+        attention_kernel=_kernels(layers),
         centred=any(layer.seen.centred for layer in layers),
         qk_norm=any(layer.search.normalizes for layer in layers),
         score_dtype=_SCORES.get(

@@ -68,6 +68,9 @@ def output_view(layout: str, q: Tensor) -> View:
     return of
 
 
+# How a kernel rounds: names of _kernels/laws.py, or that nobody knows it.
+FUSED, COMPOSED, NOT_TOLD = "fused", "composed", "unknown"
+
 # Of a Mask, those that may be tensors.
 MASK_TENSORS = ("begins", "ends", "q_offsets", "k_offsets", "documents", "tensor", "visible")
 
@@ -163,6 +166,8 @@ class AttentionCall:
     # What the tap has that the keys are behind already: it is told what is kept of the call.
     tapped: Optional[list[Any]] = None
     kernel: Callable[[], str] = str  # Which implementation runs, for people; asked once a layer.
+    # How it rounds, of FUSED, COMPOSED and NOT_TOLD; None: as one of its name does.
+    arithmetic: Optional[str] = None
     module: Optional[nn.Module] = None  # That the function was given, if it was.
     unread: Optional[str] = None  # What of the call is not understood: no statistics.
     # The attention's output in what the function returned, and that with another in its place.

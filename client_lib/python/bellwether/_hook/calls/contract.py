@@ -8,10 +8,21 @@ from typing import Any, Optional, Union
 
 from torch import Tensor, nn
 
-from .call import VIEWS, AttentionCall, Mask, first_of, output_view, with_first
+from .call import (
+    COMPOSED,
+    FUSED,
+    NOT_TOLD,
+    VIEWS,
+    AttentionCall,
+    Mask,
+    first_of,
+    output_view,
+    with_first,
+)
 
 ATTRIBUTE = "_bellwether_contract"
 LAYOUTS = ("bhtd", "bthd", "sbhd", "thd")
+ARITHMETIC = (FUSED, COMPOSED)
 _NAMES = (("query", "key", "value"), ("q", "k", "v"),
           ("query_layer", "key_layer", "value_layer"), ("xq", "xk", "xv"))  # fmt: skip
 # What packed sequences call the places where documents begin: of the queries, of the keys.
@@ -38,6 +49,7 @@ class Contract:
     scale: Optional[float]
     dropout_p: float
     kernel: str
+    arithmetic: Optional[str] = None  # Of ARITHMETIC; None: not known, whatever its name is.
 
     def __deepcopy__(self, memo: Any) -> Contract:
         return self
@@ -76,6 +88,7 @@ class Contract:
             mask,
             dropout=self.dropout_p,
             kernel=lambda: self.kernel,
+            arithmetic=self.arithmetic or NOT_TOLD,
             unread=unread,
             output=first_of,
             with_output=with_first,

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ..._weights.split_check import Evidence
-from ..calls.call import AttentionCall, CallRead, Reader
+from ..calls.call import NOT_TOLD, AttentionCall, CallRead, Reader
 from ..calls.kernel_choice import NAMES
 
 RECIPES_MAX = 4096  # Of a process: each graph of torch.compile has some.
@@ -114,6 +114,7 @@ class Recipe:
         kwargs = {name: _filled(spec, tensors, module) for name, spec in self.kwargs}
         call = self.reader(self.function, args, kwargs)
         if isinstance(call, AttentionCall):
+            untold = call.arithmetic == NOT_TOLD
             call = dataclasses.replace(
                 call,
                 cast=self.cast,
@@ -124,6 +125,8 @@ class Recipe:
                 shown=self.shown,
                 ours=FIXED,
                 kernel=self._kernel(call, ran),
+                # A kernel of PyTorch in the graph rounds as its name says.
+                arithmetic=None if untold and ran in NAMES else call.arithmetic,
             )
         return call
 

@@ -17,7 +17,7 @@ from ..._kernels import laws
 from ..._kernels.memory import capturing
 from ..._kernels.probe import ProbeMask, Unsupported
 from ..calls import known_kernels
-from ..calls.call import AttentionCall
+from ..calls.call import COMPOSED, FUSED, NOT_TOLD, AttentionCall
 from ..hosts import Sampling
 from .kept import Asked, Kept
 from .notes import Notes
@@ -47,7 +47,16 @@ def arithmetic_of(kernel: str, device: str) -> str:
     if device == "cpu" and kernel == _ACCUMULATED_ON_CPU:
         return "accumulated"
     composed = kernel in _COMPOSED or (device == "cpu" and kernel in _COMPOSED_ON_CPU)
-    return "composed" if composed else "fused"
+    return COMPOSED if composed else FUSED
+
+
+def _rounding(call: AttentionCall, device: str) -> tuple[str, bool]:
+    """How the kernel of a call rounds, and whether that is known."""
+    if call.arithmetic is not None:
+        known = call.arithmetic != NOT_TOLD
+        return (call.arithmetic if known else COMPOSED), known
+    kernel = known_kernels.kernel(call)  # As autocast has its tensors.
+    return arithmetic_of(kernel, device), kernel not in _UNSURE
 
 
 def _lacking(call: AttentionCall) -> Optional[str]:
@@ -121,8 +130,6 @@ class LawCalls:
             return None
         device = call.q.device.type
         lacking = None if device in laws.DEVICES else f"no laws on {device} devices yet"
-        kernel = known_kernels.kernel(call)  # As autocast has its tensors.
-        arithmetic = arithmetic_of(kernel, device)
         lacking = lacking or _lacking(call)
         if lacking is None and capturing():
             lacking = "in a CUDA graph"
@@ -131,9 +138,10 @@ class LawCalls:
             return None
         if self._host.capture is None and not self._host.law_turn(self.index, device).asked:
             return None
+        arithmetic, sure = _rounding(call, device)
         return Asked(
-            arithmetic, frozenset(call.groups()), call.weights_go_on,
-            kernel not in _UNSURE, call.narrowed, call.others,
+            arithmetic, frozenset(call.groups()), call.weights_go_on, sure, call.narrowed,
+            call.others,
         )  # fmt: skip
 
     # ---- in the backward ----

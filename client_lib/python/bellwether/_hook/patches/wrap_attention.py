@@ -13,7 +13,7 @@ from typing import Optional
 from torch import nn
 
 from ..._util.guard import harmless
-from ..calls.contract import ATTRIBUTE, LAYOUTS, Contract, contract_of
+from ..calls.contract import ARITHMETIC, ATTRIBUTE, LAYOUTS, Contract, contract_of
 from . import class_patches
 
 
@@ -27,6 +27,7 @@ def wrap_attention(
     scale: Optional[float] = None,
     dropout: float = 0.0,
     kernel: str = "custom",
+    arithmetic: Optional[str] = None,
 ) -> nn.Module:
     """Says that `module` is attention: its forward takes q, k, v first (or named query, key,
     value; q, k, v), as its kernel sees them, and returns the output, alone or first in a tuple.
@@ -39,14 +40,20 @@ def wrap_attention(
     scale    of the scores; default: 1 / sqrt(dim)
     dropout  of the probabilities; above 0 the delta statistics are left out
     kernel   its name, for people
+    arithmetic  how it rounds to 16 bits.  "fused": the probabilities P and the scores' gradients dS
+             before products, and the results, as FlashAttention does; all else is fp32.
+             "composed": what each operation of PyTorch returns.  Default: not known.  Then the laws
+             have the wider limits of "composed", and the shadow check is left out.
 
     The weights are found in the module, or in the one around it.  Returns the module.
-    Raises ValueError for another layout.
+    Raises ValueError for another layout or arithmetic.
     """
     if layout not in LAYOUTS:
         raise ValueError(f"layout: {layout!r} is not one of {', '.join(LAYOUTS)}")
+    if arithmetic not in (None, *ARITHMETIC):
+        raise ValueError(f"arithmetic: {arithmetic!r} is not one of {', '.join(ARITHMETIC)}")
     known = contract_of(module) is not None
-    contract = Contract(layout, causal, masked, scale, dropout, kernel)
+    contract = Contract(layout, causal, masked, scale, dropout, kernel, arithmetic)
     object.__setattr__(module, ATTRIBUTE, contract)
     if not known:
         class_patches.patch(type(module))
