@@ -64,6 +64,32 @@ absl::StatusOr<CommonRows> CommonRowsOf(ComparedRun* run, ComparedRun* baseline,
                                                  theirs.size(), ") have no tensor or module of the same name"));
 }
 
+// Samples that bring no row a value, behind which no more are asked: some rows never have one.
+constexpr int kIdleMax = 8;
+
+// As ReadMatrix().  Rows may take turns: what the sample lacks is as it was last measured after step `after`.
+// `check` says whether to go on.
+absl::StatusOr<std::vector<float>> ReadTurn(ComparedRun* run, const ComparedRun::Signal& signal, int64_t step,
+                                            int64_t after, const std::function<absl::Status()>& check, int64_t* at) {
+  BW_ASSIGN_OR_RETURN(std::vector<float> values, run->ReadMatrix(signal, step, at));
+  if (signal.rows.empty()) return values;
+  int64_t before = *at;
+  const auto lacking = [&] { return std::any_of(values.begin(), values.end(), IsNotMeasured); };
+  for (int turn = 1, idle = 0; turn < kRowTurnsMax && idle < kIdleMax && lacking(); ++turn) {
+    if (before - 1 <= after) break;
+    BW_RETURN_IF_ERROR(check());
+    BW_ASSIGN_OR_RETURN(const std::vector<float> older, run->ReadMatrix(signal, before - 1, &before));
+    if (before <= after) break;
+    ++idle;
+    for (size_t i = 0; i < std::min(values.size(), older.size()); ++i) {
+      if (!IsNotMeasured(values[i]) || IsNotMeasured(older[i])) continue;
+      values[i] = older[i];
+      idle = 0;
+    }
+  }
+  return values;
+}
+
 // Whether both runs count what it is of alike: heads, layers, experts; rows have names.
 bool IsCompared(Granularity granularity) {
   return granularity == Granularity::kRun || OfHeads(granularity) || granularity == Granularity::kLayer ||
@@ -201,13 +227,14 @@ absl::StatusOr<v1::CompareRunsResponse> QueryEngine::Compare(ComparedRun* run, C
   // Heads are alike, and tensors are not: one with small values is no tensor without any.
   const double floor_part = rows.empty() ? RunComparison::kFloorPart : RunComparison::kFloorPartOfRows;
   RunComparison comparison(static_cast<size_t>(shape.size()), options_.compare_log2_min, floor_part);
+  const auto check = [this, &context] { return Check(context); };
   int64_t newest = -1;
   for (int64_t i = 0; i < grid; ++i) {
     BW_RETURN_IF_ERROR(Check(context));
     const int64_t step = grid == 1 ? last : last / (grid - 1) * i + last % (grid - 1) * i / (grid - 1);
     int64_t at = -1, other_at = -1;
-    BW_ASSIGN_OR_RETURN(const std::vector<float> values, run->ReadMatrix(signal, step, &at));
-    BW_ASSIGN_OR_RETURN(const std::vector<float> others, baseline->ReadMatrix(signal, step, &other_at));
+    BW_ASSIGN_OR_RETURN(const std::vector<float> values, ReadTurn(run, signal, step, newest, check, &at));
+    BW_ASSIGN_OR_RETURN(const std::vector<float> others, ReadTurn(baseline, signal, step, newest, check, &other_at));
     // Sampled more rarely than it is compared here.
     if (at < 0 || other_at < 0 || std::max(at, other_at) <= newest) continue;
     newest = std::max(at, other_at);

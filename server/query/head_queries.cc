@@ -15,9 +15,6 @@ namespace {
 constexpr SignalId kTopSignals[] = {SignalId::kDriftRatio, SignalId::kTiedFractionBf16, SignalId::kKeyLeak,
                                     SignalId::kDeltaBiasT, SignalId::kWqSigma,          SignalId::kLogitMax};
 
-// Samples in which every row that takes turns has had its own.
-constexpr int kTurnsMax = 64;
-
 uint32_t StageOf(const RunSnapshot& run, const MatrixShape& shape, int32_t layer, int32_t head) {
   const Layout& layout = run.record.description.layout;
   if (run.head_stage.size() != static_cast<size_t>(layout.layers) * static_cast<size_t>(layout.heads)) return 0;
@@ -111,7 +108,7 @@ absl::StatusOr<v1::TopHeadsResponse> QueryEngine::TopHeads(const v1::TopHeadsReq
   if (OfNamedRows(signal->granularity)) {
     int64_t before = at;
     const auto lacking = [&] { return std::any_of(values.begin(), values.end(), IsNotMeasured); };
-    for (int turn = 1; turn < kTurnsMax && before > 0 && lacking(); ++turn) {
+    for (int turn = 1; turn < kRowTurnsMax && before > 0 && lacking(); ++turn) {
       BW_RETURN_IF_ERROR(Check(context));
       BW_ASSIGN_OR_RETURN(const std::vector<float> older,
                           stores_.series->ReadMatrix(run->record.id, layout, signal->id, before - 1, &before));

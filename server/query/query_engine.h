@@ -43,6 +43,9 @@ namespace bellwether::server {
 class ComparedRun;
 class RunRouter;
 
+// Samples in which every row that takes turns has had its own.
+inline constexpr int kRowTurnsMax = 64;
+
 // When to give up on a call.  The engine asks between two reads of the store.
 struct CallContext {
   int64_t deadline_monotonic_ns = INT64_MAX;

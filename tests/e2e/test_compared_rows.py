@@ -1,5 +1,6 @@
 """Goal: two runs are compared over tensors, modules, layers and experts.  Rows are compared by their names,
-in whatever order the runs have them, and what only one has is left out.
+in whatever order the runs have them, and what only one has is left out.  Rows that take turns are compared
+also where the runs have them at other steps.
 
 Method: bellwetherd and clients that say every value: the same data, and gradients of one run eight times larger.
 """
@@ -19,6 +20,7 @@ from scraping import MODULE, TENSOR
 from bellwether.client import Block, RunClient, RunOptions
 
 STEPS, CHANGE, EXPERTS = 64, 40, 3
+TURNS = 5
 # Of sizes that are far apart, and one of which only one run has.
 SIZES = {f"layers.{layer}.{name}.weight": 10.0 ** (2 * layer - 6) for layer in range(6) for name in ("q", "up")}
 ONLY = {"base": "adapter.weight", "changed": "head.weight"}
@@ -48,11 +50,27 @@ def report(server: Server, run: str, factor: float) -> None:
     wait_for("the last step", lambda: int(server.call("GetRun", run=run).get("step", -1)) >= STEPS - 1)
 
 
+def report_in_turn(server: Server, run: str, begin: int, factor: float) -> None:
+    """Modules of which each sample has one, as a fifth of the steps has it."""
+    names = [f"layers.{at}" for at in range(TURNS)]
+    with RunClient(RunOptions(run, layers=2, heads=2, server=server.grpc)) as client:
+        assert client.push_names(MODULE, names) == TURNS
+        for step in range(TURNS * STEPS):
+            row, scale = (begin + step) % TURNS, factor if step >= TURNS * CHANGE else 1.0
+            square = (1 + step // TURNS % 3 / 50) * scale**2
+            blocks = [Block("loss", [2.0]), Block("module_elements", [4.0], row, 1), Block("module_sumsq", [4.0 * square], row, 1)]
+            assert client.push(step, blocks) and (step % STEPS or client.flush(60))  # The ring has room for 256.
+        assert client.flush(60)
+    wait_for("the last step", lambda: int(server.call("GetRun", run=run).get("step", -1)) >= TURNS * STEPS - 1)
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with Server(tmp_path_factory.mktemp("compared")) as running:
         report(running, "base", 1.0)
         report(running, "changed", 8.0)
+        report_in_turn(running, "base_in_turn", 0, 1.0)
+        report_in_turn(running, "changed_in_turn", 2, 4.0)
         yield running
 
 
@@ -83,6 +101,14 @@ def test_modules_layers_and_experts_are_compared(server: Server, signal: str, wh
     (worst,) = [head for head in compared["heads"] if int(head["first_step"]) >= 0]
     assert {key: worst.get(key, 0) for key in where} == where
     assert (int(worst["first_step"]), round(worst["ratio"], 3)) == (CHANGE, ratio)
+
+
+def test_rows_that_take_turns_at_other_steps_are_compared(server: Server) -> None:
+    compared = server.call("CompareRuns", run="changed_in_turn", baseline="base_in_turn", signal="module_rms")
+    found = {head["name"]: round(head["ratio"], 1) for head in compared["heads"] if int(head["first_step"]) >= 0}
+    assert found == {f"layers.{at}": 2.0 for at in range(TURNS)}
+    for head in compared["heads"]:
+        assert 0 <= int(head["first_step"]) - TURNS * CHANGE <= 2 * TURNS
 
 
 def test_runs_without_a_common_name_are_refused(server: Server) -> None:

@@ -79,11 +79,11 @@ class Block(nn.Module):
 
 
 class Gpt(nn.Module):
-    def __init__(self, checkpointing: Optional[str] = None) -> None:
+    def __init__(self, checkpointing: Optional[str] = None, blocks: int = 2) -> None:
         super().__init__()
         self.checkpointing = checkpointing
         self.inlet = nn.Linear(SHAPE.width, SHAPE.width)
-        self.layers = nn.ModuleList(Block(SHAPE) for _ in range(2))
+        self.layers = nn.ModuleList(Block(SHAPE) for _ in range(blocks))
 
     def forward(self, x: Tensor) -> Tensor:
         return through(self.layers, self.inlet(x), self.checkpointing)
@@ -228,6 +228,7 @@ def test_values_equal_a_recomputation_in_float64(
     assert status["modules"] == {
         "blocks": 2,
         "rows": 6,
+        "turns": 1,
         "divided_by": 1.0,
         "not_measured": None,
         "left_out": {},

@@ -281,6 +281,8 @@ def test_activations_and_routers_of_a_sample_are_said() -> None:
     modules = {"rows": 40, "blocks": 12, "not_measured": None, "left_out": {"lm_head: why": 2}}
     told, left_out = module_findings({"modules": modules})
     assert told.text == "40 activations at 12 blocks are told in every sample"
+    in_turn = module_findings({"modules": modules | {"turns": 5}})[0]
+    assert in_turn.text == "40 activations at 12 blocks are told in turn, each once in 5 samples"
     assert left_out.text == "activation lm_head: why" and module_findings({}) == []
     (none,) = module_findings({"modules": modules | {"not_measured": "compiled", "left_out": {}}})
     assert none.text == "no activations are told: compiled"

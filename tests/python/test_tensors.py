@@ -518,14 +518,14 @@ def test_training_is_the_same_bit_for_bit(tmp_path: Path) -> None:
 
 
 def watched(
-    model: nn.Module, placed: Optional[Parallel] = None, all_report: bool = False, every: int = 1
+    model: nn.Module, placed: Optional[Parallel] = None, all_report: bool = False
 ) -> Tensors:
     rows = TensorRows(lambda: model, placed or Parallel(), all_report, list)
-    return Tensors(rows, Memories(), every)
+    return Tensors(rows, Memories())
 
 
 def stepped(tensors: Tensors, model: nn.Module, optimizer: Optimizer, step: int) -> Iterator[Any]:
-    tensors.begin_step(step, True)
+    tensors.begin_step(True, step)
     for p in model.parameters():
         p.grad = torch.ones_like(p)
     tensors.optimizer_steps(optimizer, [optimizer], False)

@@ -122,6 +122,7 @@ def told_in(path: Path) -> Told:
 
 
 GAINS = {"layers.0.norm.weight", "layers.1.norm.weight", "norm.weight"}
+TABLES = {"embed.weight", "head.weight"}
 FREQUENT = {"head.weight", "layers.0.attention.out.weight", "layers.1.attention.out.weight"}
 
 
@@ -134,10 +135,12 @@ def test_values_equal_a_recomputation_in_float64(
     told = told_in(tmp_path / "a.bwrun")
     matrices = {name for name, w in kept[0].items() if w.dim() == 2}
     turned: set[str] = set()
+    gains, tables = ({0, *range(at, len(kept), OFTEN)} for at in (3, 4))
     for step, weights in enumerate(kept):
         got = {s: {n: of[s] for n, of in told[step].items() if s in of} for s in SIGNALS}
-        assert set(got["norm_gain_last_bin"]) == GAINS
-        assert set(got["embedding_mean_sumsq"]) == {"embed.weight", "head.weight"}
+        # In the first sample, and then in turn: all at once, or none.
+        assert set(got["norm_gain_last_bin"]) == (GAINS if step in gains else set())
+        assert set(got["embedding_mean_sumsq"]) == (TABLES if step in tables else set())
         for name, value in got["norm_gain_last_bin"].items():
             assert value == naive_last_bin(weights[name]), (step, name)
         for name, value in got["embedding_mean_sumsq"].items():
@@ -153,7 +156,7 @@ def test_values_equal_a_recomputation_in_float64(
             near = 1e-5 * float(values[0])
             assert value <= float(values[0]) + near
             assert float((values - value).abs().min()) <= residual + near
-            if name in FREQUENT and step > 5:
+            if name in FREQUENT and step > 2 * OFTEN:
                 assert value == pytest.approx(float(values[0]), rel=1e-3), (step, name)
     assert turned == matrices
     assert any(of["layers.0.norm.weight"]["norm_gain_last_bin"] > 0 for of in told.values())
@@ -227,6 +230,20 @@ def test_training_is_the_same_bit_for_bit(tmp_path: Path) -> None:
     _, watched = trained(tmp_path / "a.bwrun")
     _, alone = trained(None)
     assert all(torch.equal(a, b) for a, b in zip(watched, alone))
+
+
+def test_all_have_their_turn_also_at_every_second_sample() -> None:
+    model = Language()
+    rows = [Row(i, p, p.detach(), n, i) for i, (n, p) in enumerate(model.named_parameters())]
+    for rarer in (1, 2, 4):
+        samples = WeightSamples(Kinds(lambda: model))
+        told: list[set[tuple[str, int]]] = []
+        for taken in range(rarer, (OFTEN + 1) * rarer + 1, rarer):
+            parts = samples.measure(rows, range(0), taken)
+            told.append({(part.signal, row) for part in parts for row in part.rows})
+        everything = set().union(*told)
+        assert set().union(*told[1:]) == everything  # The first has all matrices.
+        assert len(everything) == len(FREQUENT) + len(GAINS) + len(TABLES)
 
 
 def test_a_tied_table_is_told_once(tmp_path: Path) -> None:

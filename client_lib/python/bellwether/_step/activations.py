@@ -1,8 +1,10 @@
 """Activations at the boundaries of transformer blocks, in a sampled step.
 
 Behind each block, behind its attention, and the product that its gated MLP projects back.  Of each
-block the gradient at its input, too.  Around the blocks what embeddings give, and the logits.  All
-of them in each sample: each is read once, where it is.
+block the gradient at its input, too.  Around the blocks what embeddings give, and the logits.
+
+Blocks take turns: a sample looks at every fourth of them, and every fifth sample at what is around
+them, which costs most.  Those that have no turn have no taps.  A model of few blocks is told whole.
 
 Left out, and said in Monitor.status(): compiled models, checkpointed regions, CUDA graphs, blocks
 that are in no list of modules.
@@ -33,6 +35,10 @@ from .tapped_modules import TappedModules
 from .tensor_rows import global_name
 
 ROWS_MAX = 4096
+# Samples until each activation had its turn.  Odd: a rank that watches more rarely takes every
+# second, fourth or eighth of another's samples, and so it comes by all of them, too.
+TURNS = 5
+TOLD_WHOLE = 4  # Blocks: where there are no more, all have their turn in each sample.
 NO_BLOCKS = "no attention module lies in a list of blocks"
 MANY = f"there are more than {ROWS_MAX} activations"
 PART = "its logits may be of some of the words: tensor parallelism"
@@ -45,13 +51,14 @@ class _Row:
     begins     the module's forward may be the first that is seen of a step
     of_logits  it returns the logits of all words
     of_mean    the mean over tokens is measured, too
+    turn       which of the samples of a turn has it
     """
 
     def __init__(
         self, module: nn.Module, of_input: bool = False, gradients: bool = False,
         begins: bool = False, of_logits: bool = False, of_mean: bool = False,
     ) -> None:  # fmt: skip
-        self.module = weakref.ref(module)
+        self.module, self.turn = weakref.ref(module), 0
         self.of_input, self.gradients, self.begins = of_input, gradients, begins
         self.of_logits, self.of_mean = of_logits, of_mean
 
@@ -68,7 +75,8 @@ class Activations(TappedModules[Activation]):
         super().__init__(host, model)
         self._layers, self._placed = layers, placed
         self._rows: list[_Row] = []
-        self.blocks = 0
+        self.blocks, self.turns = 0, 1
+        self._samples = 0  # Before that of the running step.
         self._wrapper: Optional[weakref.ref[Any]] = None  # DDP around the model.
         # By what the ranks' gradients are divided when they are added up; None: not known.
         self.divided_by: Optional[float] = None
@@ -82,18 +90,27 @@ class Activations(TappedModules[Activation]):
             self.not_measured = NO_BLOCKS
             return
         self._add_around(model, [block for _, block in blocks])
+        self.turns = TURNS if len(blocks) > TOLD_WHOLE else 1
+        first = 1 if self._rows and self.turns > 1 else 0  # Behind the turn of what is around.
         known = {id(module) for module in attention}
-        for name, block in blocks:
-            self._add(name, _Row(block, gradients=True, begins=True))
-            for inner, module in block.named_modules():
-                if id(module) in known and module is not block:
-                    self._add(f"{name}.{inner}", _Row(module))
-                # One expert of many has few of the tokens, and there are thousands.
-                expert = any(part.isdigit() for part in inner.split("."))
-                gate = None if expert else gate_children(module)
-                if gate is not None:
-                    whole = f"{name}.{inner}" if inner else name
-                    self._add(f"{whole} {PRODUCT}", _Row(gate[2], of_input=True))
+        for at, (name, block) in enumerate(blocks):
+            before = len(self._rows)
+            self._add_block(name, block, known)
+            for row in self._rows[before:]:
+                row.turn = first + at % (self.turns - first)
+
+    def _add_block(self, name: str, block: nn.Module, attention: set[int]) -> None:
+        """attention  ids of the modules"""
+        self._add(name, _Row(block, gradients=True, begins=True))
+        for inner, module in block.named_modules():
+            if id(module) in attention and module is not block:
+                self._add(f"{name}.{inner}", _Row(module))
+            # One expert of many has few of the tokens, and there are thousands.
+            expert = any(part.isdigit() for part in inner.split("."))
+            gate = None if expert else gate_children(module)
+            if gate is not None:
+                whole = f"{name}.{inner}" if inner else name
+                self._add(f"{whole} {PRODUCT}", _Row(gate[2], of_input=True))
 
     def _add_around(self, model: nn.Module, blocks: list[nn.Module]) -> None:
         inside = {id(module) for block in blocks for module in block.modules()}
@@ -121,6 +138,10 @@ class Activations(TappedModules[Activation]):
             return
         self.names.append(name)
         self._rows.append(row)
+
+    def counts(self, samples: int) -> None:
+        """So many samples came before that of the step which begins, as all ranks count them."""
+        self._samples = samples
 
     def expect(self, begins: Callable[[], None]) -> None:
         """The next forward of a block, or an embedding, begins a sampled step: `begins` is then
@@ -155,8 +176,9 @@ class Activations(TappedModules[Activation]):
 
     def _tap(self, held: Held) -> None:
         devices: dict[torch.device, list[int]] = {}
+        turn = self._samples % self.turns
         for at, row in enumerate(self._rows):
-            module = row.module()
+            module = row.module() if row.turn == turn else None
             device = None if module is None else _device_of(module)
             if device is not None and self._host.cannot_measure_on(device.type) is None:
                 devices.setdefault(device, []).append(at)

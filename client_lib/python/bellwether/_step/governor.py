@@ -54,6 +54,11 @@ class Governor:
         """Whether `step` is sampled: the first, then one in every period."""
         return step >= self._next
 
+    def samples_before(self, step: int, taken: int) -> int:
+        """How many came before the sample of `step`, as all ranks count them that sample in step.
+        taken  by this rank"""
+        return step // self.base if self._in_step else taken
+
     def sampled(
         self, step: int, share: Optional[float], every_step: float = 0.0,
         sent: Optional[Rate] = None,

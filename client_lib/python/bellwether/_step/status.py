@@ -126,6 +126,7 @@ class ModulesStatus(TypedDict):
 
     blocks: int
     rows: int  # Activations that are named.
+    turns: int  # Samples until each of them had its turn.
     # By what the ranks' gradients are divided when they are added up, and so those told; None: that
     # is not known, and they are of the rank's own loss.
     divided_by: Optional[float]
@@ -287,7 +288,8 @@ def status(steps: Steps, actions: Optional[ActionsStatus]) -> Status:
     activations = reporter.activations
     found["modules"] = {
         "blocks": activations.blocks, "rows": len(activations.names),
-        "not_measured": activations.not_measured, "divided_by": activations.divided_by,
+        "turns": activations.turns, "not_measured": activations.not_measured,
+        "divided_by": activations.divided_by,
         "left_out": {f"{name}: {why}": n for (name, why), n in activations.left_out.items()},
     }  # fmt: skip
     experts = reporter.experts

@@ -82,7 +82,7 @@ class Steps:
                         self.model, self.parallel, settings.ranks == "all",
                         self.weights.copies.settle,
                     ),
-                    self.memories, settings.every,
+                    self.memories,
                 ),
                 Activations(self, self.model, self.layers, self.parallel),
                 Experts(self, self.model, self.parallel),
@@ -439,7 +439,9 @@ class Steps:
     def _begin_step(self) -> None:
         self._sampling = not self.silent and self.reporter.governor.due(self._number)
         self.weights.begin_step()
-        self.reporter.tensors.begin_step(self._number, self._sampling)
+        # As all ranks count them that sample in step.
+        samples = self.reporter.governor.samples_before(self._number, self.reporter.samples)
+        self.reporter.tensors.begin_step(self._sampling, samples)
         mask_parts.forget()
         made_once.forget()
         self.reporter.scaling.begin_step(self._sampling)
@@ -447,6 +449,7 @@ class Steps:
         # In the first step it is not known yet what is compiled.
         known = self._sampling and self.numbered()
         self.reporter.begin_laws(known and self.measures("linear"))
+        self.reporter.activations.counts(samples)
         self.reporter.activations.begin_step(known and self.measures("modules"))
         self.reporter.experts.begin_step(known and self.measures("experts"))
         self.reporter.fp8.begin_step(known and self.measures("fp8"))

@@ -36,14 +36,12 @@ _SECONDS = ("exp_avg_sq", "state2")
 
 
 class Tensors:
-    """every  steps between two samples, as the job has set it"""
-
-    def __init__(self, rows: TensorRows, memories: Memories, every: int) -> None:
-        self.rows, self._memories, self._every = rows, memories, every
+    def __init__(self, rows: TensorRows, memories: Memories) -> None:
+        self.rows, self._memories = rows, memories
         self.copied_max = 0  # Elements of the largest turn.
         self._sampled = False
         self._turns_taken = 0
-        self._step = 0
+        self._samples = 0
         self._parts = Parts()
         self._here: Optional[dict[int, Row]] = None  # In the running step, by id of the parameter.
         self._turn = range(0)  # Of positions.
@@ -56,8 +54,9 @@ class Tensors:
         self._clipped: set[int] = set()
         self._weights = WeightSamples(Kinds(rows.model))
 
-    def begin_step(self, step: int, sampled: bool) -> None:
-        self._sampled, self._step = sampled, step
+    def begin_step(self, sampled: bool, samples: int) -> None:
+        """samples  before it, as all ranks count them that have to sample the same steps"""
+        self._sampled, self._samples = sampled, samples
         self._forget()
 
     def _forget(self) -> None:
@@ -89,9 +88,9 @@ class Tensors:
         self._room = max(COPIED_LEAST, self.rows.elements // 100)
 
     def _turns_before(self) -> int:
-        """Before the running one, as all ranks count them: of parts it follows from the step."""
+        """Before the running one; where other ranks have parts, as all of them count."""
         if self.rows.sharded:
-            return self._step // self._every
+            return self._samples
         return max(self._turns_taken - 1, 0)
 
     def stepped(self, parameters: Iterable[Tensor]) -> bool:

@@ -7,6 +7,8 @@ words, and the spectral norms of matrices.
     embedding_mean_sumsq  n norm(mean)^2 of n rows
     tensor_sigma          spectral_norms.py; of all matrices in turn, of some more often
 
+The first two are told of all at once: in the first sample, and in one of OFTEN.
+
 Source of the first: arXiv:2506.20752, and what its authors count in their code; of the others,
 docs/concepts/granularities.md.
 """
@@ -31,7 +33,11 @@ SIGNALS = (
     "norm_gain_last_bin",
 )
 BLOCK = 32  # Elements of an MX format that have a scale together.
-OFTEN = 4  # Samples until each of those matrices had its turn.
+# Samples until each of those matrices had its turn.  Odd: see activations.py.
+OFTEN = 5
+# In which of them gains and tables are told, and the first matrix, which may be the largest of all.
+# What is measured around blocks has the first of them.
+_GAINS, _TABLES, _MATRIX = 3, 4, 2
 STARTS_MAX = 1 << 22  # Elements that are kept of matrices which take turns.
 Put = Callable[[str, list[int], Tensor], None]
 
@@ -108,7 +114,9 @@ class WeightSamples:
             with torch.autocast(
                 device.type, enabled=False
             ):  # Of the host's, in whose forward it may be.
-                found += self._gains(of) + self._tables(of) + self._matrices(of, turn, taken)
+                found += self._gains(of) if taken % OFTEN == _GAINS or not taken else []
+                found += self._tables(of) if taken % OFTEN == _TABLES or not taken else []
+                found += self._matrices(of, turn, taken)
         return found
 
     def _gains(self, rows: list[tuple[Row, Kind]]) -> list[WeightPart]:
@@ -137,7 +145,9 @@ class WeightSamples:
         chosen = []
         for row, _ in rows:
             place = self._places.get(row.number)
-            here = row.position in turn if place is None else place % OFTEN == taken % OFTEN
+            here = row.position in turn
+            if place is not None:
+                here = (place + _MATRIX) % OFTEN == taken % OFTEN
             # In the first sample all of them: there is something to compare with from then on.
             here = here or (place is not None and row.number not in self._starts)
             if here and row.weight.dim() == 2:

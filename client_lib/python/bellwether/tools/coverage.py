@@ -82,7 +82,9 @@ def module_findings(status: dict[str, Any]) -> list[Finding]:
     if told["not_measured"]:
         found.append(Finding(None, f"no activations are told: {told['not_measured']}"))
     elif told["rows"]:
-        text = f"{told['rows']} activations at {told['blocks']} blocks are told in every sample"
+        turns = told.get("turns", 1)
+        when = "in every sample" if turns == 1 else f"in turn, each once in {turns} samples"
+        text = f"{told['rows']} activations at {told['blocks']} blocks are told {when}"
         found.append(Finding(None, text))
         if told.get("divided_by", 1.0) is None and status["samples"]:
             text = "gradients at blocks are of this rank's own loss: how the ranks' are added up is"
