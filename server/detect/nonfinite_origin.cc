@@ -12,6 +12,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -134,6 +135,8 @@ Side SideOf(SignalId id) {
     case SignalId::kModuleGradSumsq:
     case SignalId::kModuleGradNonfinite:
     case SignalId::kModuleGradRms:
+    case SignalId::kRankGradNorm:
+    case SignalId::kRankGradNormMax:
       return kBackward;
     case SignalId::kWqSigma:
     case SignalId::kWkSigma:
@@ -791,10 +794,37 @@ class Search {
   bool of_loss_ = false;
 };
 
+// Which ranks' own gradients are not finite, in words; empty where all have them, or none, or it is not measured.
+std::string RanksOfIt(const StepSample& sample) {
+  constexpr size_t kRanksMax = 8;
+  std::vector<size_t> bad;
+  size_t finite = 0;
+  const std::span<const float> norms = sample.matrix(SignalId::kRankGradNormMax);
+  for (size_t rank = 0; rank < norms.size(); ++rank) {
+    if (IsNotMeasured(norms[rank])) continue;
+    if (std::isfinite(norms[rank])) {
+      ++finite;
+    } else {
+      bad.push_back(rank);
+    }
+  }
+  if (bad.empty() || finite == 0) return {};
+  const size_t more = bad.size() > kRanksMax ? bad.size() - kRanksMax : 0;
+  bad.resize(bad.size() - more);
+  return absl::StrCat("the own gradients of ", bad.size() > 1 ? "ranks " : "rank ", absl::StrJoin(bad, ", "),
+                      more > 0 ? absl::StrCat(" and ", more, " more") : "", " are not finite, those of ", finite,
+                      finite > 1 ? " others are" : " other are");
+}
+
 }  // namespace
 
 Nonfinite FindNonfinite(const StepSample& sample, bool weights_were_finite) {
-  return Search(sample, weights_were_finite).Run();
+  Nonfinite found = Search(sample, weights_were_finite).Run();
+  if (const std::string ranks = found.findings.empty() ? "" : RanksOfIt(sample); !ranks.empty()) {
+    std::string& note = found.findings.front().note;
+    absl::StrAppend(&note, note.empty() ? "" : "; ", ranks);
+  }
+  return found;
 }
 
 }  // namespace bellwether::server

@@ -27,6 +27,9 @@
 // A layer that does not follow from another one is an origin of its own.  A
 // loss that is not finite while all scores are arose behind them.
 //
+// Where ranks tell the norms of their own gradients, the first finding says which
+// ranks' are not finite while others' are.
+//
 // Pure functions; safe from any thread.
 
 #ifndef BELLWETHER_SERVER_DETECT_NONFINITE_ORIGIN_H_

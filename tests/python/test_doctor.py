@@ -22,6 +22,7 @@ from bellwether.tools.coverage import (
     given_findings,
     law_findings,
     module_findings,
+    rank_norm_findings,
     replica_findings,
     step_findings,
     tensor_findings,
@@ -327,11 +328,30 @@ def test_copies_that_are_compared_are_said() -> None:
 
 
 def test_parts_that_are_off_are_said_with_the_remedy() -> None:
-    off, losses = given_findings({"stats": ["drift", "fp8", "steps"], "losses": {"step": -1}})
+    stats = ["drift", "fp8", "steps", "rank_norms"]
+    off, losses = given_findings({"stats": stats, "losses": {"step": -1}})
     assert off.text.startswith("off: parameters, activations, experts; tensors, modules, experts: ")
     assert "monitor.losses()" in losses.text and given_findings({}) == []
     (told,) = given_findings({"losses": {"step": 7}})
     assert told.text.endswith("step 7")
+
+
+def test_own_gradients_of_ranks_are_said_or_why_not() -> None:
+    told = {"parameters": 9, "passes": 2, "not_measured": None, "left_out": {}}
+    status = {"stats": ["rank_norms"], "rank_norms": told, "ranks": {"reporting": 2, "of": 2}}
+    (read,) = rank_norm_findings(status)
+    assert read.text == "the norm of this rank's own gradients is read of 9 parameters, in 2 passes"
+    (_, silent) = rank_norm_findings(status | {"ranks": {"reporting": 1, "of": 8}})
+    assert silent.text.startswith("1 of 8 ranks") and 'attach(ranks="all")' in silent.text
+    lacks = told | {"left_out": {"words": "its gradient is sparse"}}
+    assert rank_norm_findings(status | {"rank_norms": lacks})[1].text == (
+        "words: the norm is without it: its gradient is sparse"
+    )
+    none = told | {"not_measured": "no"}
+    (why,) = rank_norm_findings(status | {"rank_norms": none})
+    assert why.text == "the norm of this rank's own gradients is not told: no"
+    assert rank_norm_findings({"stats": ["drift"], "rank_norms": told}) == []
+    assert rank_norm_findings({}) == []
 
 
 def test_bytes_of_a_sample_are_said() -> None:

@@ -105,7 +105,7 @@ def test_a_spool_by_the_environment() -> None:
 
 def test_stats_by_words() -> None:
     assert resolve({"stats": "drift, sigma"}, None, {}).stats == {"drift", "sigma"}
-    aside = {"tensors", "modules", "experts", "fp8", "steps"}
+    aside = {"tensors", "modules", "experts", "fp8", "steps", "rank_norms"}
     assert resolve({}, None, {}).stats == set(STATS) - aside
 
 

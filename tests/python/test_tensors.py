@@ -362,6 +362,22 @@ def test_moments_of_eight_bits_are_left_out_by_name(tmp_path: Path) -> None:
     assert_told(tmp_path / "a.bwrun", kept, not_of={"1.weight"})
 
 
+class InBlocks(torch.optim.SGD):
+    """With moments as bitsandbytes keeps them."""
+
+    def step(self, closure: Any = None) -> Any:
+        for p in self.param_groups[0]["params"]:
+            moment = torch.zeros(p.shape, dtype=torch.uint8)
+            self.state[p] = {"step": 1, "state1": moment, "state2": moment.clone()}
+            self.state[p] |= {"absmax1": torch.ones(1), "absmax2": torch.ones(1)}
+        return super().step(closure)
+
+
+def test_moments_in_blocks_of_eight_bits_are_named(tmp_path: Path) -> None:
+    _, status = trained(tmp_path / "a.bwrun", lambda m: InBlocks(m.parameters(), 1e-3))
+    assert status["left_out"] and all("8 bits" in why for why in status["left_out"].values())
+
+
 def test_a_second_optimizer_is_told_from_its_first_step_on(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = Model(SHAPE)

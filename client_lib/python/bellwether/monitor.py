@@ -80,7 +80,7 @@ class Monitor(OwnLog):
         patches.add(self.actions.end)
         patches.see_scaling()
         patches.see_clipping(self.steps)
-        if steps.reporter.every.on:
+        if steps.reporter.every.on or steps.measures("rank_norms"):
             patches.see_backwards(steps)
         if weights_only:
             for layer in steps.layers:

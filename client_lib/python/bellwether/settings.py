@@ -79,6 +79,7 @@ STATS: dict[str, tuple[str, ...]] = {
     "experts": (),  # Of routers: loads of their experts, entropy, logits, rows.
     "fp8": (),  # Of tensors that are multiplied in 8 bits: saturated, zeros, scales.
     "steps": (),  # Of the steps between samples, too: maxima, times, memory.
+    "rank_norms": (),  # Of this rank's own gradients, before ranks add theirs up.
     "rest": (),  # Whether weights change between an optimizer's step and the next forward.
 }
 
@@ -103,7 +104,9 @@ class Settings:
     sequences: int = 4  # Sampled sequences of a batch, the first ones; 0 = all.
     microbatches: str = "first"  # or "all": which micro-batches of a sampled step
     layers: Optional[str] = None  # Regular expression on module names; None = all.
-    stats: frozenset[str] = frozenset(STATS) - {"tensors", "modules", "experts", "fp8", "steps"}
+    stats: frozenset[str] = frozenset(STATS) - {
+        "tensors", "modules", "experts", "fp8", "steps", "rank_norms",
+    }  # fmt: skip
     # Layers that are asked about the laws of attention in a sample, in turn; None = all of them on
     # CPUs, on GPUs one in eight.
     law_layers: Optional[int] = None

@@ -100,6 +100,34 @@ TEST(NonfiniteOriginTest, KeyGradientNamesItsTensorAndSharingHeads) {
   EXPECT_THAT(t.summary, testing::HasSubstr("layers 0 to 3 below follow from it"));
 }
 
+// As after an all-reduce, which spreads the NaN of one rank.
+TEST(NonfiniteOriginTest, RanksWhoseOwnGradientsAreNotFiniteAreNamed) {
+  RunDescription run = SixLayers();
+  run.world = 4;
+  run.layout.ranks = 4;
+  const auto told = [&run](std::initializer_list<int32_t> bad, int32_t measured) {
+    const Nonfinite found = FindNonfinite(Spoiled(run, 40,
+                                                  [&](StepSample* sample) {
+                                                    sample->Add(SignalId::kGradNorm)[0] = kNan;
+                                                    const auto norms = sample->Add(SignalId::kRankGradNormMax);
+                                                    for (int32_t rank = 0; rank < measured; ++rank) {
+                                                      norms[static_cast<size_t>(rank)] = 1;
+                                                    }
+                                                    for (const int32_t rank : bad) {
+                                                      norms[static_cast<size_t>(rank)] = kNan;
+                                                    }
+                                                  }),
+                                          true);
+    EXPECT_EQ(found.findings.size(), 1u);
+    return found.findings.empty() ? "?" : found.findings.front().note;
+  };
+  EXPECT_EQ(told({2}, 4), "the own gradients of rank 2 are not finite, those of 3 others are");
+  EXPECT_EQ(told({0, 3}, 3), "the own gradients of ranks 0, 3 are not finite, those of 2 others are");
+  EXPECT_EQ(told({1}, 2), "the own gradients of rank 1 are not finite, those of 1 other are");
+  EXPECT_EQ(told({0, 1, 2, 3}, 4), "");
+  EXPECT_EQ(told({}, 4), "");
+}
+
 TEST(NonfiniteOriginTest, TheQueriesGradientShowsInTheWeightsAlone) {
   // dQ of layer 2, heads 1: W_Q of that head, and all that lies below.
   const AlertTransition t = NanAlert([](StepSample* s) {

@@ -208,7 +208,8 @@ class Frames:
                 run[name] = value
             elif arrived:
                 run[name] = value.value()
-        scale = run.pop(GRAD_SCALE, 1.0)
+        known_scale = run.pop(GRAD_SCALE, None)
+        scale = 1.0 if known_scale is None else known_scale
         gradients = not run.pop(FOUND_INF, 0.0)
         if not gradients:  # What a scaler throws away says nothing about the run.
             run.pop("grad_norm", None)
@@ -224,6 +225,8 @@ class Frames:
             blocks += frame.sample.blocks(scale if scale else 1.0, gradients)
             if gradients:
                 blocks += frame.sample.tensor_blocks()
+                if frame.sample.rank_norms is not None:
+                    blocks += self._kept(frame.sample.rank_norms.blocks(known_scale))
                 room = c_api.BLOCKS_MAX - len(blocks)
                 laws = frame.sample.law_rows()
                 blocks += self.law_rows.blocks(client, laws, scale if scale else 1.0, room)
@@ -257,6 +260,11 @@ class Frames:
                 self.leave_out("log()", e)  # The job's own numbers cost no frame.
                 client.push(frame.step, blocks, partial_rows=self.partial_rows)
             self.handed_over(client.queued_bytes - before, frame.sample is not None)
+
+    def _kept(self, blocks: list[Block]) -> list[Block]:
+        """They are among the newest numbers, too."""
+        self.last.update({block.signal: block.values[0] for block in blocks})
+        return blocks
 
     def _since_sample(self, frame: _Frame, scale: float, arrived: bool) -> dict[str, float]:
         found = self.since.take() if self.since is not None else {}

@@ -79,7 +79,8 @@ class OwnLog:
 
         The first values of a name say for the whole run what it is of and how it merges.  Names are
         lower case; other characters than letters, digits and _ . / - become _.  Of two names that
-        become one the first is taken.
+        become one the first is taken.  A mean over ranks weighs them alike, however many tokens or
+        sequences each has: give sums of both and divide, where that matters.
 
         They are of the running step, which lasts until the next forward.  Behind mon.step(), until
         the next forward, they are of the step that it has ended.  What cannot be taken is left out,

@@ -33,6 +33,7 @@ from .hello import run_options
 from .linears import Linears
 from .link import Link
 from .loss_scaling import LossScaling
+from .rank_norms import RankNorms
 from .sample import Sample
 from .since_sample import Lags, SinceSample
 from .step_actions import StepActions
@@ -51,6 +52,7 @@ class Breadth:
     experts: Experts
     fp8: Fp8
     every: EveryStep
+    rank_norms: RankNorms
 
 
 class Reporter:
@@ -103,6 +105,10 @@ class Reporter:
     @property
     def fp8(self) -> Fp8:
         return self.breadth.fp8
+
+    @property
+    def rank_norms(self) -> RankNorms:
+        return self.breadth.rank_norms
 
     # ---- the layout ----
 
@@ -204,7 +210,7 @@ class Reporter:
                 weights.gram_batch, weights.replicas, self.linears.sample(),
                 self.balances.sample(), self.rest.sample(), self.tensors.sample(),
                 self.link.named, self.activations.sample(), self.experts.sample(),
-                self.fp8.sample(),
+                self.fp8.sample(), self.rank_norms.sample(),
             )  # fmt: skip
             for layer in self._layers:
                 for part in (layer.sums, layer.wq, layer.wk):

@@ -27,6 +27,7 @@ from .replicas import ReplicaSample
 if TYPE_CHECKING:
     from .activation_sample import ActivationSample
     from .fp8_sample import Fp8Sample
+    from .rank_norms import RankNormSample
     from .tensor_sample import TensorSample
 
 _DELTA = STATS["delta"]
@@ -154,12 +155,14 @@ class Sample:
         activations: Optional[ActivationSample] = None,
         experts: Optional[ExpertSample] = None,
         fp8: Optional[Fp8Sample] = None,
+        rank_norms: Optional[RankNormSample] = None,
     ) -> None:
         """named  rows of tensors whose names the server has"""
         self._tensors, self._named, self._experts = tensors, named, experts
         self.grams, self.replicas = grams, replicas
         self.linears, self.balances = linears, balances
         self.activations, self.fp8 = activations, fp8
+        self.rank_norms = rank_norms
         named_laws: tuple[Optional[NamedLaws], ...] = (linears, balances, flips)
         self._named_laws = [laws for laws in named_laws if laws is not None]
         self._placed = placed or Parallel()
@@ -174,6 +177,7 @@ class Sample:
             self._tensors,
             self.activations,
             self.fp8,
+            self.rank_norms,
             self._experts,
             *self._named_laws,
             *self._copies.values(),

@@ -121,6 +121,15 @@ class StepsStatus(TypedDict):
     norm_left_out: dict[str, int]  # Why the norm that torch clips is not told, in how many steps.
 
 
+class RankNormsStatus(TypedDict):
+    """The norm of this rank's own gradients."""
+
+    parameters: int  # Whose gradients are read.
+    passes: int  # Backward passes of the newest sample.
+    not_measured: Optional[str]  # Why there is no norm.
+    left_out: dict[str, str]  # By parameter: why the norm is without it.
+
+
 class ModulesStatus(TypedDict):
     """Activations at the boundaries of transformer blocks."""
 
@@ -192,6 +201,7 @@ class Status(_AlwaysThere, total=False):
     steps: StepsStatus
     experts: ExpertsStatus
     fp8: Fp8Status
+    rank_norms: RankNormsStatus
     losses: LossesStatus
     ranks: RanksStatus
     capture: Optional[CaptureStatus]  # None without capture_dir.
@@ -302,6 +312,11 @@ def status(steps: Steps, actions: Optional[ActionsStatus]) -> Status:
     found["fp8"] = {
         "modules": len(fp8.names), "seen": len(fp8.rows), "not_measured": fp8.not_measured,
         "left_out": {f"{name}: {why}": n for (name, why), n in fp8.left_out.items()},
+    }  # fmt: skip
+    norms = reporter.rank_norms
+    found["rank_norms"] = {
+        "parameters": norms.parameters, "passes": norms.passes,
+        "not_measured": norms.not_measured, "left_out": dict(norms.left_out),
     }  # fmt: skip
     found["losses"] = reporter.frames.losses.status
     reporting, ranks = reporting_ranks(steps)

@@ -42,6 +42,7 @@ from .frames import number_at_hand
 from .governor import Governor
 from .health import Health
 from .linears import Linears
+from .rank_norms import RankNorms
 from .reporter import Breadth, Number, Reporter
 from .step_actions import StepActions
 from .step_ends import StepEnds, in_backward
@@ -88,6 +89,7 @@ class Steps:
                 Experts(self, self.model, self.parallel),
                 Fp8(self, self.model, self.parallel),
                 EveryStep(self.model, self.measures("steps") and not silent),
+                RankNorms(self, self.model, self.parallel),
             ),
         )  # fmt: skip
         self.discovery: Optional[Discovery] = None
@@ -291,12 +293,17 @@ class Steps:
 
     @harmless("backward()")
     def backward_called(self) -> None:
-        if self.health.live:
+        if not self.health.live:
+            return
+        if self.reporter.every.on:
             self.reporter.every.phases.backward_begins()
+        self.reporter.rank_norms.backward_begins()
 
     @harmless("backward()")
     def backward_returned(self) -> None:
-        self.reporter.every.phases.backward_ends()
+        if self.reporter.every.on:
+            self.reporter.every.phases.backward_ends()
+        self.reporter.rank_norms.backward_ends()
 
     def _measure_tensors(self, optimizer: Optimizer, closure: bool) -> None:
         trainers = self.ends.trainers
@@ -387,8 +394,14 @@ class Steps:
     def _expect_blocks(self) -> None:
         """The step ends with the next forward."""
         due = self.ends.pending and self.reporter.governor.due(self._number + 1)
-        if due and not self.silent and self.numbered() and self.measures("modules"):
+        if not due or self.silent or not self.numbered():
+            return
+        if self.measures("modules"):
             self.reporter.activations.expect(self.forward_begins)
+        # Behind a sample it is due only where each step is one.
+        due = not self._sampling or self.reporter.governor.period == 1
+        if due and self.measures("rank_norms"):
+            self.reporter.rank_norms.expect()
 
     # ---- from step to step ----
 
@@ -453,6 +466,7 @@ class Steps:
         self.reporter.activations.begin_step(known and self.measures("modules"))
         self.reporter.experts.begin_step(known and self.measures("experts"))
         self.reporter.fp8.begin_step(known and self.measures("fp8"))
+        self.reporter.rank_norms.begin_step(known and self.measures("rank_norms"))
 
     def stop_sampling(self) -> None:
         """The device measures nothing more in this step."""
@@ -461,6 +475,7 @@ class Steps:
         self.reporter.activations.begin_step(False)
         self.reporter.experts.begin_step(False)
         self.reporter.fp8.begin_step(False)
+        self.reporter.rank_norms.stop()
 
     def _measure_weights(self) -> None:
         if self._sampling and self.measures("sigma"):

@@ -33,6 +33,8 @@ COPIED_LEAST = 1 << 16  # Elements.
 # What optimizers call their first and second moments, in the order of preference.
 _MOMENTS = ("exp_avg", "momentum_buffer", "state1")
 _SECONDS = ("exp_avg_sq", "state2")
+_NO_SECOND = "no second moment of its own that is known"
+_IN_8_BITS = "its moments are in 8 bits: neither their lag nor the momentum's alignment is measured"
 
 
 class Tensors:
@@ -209,7 +211,8 @@ class Tensors:
         betas, eps = group.get("betas"), number_at_hand(group.get("eps"))
         beta2 = number_at_hand(betas[1]) if isinstance(betas, (tuple, list)) and betas else None
         if second is None or beta2 is None or eps is None or not 0 <= beta2 < 1:
-            self.rows.leave_out(row.name, "no second moment of its own that is known")
+            in_8_bits = any(_in_8_bits(state.get(name)) for name in _SECONDS)
+            self.rows.leave_out(row.name, _IN_8_BITS if in_8_bits else _NO_SECOND)
             return
         steps = state.get("step", group.get("k"))  # Of schedule-free ones, for all at once.
         if isinstance(steps, Tensor) and steps.device == row.weight.device != torch.device("cpu"):
@@ -271,6 +274,13 @@ class Tensors:
         found = TensorSample(parts, len(self.rows.names), self._moments, self._lags)
         self._forget()
         return found if measured else None
+
+
+def _in_8_bits(moment: Any) -> bool:
+    """As bitsandbytes has them, beside `absmax` of blocks, and torchao, as tensors of its own."""
+    if not isinstance(moment, Tensor):
+        return False
+    return moment.dtype.itemsize == 1 or "8bit" in type(moment).__name__
 
 
 def _shares_states(optimizer: Optimizer) -> bool:

@@ -15,7 +15,7 @@ from .._step.tensors import TURNS
 _LEFT_OUT_NAMED = 8  # Parameters.
 _OPTIONAL = {
     "tensors": "parameters", "modules": "activations", "experts": "experts",
-    "fp8": "tensors in 8 bits", "steps": "every step",
+    "fp8": "tensors in 8 bits", "steps": "every step", "rank_norms": "each rank's own gradients",
 }  # fmt: skip
 
 
@@ -208,10 +208,31 @@ def step_findings(status: dict[str, Any]) -> list[Finding]:
     return found
 
 
+def rank_norm_findings(status: dict[str, Any]) -> list[Finding]:
+    """What a sample covers of this rank's own gradients, where stats= names rank_norms."""
+    told = status.get("rank_norms")
+    if told is None or "rank_norms" not in status["stats"]:
+        return []
+    what = "the norm of this rank's own gradients is"
+    found = []
+    if told["not_measured"]:
+        found.append(Finding(None, f"{what} not told: {told['not_measured']}"))
+    elif told["parameters"]:
+        text = f"{what} read of {told['parameters']} parameters, in {told['passes']} passes"
+        found.append(Finding(None, text))
+        ranks = status["ranks"]
+        if ranks["reporting"] < ranks["of"]:
+            text = f"{ranks['reporting']} of {ranks['of']} ranks tell it"
+            found.append(Finding(None, f'{text}: attach(ranks="all") makes all tell it'))
+    for name, why in list(told["left_out"].items())[:_LEFT_OUT_NAMED]:
+        found.append(Finding(None, f"{name}: the norm is without it: {why}"))
+    return found
+
+
 def coverage_findings(status: dict[str, Any]) -> list[Finding]:
     """All of them, in the order of the report."""
     found = tensor_findings(status) + module_findings(status) + expert_findings(status)
-    found += fp8_findings(status) + step_findings(status)
+    found += fp8_findings(status) + step_findings(status) + rank_norm_findings(status)
     if status["live"]:
         found += law_findings(status) + replica_findings(status) + given_findings(status)
     return found + volume_findings(status)
