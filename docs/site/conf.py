@@ -40,6 +40,7 @@ CHAPTERS = {
     "Query": ["docs/query.md", "docs/integrations.md"],
     "Reference": ["docs/reference/cli.md", "docs/reference/signals.md", "docs/reference/rules.md",
                   "docs/reference/policy.md", "docs/benchmarks.md", "kernels/RESULTS.md",
+                  "instabilities/README.md",
                   "CHANGELOG.md"],
     "Change it": ["ARCHITECTURE.md", "docs/design/client.md", "docs/design/ingest.md",
                   "docs/design/durability.md", "docs/design/detection.md",

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 from bare_machine import BareMachine, glibc_files, python_files
 from bellwether_process import BIN, ROOT, wait_for
 
-SIZE_MAX = 17 << 20  # bytes, without CUDA
+SIZE_MAX = 18 << 20  # bytes, without CUDA; 17.1 MiB today
 TRAIN = """
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
