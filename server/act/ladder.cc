@@ -85,8 +85,8 @@ void ActionEngine::State::Follow(const AlertTransition& transition, const Now& n
     if (cases.size() >= kCasesMax) return;
     of = &cases.emplace_back();
     of->key = transition.key;
-    of->rule = transition.rule;
   }
+  of->rule = transition.rule;  // That of what says most of the illness so far.
   // An alert that goes on under repair is told once more, and is no worse.
   const bool worse = !of->firing || transition.stage > of->stage || transition.severity > of->severity;
   if (!of->firing) of->fired_step = transition.step;

@@ -130,8 +130,8 @@ std::string PolicyReference() {
       &page, "\n## `rules`\n\nA list of at most ", kPolicyRulesMax,
       "; the first that fits an alert counts.\n\n"
       "| key | default | legal | unit | meaning |\n| --- | --- | --- | --- | --- |\n"
-      "| `rules[].when.rule` | any | a name or a list of at most 16 | | built-in or own rules, by which the "
-      "alert was opened |\n",
+      "| `rules[].when.rule` | any | a name or a list of at most 16 | | built-in or own rules, of what says "
+      "most of the alert's illness |\n",
       NumberRow(kStageMin, "0"),
       "| `rules[].when.severity` | warning | info, warning, critical | | least severity of the alert |\n",
       NumberRow(kConfirmSteps, "0"), "| `rules[].ladder` | must be said | a list of 1 to ", kLadderMax,

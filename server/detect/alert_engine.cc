@@ -2,14 +2,31 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "server/detect/alert_text.h"
+#include "server/detect/illness.h"
 
 namespace bellwether::server {
 namespace {
+
+// Signs that begin within so many steps of each other began together.
+constexpr int64_t kTogetherSteps = 200;
+
+void SortWorstFirst(std::vector<Finding>* findings) {
+  // Stable and total: equal scores keep the order of layer and head.
+  std::stable_sort(findings->begin(), findings->end(), [](const Finding& a, const Finding& b) {
+    if (a.severity != b.severity) return a.severity > b.severity;
+    if (a.exact != b.exact) return a.exact;
+    return a.score > b.score;
+  });
+}
+
+bool OfHeads(Family family) { return family == Family::kRounding || family == Family::kLogits; }
 
 bool ToldExactly(const std::vector<Evidence>& evidence) {
   return std::any_of(evidence.begin(), evidence.end(),
@@ -88,86 +105,298 @@ void AlertEngine::SetRules(std::shared_ptr<const std::vector<UserRule>> rules, c
   of_rules_ = std::move(open);
 }
 
-void AlertEngine::Update(Family family, int64_t step, const RunDescription& run, std::vector<Finding>* findings,
-                         std::vector<AlertTransition>* out) {
-  Update({.family = family}, &open_[static_cast<size_t>(family)], step, run, findings, out);
-}
-
-void AlertEngine::UpdateRule(size_t rule, int64_t step, const RunDescription& run, std::vector<Finding>* findings,
-                             std::vector<AlertTransition>* out) {
-  Update({.rule = &(*rules_)[rule]}, &of_rules_[rule], step, run, findings, out);
-}
-
-void AlertEngine::Update(const Subject& subject, Open* open, int64_t step, const RunDescription& run,
-                         std::vector<Finding>* findings, std::vector<AlertTransition>* out) {
-  const UserRule* const rule = subject.rule;
-  const int64_t resolve_steps = rule != nullptr ? rule->resolve_steps : options_.resolve_steps;
-  const int64_t cooldown_steps = rule != nullptr ? rule->cooldown_steps : options_.cooldown_steps;
-  if (findings->empty()) {
-    if (open->firing && open->told.repaired_step < 0 && step - open->last_found >= resolve_steps) {
-      Resolve(subject, open, step, run, absl::StrCat("no evidence since step ", open->last_found), out);
-    }
+void AlertEngine::Collect(Family family, const std::vector<Finding>& findings) {
+  if (findings.empty()) {
+    looked_ |= BitOf(family);
     return;
   }
-  // Stable and total: equal scores keep the order of layer and head.
-  std::stable_sort(findings->begin(), findings->end(), [](const Finding& a, const Finding& b) {
-    if (a.severity != b.severity) return a.severity > b.severity;
-    if (a.exact != b.exact) return a.exact;
-    return a.score > b.score;
-  });
-  const Finding& worst = findings->front();
-  int32_t stage = 0;
-  int64_t first_step = worst.first_step;
-  for (const Finding& finding : *findings) {
-    stage = std::max(stage, finding.stage);
-    first_step = std::min(first_step, finding.first_step);
-  }
-  open->last_found = step;
-  open->eta_known = worst.eta.known;
-  open->eta_step = step;
-  open->eta_steps = worst.eta.steps;
-  open->eta_lower = worst.eta.lower_steps;
-  open->eta_upper = worst.eta.upper_steps;
+  collected_.emplace_back(family, findings);
+  SortWorstFirst(&collected_.back().second);
+}
 
-  const AdviceState state = StateFor(open->firing ? std::max(open->severity, worst.severity) : worst.severity,
-                                     open->firing ? std::max(open->stage, stage) : stage, *findings);
-  const bool goes_back = rule == nullptr && worst.advice.empty() && GoesBack(subject.family, run, state);
-  if (open->firing) {
-    const bool says_more = worst.news || (worst.exact && !ToldExactly(open->told.evidence));
-    const bool rises = worst.severity > open->severity || stage > open->stage || (goes_back && !open->went_back);
-    if (!rises && !says_more) return;
-    ++open->k;
-  } else {
-    const bool cooling = open->resolved_step >= 0 && step - open->resolved_step < cooldown_steps &&
-                         worst.severity <= open->resolved_severity;
+void AlertEngine::Flush(int64_t step, const RunDescription& run, std::vector<AlertTransition>* out) {
+  // What says most comes first, so that the others join it.
+  const auto rank = [](const auto& found) {
+    const Finding& worst = found.second.front();
+    return CauseNamed(found.first, worst.cause.empty() ? CauseOf(found.first, found.second) : worst.cause).rank;
+  };
+  std::stable_sort(collected_.begin(), collected_.end(),
+                   [&](const auto& a, const auto& b) { return rank(a) > rank(b); });
+  for (const auto& [family, findings] : collected_) {
+    Apply({.family = family}, &open_[static_cast<size_t>(family)], step, run, findings, out);
+  }
+  collected_.clear();
+  for (size_t i = 0; looked_ != 0 && i < open_.size(); ++i) {
+    const auto family = static_cast<Family>(i);
+    if ((looked_ & BitOf(family)) == 0) continue;
+    if (Open* const open = OpenWith(family)) Lapse({.family = family}, open, step, run, out);
+  }
+  looked_ = 0;
+  for (Open& open : open_) {
+    if (!std::exchange(open.rises, false)) continue;
+    out->push_back(Describe({.family = Leading(open).family}, &open, step, run));
+  }
+}
+
+void AlertEngine::Update(Family family, int64_t step, const RunDescription& run, const std::vector<Finding>& findings,
+                         std::vector<AlertTransition>* out) {
+  Collect(family, findings);
+  Flush(step, run, out);
+}
+
+void AlertEngine::UpdateRule(size_t rule, int64_t step, const RunDescription& run, const std::vector<Finding>& findings,
+                             std::vector<AlertTransition>* out) {
+  const Subject subject{.rule = &(*rules_)[rule]};
+  Open* const open = &of_rules_[rule];
+  if (findings.empty()) {
+    if (open->firing) Lapse(subject, open, step, run, out);
+    return;
+  }
+  std::vector<Finding> sorted = findings;
+  SortWorstFirst(&sorted);
+  Apply(subject, open, step, run, sorted, out);
+  if (std::exchange(open->rises, false)) out->push_back(Describe(subject, open, step, run));
+}
+
+AlertEngine::Open* AlertEngine::OpenWith(Family family) {
+  for (Open& open : open_) {
+    if (!open.firing) continue;
+    for (const Sign& sign : open.signs) {
+      if (sign.family == family) return &open;
+    }
+  }
+  return nullptr;
+}
+
+const AlertEngine::Sign* AlertEngine::SignOf(Family family) const {
+  for (const Open& open : open_) {
+    if (!open.firing) continue;
+    for (const Sign& sign : open.signs) {
+      if (sign.family == family && !sign.lapsed) return &sign;
+    }
+  }
+  return nullptr;
+}
+
+AlertEngine::Sign& AlertEngine::Leading(Open& open) {
+  return *std::max_element(open.signs.begin(), open.signs.end(), [](const Sign& a, const Sign& b) {
+    const int32_t rank_a = CauseNamed(a.family, a.cause).rank, rank_b = CauseNamed(b.family, b.cause).rank;
+    if (rank_a != rank_b) return rank_a < rank_b;
+    if (a.severity != b.severity) return a.severity < b.severity;
+    return a.first_step > b.first_step;
+  });
+}
+
+AlertEngine::Open* AlertEngine::IllnessOf(const Sign& sign, int64_t step) {
+  const IllnessCause& cause = CauseNamed(sign.family, sign.cause);
+  Open* best = nullptr;
+  int32_t best_rank = 0;
+  for (Open& open : open_) {
+    if (!open.firing) continue;
+    const Sign& leading = Leading(open);
+    const IllnessCause& known = CauseNamed(leading.family, leading.cause);
+    const bool in_reach = known.reach_steps == kAsLongAsItFires || step - leading.last_found <= known.reach_steps;
+    const bool follows =
+        Explains(known, sign.family) && in_reach && sign.first_step >= open.first_step - kTogetherSteps;
+    const bool explains = Explains(cause, leading.family) && cause.rank >= known.rank &&
+                          open.first_step >= sign.first_step - kTogetherSteps;
+    if ((!follows && !explains) || !MayBeOnePlace(leading, sign)) continue;
+    if (best != nullptr &&
+        (known.rank < best_rank || (known.rank == best_rank && open.first_step >= best->first_step))) {
+      continue;
+    }
+    best = &open;
+    best_rank = known.rank;
+  }
+  return best;
+}
+
+// What heads show of two layers are two illnesses.
+bool AlertEngine::MayBeOnePlace(const Sign& a, const Sign& b) {
+  const auto in_layers = [](const Sign& of, const Sign& all) {
+    if (!OfHeads(of.family) || of.strongest.layer < 0 || all.strongest.layer < 0) return true;
+    return of.strongest.layer == all.strongest.layer ||
+           std::any_of(all.heads.begin(), all.heads.end(),
+                       [&](const Head& head) { return head.layer == of.strongest.layer; });
+  };
+  return in_layers(a, b) && in_layers(b, a);
+}
+
+void AlertEngine::TakeOver(Open* open, const Sign& sign, int64_t step, const RunDescription& run,
+                           std::vector<AlertTransition>* out) {
+  const IllnessCause& cause = CauseNamed(sign.family, sign.cause);
+  const Sign from = sign;  // The signs of `open` move as others come.
+  for (Open& other : open_) {
+    if (&other == open || !other.firing || other.told.repaired_step >= 0) continue;
+    const Sign& leading = Leading(other);
+    if (!Explains(cause, leading.family) || cause.rank < CauseNamed(leading.family, leading.cause).rank ||
+        other.first_step < from.first_step - kTogetherSteps || !MayBeOnePlace(leading, from)) {
+      continue;
+    }
+    open->first_step = std::min(open->first_step, other.first_step);
+    open->severity = std::max(open->severity, other.severity);
+    open->stage = std::max(open->stage, other.stage);
+    open->signs.insert(open->signs.end(), other.signs.begin(), other.signs.end());
+    const std::string why = absl::StrCat("it is one illness with alert ", open->key, ", which goes on");
+    // An alert of which nobody was told needs no end.
+    if (other.told.cause.empty()) {
+      const Open ended{.resolved_step = other.resolved_step, .resolved_severity = other.resolved_severity};
+      other = ended;
+      continue;
+    }
+    Resolve({.family = leading.family}, &other, step, run, why, out);
+  }
+}
+
+AlertEngine::Sign AlertEngine::SignFrom(const Subject& subject, int64_t step, const RunDescription& run,
+                                        const std::vector<Finding>& findings) const {
+  const Finding& worst = findings.front();
+  Sign sign{.family = subject.family, .rule = worst.rule, .severity = worst.severity, .first_step = worst.first_step};
+  sign.last_found = step;
+  sign.own_words = !worst.summary.empty() || !worst.cause.empty() || !worst.advice.empty();
+  sign.strongest = worst.where;
+  sign.eta = worst.eta;
+  sign.cause = subject.rule != nullptr ? subject.rule->cause
+               : worst.cause.empty()   ? CauseOf(subject.family, findings)
+                                       : worst.cause;
+  if (!worst.summary.empty()) sign.summary = absl::StrCat(run.name, ": ", worst.summary);
+  sign.advice = subject.rule != nullptr ? subject.rule->advice : worst.advice;
+  std::set<Head> named;  // Two findings may be of one head.
+  for (const Finding& finding : findings) {
+    sign.stage = std::max(sign.stage, finding.stage);
+    sign.first_step = std::min(sign.first_step, finding.first_step);
+    if (std::isnan(sign.sigma) || finding.sigma > sign.sigma) sign.sigma = finding.sigma;  // NaN: not known.
+    if (finding.where.head >= 0 && named.insert(finding.where).second) {
+      ++sign.heads_total;
+      if (sign.heads.size() < static_cast<size_t>(options_.heads_max)) sign.heads.push_back(finding.where);
+    }
+    for (int32_t i = 0; i < finding.fact_count; ++i) {
+      if (sign.evidence.size() >= static_cast<size_t>(options_.evidence_max)) break;
+      const Fact& fact = finding.facts[static_cast<size_t>(i)];
+      sign.evidence.push_back({.signal = fact.signal,
+                               .where = fact.where,
+                               .value = fact.value,
+                               .threshold = fact.threshold,
+                               .baseline = fact.baseline,
+                               .first_step = fact.first_step,
+                               .detector = fact.detector,
+                               .text = i == 0 ? finding.note : std::string()});
+    }
+  }
+  return sign;
+}
+
+void AlertEngine::Apply(const Subject& subject, Open* own, int64_t step, const RunDescription& run,
+                        const std::vector<Finding>& findings, std::vector<AlertTransition>* out) {
+  const UserRule* const rule = subject.rule;
+  const Finding& worst = findings.front();
+  Sign found = SignFrom(subject, step, run, findings);
+  Open* open = rule != nullptr ? (own->firing ? own : nullptr) : OpenWith(subject.family);
+  if (open == nullptr && rule == nullptr) open = own->firing ? own : IllnessOf(found, step);
+  if (open == nullptr) {
+    const int64_t cooldown_steps = rule != nullptr ? rule->cooldown_steps : options_.cooldown_steps;
+    const bool cooling = own->resolved_step >= 0 && step - own->resolved_step < cooldown_steps &&
+                         worst.severity <= own->resolved_severity;
     if (cooling) return;
+    open = own;
     open->firing = true;
     open->severity = Severity::kNone;
     open->stage = 0;
     open->k = 0;
-    open->went_back = false;
-    open->rule = worst.rule;
-    open->first_step = first_step;
-    open->layer = worst.where.layer;
-    open->head = worst.where.head;
+    open->first_step = found.first_step;
     open->told = {};
+    open->signs.clear();
+    open->eta_known = false;
     open->key = NextKey(subject);
   }
-  open->severity = std::max(open->severity, worst.severity);
-  open->stage = std::max(open->stage, stage);
-  // Advice of its own says more than to go back: what says only that does not follow it.
-  open->went_back |= goes_back || (rule == nullptr && !worst.advice.empty());
-  out->push_back(Describe(subject, open, step, run, *findings));
+  open->last_found = step;
+  const auto before = std::find_if(open->signs.begin(), open->signs.end(),
+                                   [&](const Sign& sign) { return sign.family == subject.family; });
+  const bool joins = before == open->signs.end();
+  const AdviceState state = StateFor(joins ? found.severity : std::max(before->severity, found.severity),
+                                     joins ? found.stage : std::max(before->stage, found.stage), found.sigma);
+  const bool goes_back = rule == nullptr && worst.advice.empty() && GoesBack(subject.family, run, state);
+  found.went_back = goes_back || (rule == nullptr && !worst.advice.empty());
+  Sign* sign = nullptr;
+  bool rises = joins, names = joins;
+  if (joins) {
+    sign = &open->signs.emplace_back(std::move(found));
+  } else {
+    sign = &*before;
+    const int32_t rank = CauseNamed(subject.family, sign->cause).rank;
+    const int32_t found_rank = CauseNamed(subject.family, found.cause).rank;
+    names = found_rank > rank;
+    rises = names || worst.news || (worst.exact && !ToldExactly(sign->evidence)) || found.severity > sign->severity ||
+            found.stage > sign->stage || (goes_back && !sign->went_back);
+    sign->last_found = step;
+    sign->lapsed = false;
+    sign->eta = found.eta;
+    if (rises) Renew(std::move(found), found_rank < rank || open->told.repaired_step >= 0, sign);
+  }
+  if (sign == &Leading(*open)) {
+    open->eta_known = sign->eta.known;
+    open->eta_step = step;
+    open->eta_steps = sign->eta.steps;
+    open->eta_lower = sign->eta.lower_steps;
+    open->eta_upper = sign->eta.upper_steps;
+  }
+  if (!rises) return;
+  // More than one finding of a sample may do so.
+  if (!open->rises && !open->told.cause.empty()) ++open->k;
+  open->rises = true;
+  open->severity = std::max(open->severity, sign->severity);
+  open->stage = std::max(open->stage, sign->stage);
+  if (joins) open->first_step = std::min(open->first_step, sign->first_step);
+  if (names && rule == nullptr) TakeOver(open, *sign, step, run, out);
+}
+
+void AlertEngine::Renew(Sign found, bool keep_cause, Sign* sign) const {
+  found.severity = std::max(found.severity, sign->severity);
+  found.stage = std::max(found.stage, sign->stage);
+  found.first_step = sign->first_step;  // Of the sign's first sight, as its rule.
+  found.rule = sign->rule;
+  found.went_back |= sign->went_back;
+  if (keep_cause) found.cause = sign->cause;
+  // What only the finding of before could say is not lost to one that says less.
+  if (keep_cause && sign->own_words && !found.own_words) {
+    found.own_words = true;
+    found.summary = sign->summary;
+    found.advice = sign->advice;
+    found.strongest = sign->strongest;
+    found.heads = sign->heads;
+    found.heads_total = sign->heads_total;
+    std::vector<Evidence> evidence = sign->evidence;
+    for (Evidence& piece : found.evidence) {
+      if (evidence.size() < static_cast<size_t>(options_.evidence_max)) evidence.push_back(std::move(piece));
+    }
+    found.evidence = std::move(evidence);
+  }
+  *sign = std::move(found);
+}
+
+void AlertEngine::Lapse(const Subject& subject, Open* open, int64_t step, const RunDescription& run,
+                        std::vector<AlertTransition>* out) {
+  const int64_t resolve_steps = subject.rule != nullptr ? subject.rule->resolve_steps : options_.resolve_steps;
+  if (open->told.repaired_step >= 0) return;
+  bool all = true;
+  for (Sign& sign : open->signs) {
+    if (sign.family == subject.family && step - sign.last_found >= resolve_steps) sign.lapsed = true;
+    all &= sign.lapsed;
+  }
+  if (all) Resolve(subject, open, step, run, absl::StrCat("no evidence since step ", open->last_found), out);
 }
 
 void AlertEngine::CouldNotLook(Family family, int64_t step) {
-  Open& open = open_[static_cast<size_t>(family)];
-  if (open.firing) open.last_found = step;
+  Open* const open = OpenWith(family);
+  if (open == nullptr) return;
+  for (Sign& sign : open->signs) {
+    if (sign.family == family && !sign.lapsed) sign.last_found = open->last_found = step;
+  }
 }
 
 void AlertEngine::BeginRepair(Family family, int64_t step, const RunDescription& run,
                               std::vector<AlertTransition>* out) {
-  BeginRepair({.family = family}, &open_[static_cast<size_t>(family)], step, run, out);
+  if (Open* const open = OpenWith(family)) BeginRepair({.family = family}, open, step, run, out);
 }
 
 void AlertEngine::BeginRepairOfRule(size_t rule, int64_t step, const RunDescription& run,
@@ -199,10 +428,11 @@ void AlertEngine::BeginRepair(const Subject& subject, Open* open, int64_t step, 
   change.cause = open->told.cause;
   change.summary = RepairSummaryOf(run, change);
   // Who was told to go back is not told to wait.
-  AdviceState state = StateFor(open->severity, open->stage, {});
-  if (open->went_back) state.stage = 5;
-  change.advice =
-      open->went_back ? AdviceText(subject.family, run, state, BeginOf(subject.family, *open)) : RepairAdvice();
+  AdviceState state = StateFor(open->severity, open->stage, std::numeric_limits<double>::quiet_NaN());
+  const bool went_back =
+      std::any_of(open->signs.begin(), open->signs.end(), [](const Sign& sign) { return sign.went_back; });
+  if (went_back) state.stage = 5;
+  change.advice = went_back ? AdviceText(subject.family, run, state, BeginOf(subject.family, *open)) : RepairAdvice();
 }
 
 void AlertEngine::EndRepairs(int64_t step) {
@@ -210,6 +440,7 @@ void AlertEngine::EndRepairs(int64_t step) {
     if (open->told.repaired_step < 0) return;
     open->told.repaired_step = -1;
     open->last_found = step;
+    for (Sign& sign : open->signs) sign.last_found = step;
   };
   for (Open& open : open_) end(&open);
   for (Open& open : of_rules_) end(&open);
@@ -235,8 +466,13 @@ void AlertEngine::ResolveRepaired(int64_t step, const RunDescription& run, const
 
 const std::vector<Head>& AlertEngine::under_repair(Family family) const {
   static const std::vector<Head> none;
-  const Open& open = open_[static_cast<size_t>(family)];
-  return open.firing && open.told.repaired_step >= 0 ? open.told.heads : none;
+  for (const Open& open : open_) {
+    if (!open.firing || open.told.repaired_step < 0) continue;
+    for (const Sign& sign : open.signs) {
+      if (sign.family == family) return open.signs.size() == 1 ? open.told.heads : sign.heads;
+    }
+  }
+  return none;
 }
 
 AlertTransition AlertEngine::ChangeOf(const Subject& subject, const Open& open, int64_t step, const RunDescription& run,
@@ -255,63 +491,68 @@ AlertTransition AlertEngine::ChangeOf(const Subject& subject, const Open& open, 
   return change;
 }
 
-// The firing alert as its findings, worst first, show it.
-AlertTransition AlertEngine::Describe(const Subject& subject, Open* told, int64_t step, const RunDescription& run,
-                                      const std::vector<Finding>& findings) const {
-  const Open& open = *told;
-  AlertTransition change = ChangeOf(subject, open, step, run, AlertState::kFiring);
-  change.strongest = findings.front().where;
-  change.eta = findings.front().eta;
-  // Two findings may be of one head.
-  std::set<Head> named;
-  for (const Finding& finding : findings) {
-    if (finding.where.head >= 0 && named.insert(finding.where).second) {
-      ++change.heads_total;
-      if (change.heads.size() < static_cast<size_t>(options_.heads_max)) change.heads.push_back(finding.where);
-    }
-    for (int32_t i = 0; i < finding.fact_count; ++i) {
-      if (change.evidence.size() >= static_cast<size_t>(options_.evidence_max)) break;
-      const Fact& fact = finding.facts[static_cast<size_t>(i)];
-      change.evidence.push_back({.signal = fact.signal,
-                                 .where = fact.where,
-                                 .value = fact.value,
-                                 .threshold = fact.threshold,
-                                 .baseline = fact.baseline,
-                                 .first_step = fact.first_step,
-                                 .detector = fact.detector,
-                                 .text = i == 0 ? finding.note : std::string()});
-    }
-  }
+AlertTransition AlertEngine::Describe(const Subject& subject, Open* open, int64_t step,
+                                      const RunDescription& run) const {
   const UserRule* const rule = subject.rule;
-  const Finding& worst = findings.front();
+  Sign& leading = Leading(*open);
+  open->rule = leading.rule;
+  open->layer = leading.strongest.layer;
+  open->head = leading.strongest.head;
+  AlertTransition change = ChangeOf(subject, *open, step, run, AlertState::kFiring);
+  change.strongest = leading.strongest;
+  change.heads = leading.heads;
+  change.heads_total = leading.heads_total;
+  if (leading.last_found == step) change.eta = leading.eta;
+  change.evidence = leading.evidence;
   // Under repair the rules that know the cause are off: it is what it was.
-  change.cause = open.told.repaired_step >= 0 ? open.told.cause
-                 : rule != nullptr            ? rule->cause
-                 : !worst.cause.empty()       ? worst.cause
-                                              : CauseOf(subject.family, findings);
-  told->told.strongest = change.strongest;
-  told->told.heads = change.heads;
-  told->told.heads_total = change.heads_total;
-  told->told.evidence = change.evidence;
-  told->told.cause = change.cause;
-  change.summary = worst.summary.empty() ? SummaryOf(run, change) : absl::StrCat(run.name, ": ", worst.summary);
-  const AdviceState state = StateFor(open.severity, open.stage, findings);
-  change.advice = rule != nullptr         ? rule->advice
-                  : !worst.advice.empty() ? worst.advice
-                                          : AdviceText(subject.family, run, state, BeginOf(subject.family, open));
+  change.cause = open->told.repaired_step >= 0 ? open->told.cause : leading.cause;
+  change.summary = leading.summary.empty() ? SummaryOf(run, change) : leading.summary;
+  AddOtherSigns(*open, leading, &change);
+  const AdviceState state = StateFor(open->severity, open->stage, leading.sigma);
+  if (rule != nullptr || !leading.advice.empty()) {
+    change.advice = leading.advice;
+  } else {
+    change.advice = AdviceText(leading.family, run, state, BeginOf(leading.family, *open));
+    leading.went_back |= GoesBack(leading.family, run, state);
+  }
+  open->told.strongest = change.strongest;
+  open->told.heads = change.heads;
+  open->told.heads_total = change.heads_total;
+  open->told.evidence = change.evidence;
+  open->told.cause = change.cause.empty() ? "unknown" : change.cause;
   return change;
 }
 
-AdviceState AlertEngine::StateFor(Severity severity, int32_t stage, const std::vector<Finding>& findings) const {
-  AdviceState state{.severity = severity, .stage = stage, .sigma_max = rescue_sigma_max_};
-  for (const Finding& finding : findings) {
-    if (std::isnan(state.sigma) || finding.sigma > state.sigma) state.sigma = finding.sigma;  // NaN: not known.
+// The evidence of all signs, in the order in which they began, and a word of those that do not lead.
+void AlertEngine::AddOtherSigns(const Open& open, const Sign& leading, AlertTransition* change) const {
+  if (open.signs.size() == 1) return;
+  std::vector<const Sign*> signs;
+  for (const Sign& sign : open.signs) signs.push_back(&sign);
+  std::stable_sort(signs.begin(), signs.end(),
+                   [](const Sign* a, const Sign* b) { return a->first_step < b->first_step; });
+  // Each has room for some.
+  const auto max = static_cast<size_t>(options_.evidence_max);
+  const size_t of_others = std::max<size_t>(1, max / (2 * signs.size()));
+  const size_t of_leading = max - std::min(max, of_others * (signs.size() - 1));
+  change->evidence.clear();
+  std::vector<std::string> others;
+  for (const Sign* const sign : signs) {
+    const size_t room = sign == &leading ? of_leading : of_others;
+    const size_t count = std::min({room, sign->evidence.size(), max - change->evidence.size()});
+    change->evidence.insert(change->evidence.end(), sign->evidence.begin(),
+                            sign->evidence.begin() + static_cast<ptrdiff_t>(count));
+    if (sign != &leading) others.push_back(absl::StrCat(NameOf(sign->rule), " since step ", sign->first_step));
   }
+  absl::StrAppend(&change->summary, "; of the same illness: ", absl::StrJoin(others, ", "));
+}
+
+AdviceState AlertEngine::StateFor(Severity severity, int32_t stage, double sigma) const {
+  AdviceState state{.severity = severity, .stage = stage, .sigma = sigma, .sigma_max = rescue_sigma_max_};
   // The loss is gone for all of the run, once that is more than information.
   for (const Family family : {Family::kLoss, Family::kNonfinite}) {
-    const Open& other = open_[static_cast<size_t>(family)];
+    const Sign* const sign = SignOf(family);
     const Severity least = family == Family::kLoss ? Severity::kWarning : Severity::kCritical;
-    if (other.firing && other.severity >= least) state.stage = std::max(state.stage, other.stage);
+    if (sign != nullptr && sign->severity >= least) state.stage = std::max(state.stage, sign->stage);
   }
   return state;
 }
@@ -321,26 +562,67 @@ int64_t AlertEngine::BeginOf(Family family, const Open& open) const {
   if (family != Family::kLoss && family != Family::kGradient) return begin;
   // What the loss suffers from began with the attention's alert.
   for (const Family cause : {Family::kRounding, Family::kLogits}) {
-    const Open& other = open_[static_cast<size_t>(cause)];
-    if (other.firing) begin = std::min(begin, other.first_step);
+    if (const Sign* const sign = SignOf(cause)) begin = std::min(begin, sign->first_step);
   }
   return begin;
 }
 
 uint32_t AlertEngine::went_back() const {
   uint32_t families = 0;
-  for (size_t i = 0; i < open_.size(); ++i)
-    families |= static_cast<uint32_t>(open_[i].firing && open_[i].went_back) << i;
+  for (const Open& open : open_) {
+    for (const Sign& sign : open.signs) families |= open.firing && sign.went_back ? BitOf(sign.family) : 0;
+  }
   return families;
 }
 
-void AlertEngine::RestoreWentBack(uint32_t families) {
-  for (size_t i = 0; i < open_.size(); ++i) open_[i].went_back = (families >> i & 1u) != 0;
+void AlertEngine::MakeSigns(uint32_t went_back) {
+  const auto make = [went_back](size_t family, bool of_rule, Open* open) {
+    if (!open->firing || !open->signs.empty()) return;
+    Sign& sign = open->signs.emplace_back();
+    sign = {.family = static_cast<Family>(family),
+            .rule = open->rule,
+            .severity = open->severity,
+            .stage = open->stage,
+            .first_step = open->first_step,
+            .last_found = open->last_found};
+    sign.went_back = !of_rule && (went_back >> family & 1u) != 0;
+    sign.strongest = open->told.cause.empty() ? Head{open->layer, open->head} : open->told.strongest;
+    sign.heads = open->told.heads;
+    sign.heads_total = open->told.heads_total;
+    sign.evidence = open->told.evidence;
+    sign.cause = open->told.cause = open->told.cause.empty() ? "unknown" : open->told.cause;
+  };
+  for (size_t i = 0; i < open_.size(); ++i) make(i, false, &open_[i]);
+  for (Open& open : of_rules_) make(0, true, &open);
+}
+
+bool AlertEngine::Consistent() const {
+  uint32_t seen = 0;
+  for (const Open& open : open_) {
+    if (open.firing == open.signs.empty()) return false;
+    for (const Sign& sign : open.signs) {
+      if (sign.family > Family::kLearning || sign.rule > Rule::kUser || sign.severity > Severity::kCritical ||
+          (seen & BitOf(sign.family)) != 0) {
+        return false;
+      }
+      seen |= BitOf(sign.family);
+    }
+  }
+  return std::all_of(of_rules_.begin(), of_rules_.end(), [](const Open& open) {
+    return open.signs.size() == (open.firing ? 1 : 0) && (!open.firing || open.signs[0].rule <= Rule::kUser);
+  });
 }
 
 void AlertEngine::Resolve(Family family, int64_t step, const RunDescription& run, const std::string& why,
                           std::vector<AlertTransition>* out) {
-  Resolve({.family = family}, &open_[static_cast<size_t>(family)], step, run, why, out);
+  Open* const open = OpenWith(family);
+  if (open == nullptr) return;
+  const auto ends = [family](const Sign& sign) { return sign.family == family || sign.lapsed; };
+  if (std::all_of(open->signs.begin(), open->signs.end(), ends)) {
+    Resolve({.family = family}, open, step, run, why, out);
+  } else {
+    std::erase_if(open->signs, [family](const Sign& sign) { return sign.family == family; });
+  }
 }
 
 void AlertEngine::ResolveRule(size_t rule, int64_t step, const RunDescription& run, const std::string& why,
@@ -351,11 +633,22 @@ void AlertEngine::ResolveRule(size_t rule, int64_t step, const RunDescription& r
 void AlertEngine::Resolve(const Subject& subject, Open* open, int64_t step, const RunDescription& run,
                           const std::string& why, std::vector<AlertTransition>* out) {
   if (!open->firing) return;
-  open->firing = false;
+  open->firing = open->rises = false;
   open->told = {};
-  open->resolved_step = step;
-  open->resolved_severity = open->severity;
   open->eta_known = false;
+  const auto cool = [step](Severity severity, Open* of) {
+    of->resolved_step = step;
+    of->resolved_severity = severity;
+  };
+  cool(open->severity, open);
+  // A family whose sign was in this alert opens none of its own at once.
+  if (subject.rule == nullptr) {
+    for (const Sign& sign : open->signs) {
+      Open& own = open_[static_cast<size_t>(sign.family)];
+      if (&own != open && !own.firing) cool(sign.severity, &own);
+    }
+  }
+  open->signs.clear();
   ++open->k;
   AlertTransition& change = out->emplace_back(ChangeOf(subject, *open, step, run, AlertState::kResolved));
   change.strongest = {open->layer, open->head};

@@ -1,12 +1,19 @@
 // alert_engine.h: findings of every tick in, changes of alerts out.
 //
-// There is one alert per family, and one per rule that people wrote.  It opens
-// with the first finding.  It rises (same key, k + 1) when severity or stage
-// goes beyond what was reported, or when its advice becomes to go back.  It
-// rises, too, when a finding is exact after only a set was named, or is
-// news.  It resolves after `resolve_steps` without a finding.  After that the family
-// stays quiet for `cooldown_steps`, unless what is found is worse than the last
-// alert.
+// There is one alert per illness, and one per rule that people wrote.  What one
+// family finds is a sign.  A sign opens an alert, unless it is of the illness of
+// one that fires (illness.h): then that one has it, too.  The sign whose cause
+// says most names the alert: its rule, cause, place, summary and advice are the
+// alert's, and change with it, while the key stays.  The cause of a sign only
+// changes to one that says more.  Where a sign shows that several alerts are of
+// one illness, the one that has it goes on and the others resolve.
+//
+// An alert rises (same key, k + 1) when a sign joins it, when severity or stage
+// of a sign goes beyond what was reported, or when its advice becomes to go
+// back.  It rises, too, when a finding is exact after only a set was named, or
+// is news.  A sign lapses after `resolve_steps` without a finding, and the alert
+// resolves with its last one.  After that its families stay quiet for
+// `cooldown_steps`, unless what is found is worse than the last alert.
 //
 // An alert is under repair once something was switched on that its own rules
 // cannot see past.  No finding of theirs means nothing then.  The alert stays
@@ -27,8 +34,10 @@
 #include <array>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "server/detect/advice.h"
@@ -49,11 +58,14 @@ class AlertEngine {
   // those before whose alert it goes on with, or -1; empty: none does.
   void SetRules(std::shared_ptr<const std::vector<UserRule>> rules, const std::vector<int>& from);
 
-  // The findings of `family` at `step`; empty means that it was looked for and
-  // not found.  Sorts `*findings` by severity and score.
-  void Update(Family family, int64_t step, const RunDescription& run, std::vector<Finding>* findings,
+  // The findings of `family` at `step`, for Flush; empty means that it was looked for and not found.
+  void Collect(Family family, const std::vector<Finding>& findings);
+  // What all families have found at `step`: each alert is told once.
+  void Flush(int64_t step, const RunDescription& run, std::vector<AlertTransition>* out);
+  // Both, for one family.
+  void Update(Family family, int64_t step, const RunDescription& run, const std::vector<Finding>& findings,
               std::vector<AlertTransition>* out);
-  // Ends the family's alert at once, if one is open; `why` is its summary.
+  // Ends the family's sign at once, if there is one, and with the last sign the alert; `why` is its summary.
   void Resolve(Family family, int64_t step, const RunDescription& run, const std::string& why,
                std::vector<AlertTransition>* out);
 
@@ -75,13 +87,13 @@ class AlertEngine {
   const std::vector<Head>& under_repair(Family family) const;
 
   // The same for rule number `rule`.
-  void UpdateRule(size_t rule, int64_t step, const RunDescription& run, std::vector<Finding>* findings,
+  void UpdateRule(size_t rule, int64_t step, const RunDescription& run, const std::vector<Finding>& findings,
                   std::vector<AlertTransition>* out);
   void ResolveRule(size_t rule, int64_t step, const RunDescription& run, const std::string& why,
                    std::vector<AlertTransition>* out);
 
-  bool firing(Family family) const { return open_[static_cast<size_t>(family)].firing; }
-  Severity severity(Family family) const { return open_[static_cast<size_t>(family)].severity; }
+  // Whether an alert that fires has a sign of the family.
+  bool firing(Family family) const { return SignOf(family) != nullptr; }
   uint32_t alerts_firing() const;
   int32_t stage() const;  // The furthest of the firing alerts; 0: none fires.
   // Of the most severe firing alert with a known one, the soonest.
@@ -89,9 +101,12 @@ class AlertEngine {
 
   // Up to which sigma(W_Q) a run is repaired as it goes on.
   void SetRescueSigma(double sigma_max) { rescue_sigma_max_ = sigma_max; }
-  // Which families' alerts have advised to go back; 0: none.
+  // Which families' signs have advised to go back, by bit.
   uint32_t went_back() const;
-  void RestoreWentBack(uint32_t families);
+  // Alerts of saved states that have no signs get theirs.
+  void MakeSigns(uint32_t went_back);
+  // After VisitSigns with a reader: whether each alert that fires has signs, each family once.
+  bool Consistent() const;
 
   template <class A>
   void Visit(A& a) {
@@ -117,6 +132,14 @@ class AlertEngine {
   void VisitToldOfRules(A& a) {
     for (Open& open : of_rules_) a(open.told);
   }
+  template <class A>
+  void VisitSigns(A& a) {
+    for (Open& open : open_) a(open.signs);
+  }
+  template <class A>
+  void VisitSignsOfRules(A& a) {
+    for (Open& open : of_rules_) a(open.signs);
+  }
   // How many keys were given: by Family up to kOverhead, then of people's rules, then of the later families.
   const std::vector<uint32_t>& numbered() const { return numbered_; }
   void SetNumbered(std::vector<uint32_t> numbered);
@@ -137,6 +160,27 @@ class AlertEngine {
     template <class A>
     void Visit(A& a);
   };
+  // What one family, or the rule that people wrote, has found; as last told.
+  struct Sign {
+    Family family = Family::kRounding;
+    Rule rule = Rule::kDrift;
+    Severity severity = Severity::kNone;
+    int32_t stage = 0;
+    int64_t first_step = 0, last_found = 0;
+    bool went_back = false;  // It has advised to go back, or what says more.
+    bool lapsed = false;     // Not found for so long that it is over, while the alert goes on.
+    bool own_words = false;  // Summary, cause or advice are of the finding alone.
+    double sigma = std::numeric_limits<double>::quiet_NaN();
+    Head strongest;
+    std::vector<Head> heads;
+    uint32_t heads_total = 0;
+    std::vector<Evidence> evidence;
+    std::string cause, summary, advice;  // The last two are empty where the family's words hold.
+    Eta eta;                             // Not saved.
+
+    template <class A>
+    void Visit(A& a);
+  };
   struct Open {
     bool firing = false;
     Severity severity = Severity::kNone;
@@ -153,8 +197,9 @@ class AlertEngine {
     int64_t eta_step = 0;  // At which the eta was estimated.
     double eta_steps = 0, eta_lower = 0, eta_upper = 0;
     std::string key;
-    bool went_back = false;  // Its advice is to go back; saved beside the rest.
     Told told;
+    std::vector<Sign> signs;  // Each of another family; in the order in which they were found.
+    bool rises = false;       // Is told at the end of Flush.
 
     template <class A>
     void Visit(A& a) {
@@ -170,8 +215,28 @@ class AlertEngine {
     const UserRule* rule = nullptr;
     std::string NameFor(Rule found) const;
   };
-  void Update(const Subject& subject, Open* open, int64_t step, const RunDescription& run,
-              std::vector<Finding>* findings, std::vector<AlertTransition>* out);
+  // The alert that has a sign of the family; null: none fires.
+  Open* OpenWith(Family family);
+  const Sign* SignOf(Family family) const;
+  // The firing alert whose illness a new `sign` is of; null: it is another one.
+  Open* IllnessOf(const Sign& sign, int64_t step);
+  // Ends the other alerts that `sign`, of `open`, explains: they are this one.
+  void TakeOver(Open* open, const Sign& sign, int64_t step, const RunDescription& run,
+                std::vector<AlertTransition>* out);
+  // What was found, worst first: a sign of `own`, or of another alert.
+  void Apply(const Subject& subject, Open* own, int64_t step, const RunDescription& run,
+             const std::vector<Finding>& findings, std::vector<AlertTransition>* out);
+  static bool MayBeOnePlace(const Sign& a, const Sign& b);
+  // `found` in place of what `sign` was.
+  void Renew(Sign found, bool keep_cause, Sign* sign) const;
+  void AddOtherSigns(const Open& open, const Sign& leading, AlertTransition* change) const;
+  Sign SignFrom(const Subject& subject, int64_t step, const RunDescription& run,
+                const std::vector<Finding>& findings) const;
+  // The sign that names the alert.
+  static Sign& Leading(Open& open);
+  // What was looked for and not found: the sign lapses in the end, and with the last one the alert.
+  void Lapse(const Subject& subject, Open* open, int64_t step, const RunDescription& run,
+             std::vector<AlertTransition>* out);
   void Resolve(const Subject& subject, Open* open, int64_t step, const RunDescription& run, const std::string& why,
                std::vector<AlertTransition>* out);
   std::string NextKey(const Subject& subject);
@@ -179,13 +244,12 @@ class AlertEngine {
   static AlertTransition ChangeOf(const Subject& subject, const Open& open, int64_t step, const RunDescription& run,
                                   AlertState state);
   // Also keeps in `open` what it reports.
-  AlertTransition Describe(const Subject& subject, Open* open, int64_t step, const RunDescription& run,
-                           const std::vector<Finding>& findings) const;
+  AlertTransition Describe(const Subject& subject, Open* open, int64_t step, const RunDescription& run) const;
   void BeginRepair(const Subject& subject, Open* open, int64_t step, const RunDescription& run,
                    std::vector<AlertTransition>* out);
 
   // What the advice of an alert of this severity and stage follows from.
-  AdviceState StateFor(Severity severity, int32_t stage, const std::vector<Finding>& findings) const;
+  AdviceState StateFor(Severity severity, int32_t stage, double sigma) const;
   // From before which step a checkpoint is good.
   int64_t BeginOf(Family family, const Open& open) const;
 
@@ -198,27 +262,49 @@ class AlertEngine {
   std::shared_ptr<const std::vector<UserRule>> rules_;
   std::vector<Open> of_rules_;
   std::vector<uint32_t> numbered_ = std::vector<uint32_t>(kFamilies + 1);
+  std::vector<std::pair<Family, std::vector<Finding>>> collected_;  // Emptied by Flush, as is looked_.
+  uint32_t looked_ = 0;  // Families that were looked for and not found, by bit.
 };
+
+// Lists of what is no value of its own, with limits.
+template <class A, class List, class Each>
+void VisitList(A& a, List& list, uint32_t max, const Each& visit) {
+  auto size = static_cast<uint32_t>(list.size());
+  a(size);
+  if constexpr (A::kReading) {
+    list.clear();
+    if (size > max) return a.Refuse();
+    for (uint32_t i = 0; i < size && a.ok(); ++i) visit(list.emplace_back());
+  } else {
+    for (auto& element : list) visit(element);
+  }
+}
+
+template <class A>
+void VisitPlace(A& a, Head& head) {
+  a(head.layer), a(head.head);
+}
+
+template <class A>
+void VisitEvidence(A& a, Evidence& e) {
+  a(e.signal), a(e.where.layer), a(e.where.head), a(e.value), a(e.threshold), a(e.baseline), a(e.first_step);
+  a(e.detector), a(e.text);
+}
 
 template <class A>
 void AlertEngine::Told::Visit(A& a) {
-  const auto each = [&a](auto& list, uint32_t max, const auto& visit) {
-    auto size = static_cast<uint32_t>(list.size());
-    a(size);
-    if constexpr (A::kReading) {
-      list.clear();
-      if (size > max) return a.Refuse();
-      for (uint32_t i = 0; i < size && a.ok(); ++i) visit(list.emplace_back());
-    } else {
-      for (auto& element : list) visit(element);
-    }
-  };
   a(repaired_step), a(strongest.layer), a(strongest.head), a(heads_total), a(cause);
-  each(heads, kToldMax, [&a](Head& head) { a(head.layer), a(head.head); });
-  each(evidence, kToldMax, [&a](Evidence& e) {
-    a(e.signal), a(e.where.layer), a(e.where.head), a(e.value), a(e.threshold), a(e.baseline), a(e.first_step);
-    a(e.detector), a(e.text);
-  });
+  VisitList(a, heads, kToldMax, [&a](Head& head) { VisitPlace(a, head); });
+  VisitList(a, evidence, kToldMax, [&a](Evidence& piece) { VisitEvidence(a, piece); });
+}
+
+template <class A>
+void AlertEngine::Sign::Visit(A& a) {
+  a(family), a(rule), a(severity), a(stage), a(first_step), a(last_found), a(went_back), a(lapsed);
+  a(own_words), a(sigma);
+  a(strongest.layer), a(strongest.head), a(heads_total), a(cause), a(summary), a(advice);
+  VisitList(a, heads, kToldMax, [&a](Head& head) { VisitPlace(a, head); });
+  VisitList(a, evidence, kToldMax, [&a](Evidence& piece) { VisitEvidence(a, piece); });
 }
 
 }  // namespace bellwether::server

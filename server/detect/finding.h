@@ -36,8 +36,8 @@ enum class Rule : uint8_t {
   kUser,  // A rule that people wrote; its name is in user_rule.h.
 };
 
-// One alert is open per family at a time: drift, ties and norm are stages of
-// one illness and grow as one alert.
+// What a family finds is one sign of an illness (alert_engine.h): drift, ties and norm are
+// stages of one, and grow together.
 enum class Family : uint8_t {
   kRounding,
   kLogits,

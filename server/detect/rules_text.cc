@@ -73,7 +73,10 @@ constexpr const char* kBuiltinSentences[] = {
     "{loss.change_lost_of_gain} of what was won is lost (in a run that began near its level: "
     "{loss.change_lost_of_level} times that level). After other data, another sequence "
     "length or a restore of unknown step only such a loss counts: a warning, critical after {loss.persist_steps} "
-    "steps.",
+    "steps. A loss that turns is {loss.turn_values} times in a row above the lowest median of 16: by "
+    "{loss.turn_rise_of_level} of it, by {loss.turn_rise_of_gain} of what was won and by {loss.turn_sigma} deviations "
+    "of neighbouring losses. That is information, and after {loss.turn_lasting_values} a warning, or at once where the "
+    "learning rate has just risen.",
     "The gradient norm is {loss.gradient_factor} times its geometric mean and {loss.impulse_sigma} standard deviations "
     "of its "
     "logarithm above it: information; a warning when it lasts {loss.persist_steps} steps.",

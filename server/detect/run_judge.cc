@@ -26,6 +26,7 @@
 #include "server/detect/lag_watch.h"
 #include "server/detect/law_watch.h"
 #include "server/detect/learning_watch.h"
+#include "server/detect/loss_turn.h"
 #include "server/detect/loss_watch.h"
 #include "server/detect/nonfinite_origin.h"
 #include "server/detect/own_watch.h"
@@ -50,7 +51,8 @@ constexpr uint32_t kTensorsMagic = 0x384a5742;   // "BWJ8": no expert and no seq
 constexpr uint32_t kExpertsMagic = 0x394a5742;   // "BWJ9": no parameter was held against its past.
 constexpr uint32_t kPastsMagic = 0x414a5742;     // "BWJA": no lag of each step was.
 constexpr uint32_t kLagsMagic = 0x424a5742;      // "BWJB": no weight was held against its sample before.
-constexpr uint32_t kCausesMagic = 0x434a5742;    // "BWJC"
+constexpr uint32_t kCausesMagic = 0x434a5742;    // "BWJC": each family had an alert of its own.
+constexpr uint32_t kSignsMagic = 0x444a5742;     // "BWJD"
 
 // A loss scaler needs 16 steps in a row to find its factor, from its first one of 2^16 on.
 constexpr int32_t kOverflowsMax = 32;
@@ -89,6 +91,7 @@ struct RunJudge::State {
   DetectorBank* bank;
   HeadRules heads;
   LossWatch loss;
+  LossTurn turn;
   ChangeWatch changes;
   LawWatch laws;
   ArithmeticWatch arithmetic;
@@ -123,6 +126,7 @@ struct RunJudge::State {
         bank(on),
         heads(from, description.layout, on),
         loss(from.loss),
+        turn(from.loss),
         changes(from.loss),
         laws(from.kernel),
         arithmetic(from.arithmetic),
@@ -227,26 +231,28 @@ struct RunJudge::State {
   // until something else shows that it is over.
   void BeginRepairs(int64_t step, std::vector<AlertTransition>* out);
   // A family that HeadRules looks for.
-  void UpdateHeads(Family family, int64_t step, std::vector<Finding>* findings, std::vector<AlertTransition>* out);
+  void CollectHeads(Family family, int64_t step, const std::vector<Finding>& findings);
+  // That of the learning rate to which a loss that has risen since `step` may be put down.
+  std::optional<AnnouncedChange> RiseOfRate(int64_t step) const;
   // Keeps what was before a jump of the learning rate, whether or not it was announced.
   void WatchRate(const StepSample& sample);
   // From the event's words to a change; false: it changes nothing.
   bool ReadChange(const RunEvent& event, AnnouncedChange* change);
   void Announce(const AnnouncedChange& change);
 
-  void JudgeKernel(const StepSample& sample, std::vector<AlertTransition>* out);
-  void JudgeArithmetic(const StepSample& sample, std::vector<AlertTransition>* out);
-  void JudgeOwn(const StepSample& sample, std::vector<AlertTransition>* out);
-  void JudgeFrozen(const StepSample& sample, std::vector<AlertTransition>* out);
-  void JudgeExperts(const StepSample& sample, std::vector<AlertTransition>* out);
-  void JudgeSequences(const StepSample& sample, std::vector<AlertTransition>* out);
-  void JudgeParameters(const StepSample& sample, std::vector<AlertTransition>* out);
-  void JudgeCorruption(const StepSample& sample, std::vector<AlertTransition>* out);
-  void JudgeLearning(const StepSample& sample, std::vector<AlertTransition>* out);
-  void JudgeNonfinite(const StepSample& sample, std::vector<AlertTransition>* out);
+  void JudgeKernel(const StepSample& sample);
+  void JudgeArithmetic(const StepSample& sample);
+  void JudgeOwn(const StepSample& sample);
+  void JudgeFrozen(const StepSample& sample);
+  void JudgeExperts(const StepSample& sample);
+  void JudgeSequences(const StepSample& sample);
+  void JudgeParameters(const StepSample& sample);
+  void JudgeCorruption(const StepSample& sample);
+  void JudgeLearning(const StepSample& sample);
+  void JudgeNonfinite(const StepSample& sample);
   void JudgeReplicas(const StepSample& sample, std::vector<Finding>* findings) const;
-  void JudgeDisagreements(const StepSample& sample, std::vector<AlertTransition>* out);
-  void JudgeOverhead(const StepSample& sample, std::vector<AlertTransition>* out);
+  void JudgeDisagreements(const StepSample& sample);
+  void JudgeOverhead(const StepSample& sample);
 };
 
 void RunJudge::State::WatchRate(const StepSample& sample) {
@@ -260,6 +266,13 @@ void RunJudge::State::WatchRate(const StepSample& sample) {
                      course(), options.context.settle_steps);
   }
   rate = now;
+}
+
+std::optional<AnnouncedChange> RunJudge::State::RiseOfRate(int64_t step) const {
+  if (rate_step < 0 || !(rate > rate_before) || step < rate_step || step > rate_step + options.context.settle_steps) {
+    return std::nullopt;
+  }
+  return AnnouncedChange{.kind = EventKind::kLearningRate, .step = rate_step, .from = rate_before, .to = rate};
 }
 
 bool RunJudge::State::ReadChange(const RunEvent& event, AnnouncedChange* change) {
@@ -309,6 +322,8 @@ void RunJudge::State::Announce(const AnnouncedChange& change) {
   const bool risen = changes.Announce(change, loss.highest(), course(), options.context.settle_steps);
   learning.Excuse();
   if (change.kind == EventKind::kRestore) corruption.Forget();
+  // A learning rate has no reason to move the level; what has risen before is not excused.
+  if (change.kind == EventKind::kRestore || (change.kind != EventKind::kLearningRate && !turn.holds())) turn.Forget();
   const int64_t until = step + options.context.settle_steps;
   if (!MayExcuse(until)) return;
   excused_until = std::max(excused_until, until);
@@ -327,17 +342,16 @@ void RunJudge::State::BeginRepairs(int64_t step, std::vector<AlertTransition>* o
   }
 }
 
-void RunJudge::State::UpdateHeads(Family family, int64_t step, std::vector<Finding>* findings,
-                                  std::vector<AlertTransition>* out) {
-  if (findings->empty() && !heads.SeesGrowth()) return alerts.CouldNotLook(family, step);
-  alerts.Update(family, step, run, findings, out);
+void RunJudge::State::CollectHeads(Family family, int64_t step, const std::vector<Finding>& findings) {
+  if (findings.empty() && !heads.SeesGrowth()) return alerts.CouldNotLook(family, step);
+  alerts.Collect(family, findings);
 }
 
 RunJudge::RunJudge(const JudgeOptions& options, const RunDescription& run, DetectorBank* bank)
     : state_(std::make_unique<State>(options, run, bank != nullptr ? bank : CpuDetectorBank())) {}
 RunJudge::~RunJudge() = default;
 
-void RunJudge::State::JudgeNonfinite(const StepSample& sample, std::vector<AlertTransition>* out) {
+void RunJudge::State::JudgeNonfinite(const StepSample& sample) {
   // What spoiled the weights in a step before shows everywhere.
   const bool weights_were_finite = finite_step >= 0 && finite_step == sample.step - 1;
   Nonfinite found = FindNonfinite(sample, weights_were_finite);
@@ -382,52 +396,52 @@ void RunJudge::State::JudgeNonfinite(const StepSample& sample, std::vector<Alert
     bad->score = found.forward || found.loss || found.backward ? -1 : 0.5;
     found.findings.push_back(std::move(*bad));
   }
-  alerts.Update(Family::kNonfinite, sample.step, run, &found.findings, out);
+  alerts.Collect(Family::kNonfinite, found.findings);
 }
 
-void RunJudge::State::JudgeKernel(const StepSample& sample, std::vector<AlertTransition>* out) {
+void RunJudge::State::JudgeKernel(const StepSample& sample) {
   // A sample without its sums shows nothing: no end of an alert either.
   if (!laws.Observe(sample, run.attention) || !on(Builtin::kKernel)) return;
-  alerts.Update(Family::kKernel, sample.step, run, laws.findings(), out);
+  alerts.Collect(Family::kKernel, *laws.findings());
 }
 
-void RunJudge::State::JudgeArithmetic(const StepSample& sample, std::vector<AlertTransition>* out) {
+void RunJudge::State::JudgeArithmetic(const StepSample& sample) {
   if (!arithmetic.Observe(sample, rows == nullptr ? nullptr : &rows->modules) || !on(Builtin::kArithmetic)) return;
   // Other layers that are right are no sign that the wrong one is.
   if (arithmetic.findings()->empty() && arithmetic.any_wrong()) return;
-  alerts.Update(Family::kArithmetic, sample.step, run, arithmetic.findings(), out);
+  alerts.Collect(Family::kArithmetic, *arithmetic.findings());
 }
 
-void RunJudge::State::JudgeOwn(const StepSample& sample, std::vector<AlertTransition>* out) {
+void RunJudge::State::JudgeOwn(const StepSample& sample) {
   const OwnWatch::Context context{.pasts = on(Builtin::kOwnPast),
                                   .warming = sample.step < options.context.warmup_steps,
                                   .excused = sample.step < excused_until,
                                   .quiet_steps = options.alert.resolve_steps};
   // A sample without own values is no sign that they are right.
   if (!own.Observe(sample, rows.get(), context) || !on(Builtin::kOwn)) return;
-  alerts.Update(Family::kOwn, sample.step, run, own.findings(), out);
+  alerts.Collect(Family::kOwn, *own.findings());
 }
 
-void RunJudge::State::JudgeFrozen(const StepSample& sample, std::vector<AlertTransition>* out) {
+void RunJudge::State::JudgeFrozen(const StepSample& sample) {
   if (!frozen.Observe(sample, tensor_names()) || !on(Builtin::kFrozen)) return;
-  alerts.Update(Family::kFrozen, sample.step, run, frozen.findings(), out);
+  alerts.Collect(Family::kFrozen, *frozen.findings());
 }
 
-void RunJudge::State::JudgeExperts(const StepSample& sample, std::vector<AlertTransition>* out) {
+void RunJudge::State::JudgeExperts(const StepSample& sample) {
   if (excuses_trends(sample.step)) return alerts.CouldNotLook(Family::kExperts, sample.step);
   if (!experts.Observe(sample, options.alert.resolve_steps) || !on(Builtin::kExperts)) return;
-  alerts.Update(Family::kExperts, sample.step, run, experts.findings(), out);
+  alerts.Collect(Family::kExperts, *experts.findings());
 }
 
-void RunJudge::State::JudgeSequences(const StepSample& sample, std::vector<AlertTransition>* out) {
+void RunJudge::State::JudgeSequences(const StepSample& sample) {
   const SequenceWatch::Context context{.excused = sample.step < excused_until,
                                        .quiet_steps = options.alert.resolve_steps};
   if (context.excused) alerts.CouldNotLook(Family::kSequences, sample.step);
   if (!sequences.Observe(sample, context) || !on(Builtin::kSequences)) return;
-  alerts.Update(Family::kSequences, sample.step, run, sequences.findings(), out);
+  alerts.Collect(Family::kSequences, *sequences.findings());
 }
 
-void RunJudge::State::JudgeParameters(const StepSample& sample, std::vector<AlertTransition>* out) {
+void RunJudge::State::JudgeParameters(const StepSample& sample) {
   const bool warming = sample.step < options.context.warmup_steps, excused = sample.step < excused_until;
   if (warming || excused) alerts.CouldNotLook(Family::kParameters, sample.step);
   if (warming) return;
@@ -436,20 +450,20 @@ void RunJudge::State::JudgeParameters(const StepSample& sample, std::vector<Aler
   const bool steps = lags.Observe(sample, {.excused = excused, .quiet_steps = quiet});
   if ((!tensors && !steps) || !on(Builtin::kParameters)) return;
   lags.AddTo(parameters.findings());
-  alerts.Update(Family::kParameters, sample.step, run, parameters.findings(), out);
+  alerts.Collect(Family::kParameters, *parameters.findings());
 }
 
-void RunJudge::State::JudgeCorruption(const StepSample& sample, std::vector<AlertTransition>* out) {
+void RunJudge::State::JudgeCorruption(const StepSample& sample) {
   if (!corruption.Observe(sample, tensor_names()) || !on(Builtin::kCorruption)) return;
-  alerts.Update(Family::kCorruption, sample.step, run, corruption.findings(), out);
+  alerts.Collect(Family::kCorruption, *corruption.findings());
 }
 
-void RunJudge::State::JudgeLearning(const StepSample& sample, std::vector<AlertTransition>* out) {
+void RunJudge::State::JudgeLearning(const StepSample& sample) {
   // Where scores or weights explode, the gradient's norm does so before the loss: no wrong scale.
   const bool explodes =
       alerts.firing(Family::kLogits) || alerts.firing(Family::kRounding) || alerts.firing(Family::kCorruption);
   if (!learning.Observe(sample, explodes) || !on(Builtin::kLearning)) return;
-  alerts.Update(Family::kLearning, sample.step, run, learning.findings(), out);
+  alerts.Collect(Family::kLearning, *learning.findings());
 }
 
 // Copies of a tensor that differ.  A tensor has two sums, of which both or one may differ.
@@ -483,7 +497,7 @@ void RunJudge::State::JudgeReplicas(const StepSample& sample, std::vector<Findin
   findings->push_back(std::move(finding));
 }
 
-void RunJudge::State::JudgeDisagreements(const StepSample& sample, std::vector<AlertTransition>* out) {
+void RunJudge::State::JudgeDisagreements(const StepSample& sample) {
   std::vector<Finding> findings;
   JudgeReplicas(sample, &findings);
   for (const StepSample::Disagreement& disagreement : sample.disagreements) {
@@ -508,10 +522,10 @@ void RunJudge::State::JudgeDisagreements(const StepSample& sample, std::vector<A
       worst->note = std::to_string(sample.disagreements_left_out) + " values of further heads differ, too";
     }
   }
-  alerts.Update(Family::kDisagreement, sample.step, run, &findings, out);
+  alerts.Collect(Family::kDisagreement, findings);
 }
 
-void RunJudge::State::JudgeOverhead(const StepSample& sample, std::vector<AlertTransition>* out) {
+void RunJudge::State::JudgeOverhead(const StepSample& sample) {
   const float hook = sample.scalar(SignalId::kHookSeconds);
   const float step = sample.scalar(SignalId::kStepSeconds);
   if (IsNotMeasured(hook) || IsNotMeasured(step) || !(step > 0)) return;
@@ -533,7 +547,7 @@ void RunJudge::State::JudgeOverhead(const StepSample& sample, std::vector<AlertT
   } else {
     overhead_since = -1;
   }
-  alerts.Update(Family::kOverhead, sample.step, run, &findings, out);
+  alerts.Collect(Family::kOverhead, findings);
 }
 
 void RunJudge::Observe(const StepSample& sample, std::vector<AlertTransition>* out) {
@@ -546,6 +560,7 @@ void RunJudge::Observe(const StepSample& sample, std::vector<AlertTransition>* o
     s.rate_step = -1;
     s.finite_step = -1;
     s.loss.Excuse(s.changes.Rewind(sample.step, s.loss.highest(), s.course()));
+    s.turn.Forget();
     s.heads.Rewind();
     s.arithmetic.Rewind();
     s.own.Rewind();
@@ -576,18 +591,18 @@ void RunJudge::Observe(const StepSample& sample, std::vector<AlertTransition>* o
   s.last_step = sample.step;
   if (s.first_step < 0) s.first_step = sample.step;
 
-  if (s.on(Builtin::kNonfinite)) s.JudgeNonfinite(sample, out);
-  s.JudgeKernel(sample, out);
-  s.JudgeArithmetic(sample, out);
-  s.JudgeOwn(sample, out);
-  s.JudgeFrozen(sample, out);
-  s.JudgeExperts(sample, out);
-  s.JudgeSequences(sample, out);
-  s.JudgeParameters(sample, out);
-  s.JudgeCorruption(sample, out);
-  s.JudgeLearning(sample, out);
-  if (s.on(Builtin::kDisagreement)) s.JudgeDisagreements(sample, out);
-  if (s.on(Builtin::kOverhead)) s.JudgeOverhead(sample, out);
+  if (s.on(Builtin::kNonfinite)) s.JudgeNonfinite(sample);
+  s.JudgeKernel(sample);
+  s.JudgeArithmetic(sample);
+  s.JudgeOwn(sample);
+  s.JudgeFrozen(sample);
+  s.JudgeExperts(sample);
+  s.JudgeSequences(sample);
+  s.JudgeParameters(sample);
+  s.JudgeCorruption(sample);
+  s.JudgeLearning(sample);
+  if (s.on(Builtin::kDisagreement)) s.JudgeDisagreements(sample);
+  if (s.on(Builtin::kOverhead)) s.JudgeOverhead(sample);
   const float loss = sample.scalar(SignalId::kLoss);
   const float gradient = sample.scalar(SignalId::kGradNorm);
   // Loss and gradient norm are held against what came before, from the first step on.
@@ -596,18 +611,24 @@ void RunJudge::Observe(const StepSample& sample, std::vector<AlertTransition>* o
   s.WatchRate(sample);
   s.loss.ObserveLoss(sample.step, loss);  // Ignores what is not finite.
   s.loss.ObserveGradient(sample.step, gradient);
+  s.turn.Observe(sample.step, loss);
   s.changes.Observe(sample.step, loss);
   // A state is told in any case; that something is not found only where it was looked for.
   const auto update = [&](Family family, std::vector<Finding>* found) {
-    if (!changed || !found->empty()) s.alerts.Update(family, sample.step, s.run, found, out);
+    if (!changed || !found->empty()) s.alerts.Collect(family, *found);
   };
   std::vector<Finding> of_run;
   if (s.on(Builtin::kLoss)) s.changes.Find(sample.step, &of_run);
-  if (of_run.empty() && s.on(Builtin::kLoss)) s.loss.FindLoss(sample.step, changed, &of_run);
+  if (of_run.empty() && s.on(Builtin::kLoss)) {
+    s.loss.FindLoss(sample.step, changed, &of_run);
+    const std::optional<AnnouncedChange> rise = s.RiseOfRate(s.turn.since());
+    s.turn.Find(rise ? &*rise : nullptr, &of_run);
+  }
   update(Family::kLoss, &of_run);
   of_run.clear();
   if (!changed && s.on(Builtin::kGradient)) s.loss.FindGradient(sample.step, &of_run);
   update(Family::kGradient, &of_run);
+  bool ticked = false;
   if (s.heads.Add(sample)) {
     s.heads.Tick(s.run.attention, excused, s.alerts.under_repair(Family::kRounding));
     if (s.on(Builtin::kKernel)) s.laws.AddEvidence(s.heads.rounding());
@@ -619,22 +640,26 @@ void RunJudge::Observe(const StepSample& sample, std::vector<AlertTransition>* o
       }
     }
     if (!excused) {
-      s.UpdateHeads(Family::kRounding, sample.step, s.heads.rounding(), out);
-      s.UpdateHeads(Family::kLogits, sample.step, s.heads.logits(), out);
-      s.alerts.ResolveRepaired(
-          sample.step, s.run,
-          [&s](const std::vector<Head>& heads, int64_t steps) { return s.heads.StandStill(heads, steps); }, out);
+      s.CollectHeads(Family::kRounding, sample.step, *s.heads.rounding());
+      s.CollectHeads(Family::kLogits, sample.step, *s.heads.logits());
+      ticked = true;
     } else {
       // States alone: that a trend is not found says nothing now.
       for (const auto& [family, found] :
            {std::pair(Family::kRounding, s.heads.rounding()), std::pair(Family::kLogits, s.heads.logits())}) {
-        if (!found->empty()) s.alerts.Update(family, sample.step, s.run, found, out);
+        if (!found->empty()) s.alerts.Collect(family, *found);
       }
     }
   }
+  s.alerts.Flush(sample.step, s.run, out);
+  if (ticked) {
+    s.alerts.ResolveRepaired(
+        sample.step, s.run,
+        [&s](const std::vector<Head>& heads, int64_t steps) { return s.heads.StandStill(heads, steps); }, out);
+  }
   s.user.SetRows(s.rows.get());
   s.user.Observe(sample, s.run.attention, excused, [&](size_t rule, std::vector<Finding>* findings) {
-    s.alerts.UpdateRule(rule, sample.step, s.run, findings, out);
+    s.alerts.UpdateRule(rule, sample.step, s.run, *findings, out);
   });
 }
 
@@ -713,7 +738,7 @@ void RunJudge::OnSilence(uint32_t silent_ranks, int64_t silent_seconds, std::vec
                    .detector = "dead-man"});
   findings[0].note = std::to_string(silent_ranks) + " of " + std::to_string(s.run.reporters) +
                      " reporters silent for " + std::to_string(silent_seconds) + " s";
-  s.alerts.Update(Family::kSilent, step, s.run, &findings, out);
+  s.alerts.Update(Family::kSilent, step, s.run, findings, out);
 }
 
 void RunJudge::SetOptions(const JudgeOptions& options, std::vector<AlertTransition>* out) {
@@ -732,6 +757,7 @@ void RunJudge::SetOptions(const JudgeOptions& options, std::vector<AlertTransiti
   s.options = options;
   s.heads.SetOptions(options);
   s.loss.SetOptions(options.loss);
+  s.turn.SetOptions(options.loss);
   s.changes.SetOptions(options.loss);
   s.laws.SetOptions(options.kernel);
   s.arithmetic.SetOptions(options.arithmetic);
@@ -788,7 +814,7 @@ std::string RunJudge::Save() const {
   std::string out;
   StateWriter writer(&out);
   State& s = *state_;
-  writer(kCausesMagic);
+  writer(kSignsMagic);
   writer(s.run.layout.layers);
   writer(s.run.layout.heads);
   writer(s.run.layout.kv_heads);
@@ -803,6 +829,7 @@ std::string RunJudge::Save() const {
   StateWriter rules_writer(&of_rules);
   s.VisitUserRules(rules_writer);
   s.alerts.VisitToldOfRules(rules_writer);
+  s.alerts.VisitSignsOfRules(rules_writer);
   writer(of_rules);
   s.VisitKept(writer);
   s.VisitExcuses(writer);
@@ -817,6 +844,8 @@ std::string RunJudge::Save() const {
   const uint32_t families = s.alerts.went_back();
   writer(families);
   s.VisitLater(writer);
+  writer(s.turn);
+  s.alerts.VisitSigns(writer);
   return out;
 }
 
@@ -834,7 +863,8 @@ bool RunJudge::Restore(std::string_view saved) {
   reader(layout.layers);
   reader(layout.heads);
   reader(layout.kv_heads);
-  const bool causes = magic == kCausesMagic;
+  const bool signs = magic == kSignsMagic;
+  const bool causes = magic == kCausesMagic || signs;
   const bool lags = magic == kLagsMagic || causes;
   const bool pasts = magic == kPastsMagic || lags;
   const bool experts = magic == kExpertsMagic || pasts;
@@ -881,19 +911,25 @@ bool RunJudge::Restore(std::string_view saved) {
   uint32_t went_back = 0;
   if (fits && reader.ok() && !reader.at_end()) reader(went_back);
   if (fits && reader.ok() && !reader.at_end()) fresh->VisitLater(reader);
+  if (fits && signs) {
+    reader(fresh->turn);
+    fresh->alerts.VisitSigns(reader);
+  }
   if (!fits || !reader.at_end() || !fresh->heads.Consistent() || !fresh->changes.Consistent() ||
       !fresh->laws.Consistent() || !fresh->arithmetic.Consistent() || !fresh->own.Consistent() ||
       !fresh->frozen.Consistent() || !fresh->experts.Consistent() || !fresh->sequences.Consistent() ||
       !fresh->parameters.Consistent() || !fresh->lags.Consistent() || !fresh->corruption.Consistent() ||
-      !fresh->learning.Consistent() || fresh->ahead.size() > kChangesAheadMax)
+      !fresh->learning.Consistent() || !fresh->turn.Consistent() || fresh->ahead.size() > kChangesAheadMax)
     return begin_afresh();
   if (fingerprint == fresh->user_rules_fingerprint()) {
     StateReader rules_reader(of_rules);
     fresh->VisitUserRules(rules_reader);
     if (numbered) fresh->alerts.VisitToldOfRules(rules_reader);
+    if (signs) fresh->alerts.VisitSignsOfRules(rules_reader);
     if (!rules_reader.at_end() || !fresh->user.Consistent()) return begin_afresh();
   }
-  fresh->alerts.RestoreWentBack(went_back);
+  fresh->alerts.MakeSigns(went_back);
+  if (!fresh->alerts.Consistent()) return begin_afresh();
   state_ = std::move(fresh);
   return true;
 }

@@ -87,6 +87,11 @@ constexpr Threshold kThresholds[] = {
     BW_ROW(loss, change_lost_of_gain, 0, 1000, "of what was won", "lost, whatever was changed"),
     BW_ROW(loss, change_lost_of_level, 0, 1000, "times the level before",
            "lost, in a run that began near it, as a fine-tune does"),
+    BW_ROW(loss, turn_rise_of_level, 0, 1000, "of the lowest median of 16", "that a loss which turns is above it"),
+    BW_ROW(loss, turn_rise_of_gain, 0, 1000, "of what was won", "that it is above it, too"),
+    BW_ROW(loss, turn_sigma, 0, 1000, "deviations of neighbours", "that it is above it, too"),
+    BW_ROW(loss, turn_values, 1, 1e6, "values", "in a row that make a turn: information"),
+    BW_ROW(loss, turn_lasting_values, 1, 1e6, "values", "in a row that are no stretch of other data: a warning"),
 
     BW_ROW(kernel, chance, 1e-12, 1, "", "that a run of whatever length has a false alarm of this rule"),
 
@@ -160,6 +165,7 @@ constexpr ThresholdOrder kOrders[] = {
     {"trend.window_batches_min", "trend.window_batches_short"},
     {"logits.logit_median_large", "logits.logit_median_critical"},
     {"loss.persist_steps", "loss.critical_steps"},
+    {"loss.turn_values", "loss.turn_lasting_values"},
     {"own.hold_batches", "own.persist_batches"},
     {"own.persist_batches", "own.relearn_batches"},
     {"sequences.usual_share", "sequences.repeated_share"},

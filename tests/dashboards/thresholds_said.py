@@ -30,6 +30,8 @@ DETECTION = (
     "{loss.rise_sigma} of its standard errors, for {loss.persist_steps} ({loss.critical_steps}) steps",
     "is for {loss.change_hold_steps} steps above its level before it by {loss.change_rise_of_level:%} of that and by "
     "{loss.change_rise_of_gain:%} of what was won | warning (critical: {loss.change_lost_of_gain:%} of what was won are lost, or {loss.critical_steps} steps)",
+    "{loss.turn_values} losses in a row above the lowest median of 16 by {loss.turn_rise_of_level:%} of it, by {loss.turn_rise_of_gain:%} of what was "
+    "won, and by {loss.turn_sigma} deviations of neighbouring losses. {loss.turn_lasting_values} in a row, or a learning rate that has just risen",
     "{loss.impulse_sigma} standard deviations above the {loss.window_values} values before it, {loss.impulse_values} times in a row",
     "{loss.gradient_factor} times its geometric mean and {loss.impulse_sigma} standard deviations of its logarithm; for {loss.persist_steps} steps",
     "a parameter has a gradient and does not move, in {frozen.samples} samples that cover it",

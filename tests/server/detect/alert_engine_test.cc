@@ -1,10 +1,13 @@
-// Goal: one alert per family, that opens once, rises only when it is worse,
-// resolves after a quiet time and then holds its peace.
+// Goal: one alert per illness, that opens once, rises only when it is worse or its
+// cause becomes known, resolves after a quiet time and then holds its peace.
 // Method: findings by hand, step by step.
 
 #include "server/detect/alert_engine.h"
 
 #include <gtest/gtest.h>
+
+#include <algorithm>
+#include <utility>
 
 namespace bellwether::server {
 namespace {
@@ -26,7 +29,7 @@ class AlertEngineTest : public ::testing::Test {
   }
   std::vector<AlertTransition> At(int64_t step, std::vector<Finding> findings) {
     std::vector<AlertTransition> out;
-    engine_.Update(Family::kRounding, step, run_, &findings, &out);
+    engine_.Update(Family::kRounding, step, run_, findings, &out);
     return out;
   }
 
@@ -94,7 +97,7 @@ TEST_F(AlertEngineTest, KeysAreGivenOnceAndCountedByFamily) {
   silent[0].rule = Rule::kSilent;
   silent[0].severity = Severity::kWarning;
   std::vector<AlertTransition> out;
-  engine_.Update(Family::kSilent, 110, run_, &silent, &out);
+  engine_.Update(Family::kSilent, 110, run_, silent, &out);
   ASSERT_EQ(out.size(), 1u);
   EXPECT_EQ(out[0].key, "g1");
   At(100 + options_.resolve_steps, {});
@@ -157,7 +160,7 @@ TEST_F(AlertEngineTest, NamesNoMoreHeadsThanItMay) {
     std::vector<Finding> findings;
     for (int32_t head = 0; head < heads; ++head) findings.push_back(Drift(Severity::kWarning, 1, {0, head}, 1));
     std::vector<AlertTransition> out;
-    engine.Update(Family::kRounding, 100, run_, &findings, &out);
+    engine.Update(Family::kRounding, 100, run_, findings, &out);
     ASSERT_EQ(out.size(), 1u);
     EXPECT_EQ(out[0].heads.size(), static_cast<size_t>(options_.heads_max));
     EXPECT_EQ(out[0].heads_total, static_cast<uint32_t>(heads));
@@ -180,6 +183,128 @@ TEST_F(AlertEngineTest, TheEtaCountsDownBetweenFindings) {
   EXPECT_EQ(engine_.eta(100).steps, 500);
   EXPECT_EQ(engine_.eta(150).steps, 450);
   EXPECT_EQ(engine_.eta(550).lower_steps, 0);
+}
+
+class IllnessTest : public testing::Test {
+ protected:
+  IllnessTest() { run_.name = std::string("r"); }
+  static Finding Found(Rule rule, int64_t first_step, const char* cause = "", Severity severity = Severity::kWarning,
+                       Head where = {}) {
+    Finding finding =
+        Finding::OfRun(rule, severity, {.signal = NameOf(rule), .where = where, .first_step = first_step});
+    finding.where = where;
+    finding.cause = cause;
+    if (*cause != '\0') finding.summary = std::string("it is ") + cause;
+    return finding;
+  }
+  // What was found at one step, by family.
+  using Signs = std::vector<std::pair<Family, Finding>>;
+  std::vector<AlertTransition> At(int64_t step, const Signs& signs) {
+    std::vector<AlertTransition> out;
+    for (const auto& [family, finding] : signs) engine_.Collect(family, {finding});
+    for (int i = 0; i < kFamilies; ++i) {
+      const auto family = static_cast<Family>(i);
+      if (std::none_of(signs.begin(), signs.end(), [&](const auto& sign) { return sign.first == family; })) {
+        engine_.Collect(family, {});
+      }
+    }
+    engine_.Flush(step, run_, &out);
+    return out;
+  }
+
+  AlertEngine engine_{AlertOptions()};
+  RunDescription run_;
+};
+
+TEST_F(IllnessTest, SignsOfOneSampleAreToldOnceByWhatSaysMost) {
+  const auto told = At(800, {{Family::kNonfinite, Found(Rule::kNonfinite, 800)},
+                             {Family::kGradient, Found(Rule::kGradient, 800)},
+                             {Family::kCorruption, Found(Rule::kCorruption, 800, "corruption")}});
+  ASSERT_EQ(told.size(), 1u);
+  EXPECT_EQ(told[0].cause, "corruption");
+  EXPECT_EQ(told[0].rule, "corruption");
+  EXPECT_EQ(told[0].evidence.size(), 3u);
+  EXPECT_EQ(told[0].summary,
+            "r: it is corruption; of the same illness: nonfinite since step 800, gradient since step 800");
+  EXPECT_EQ(engine_.alerts_firing(), 1u);
+}
+
+TEST_F(IllnessTest, AlertKeepsItsKeyWhenItsCauseBecomesKnown) {
+  const auto first = At(606, {{Family::kLogits, Found(Rule::kLogits, 604, "", Severity::kWarning, {0, 1})}});
+  ASSERT_EQ(first.size(), 1u);
+  EXPECT_EQ(first[0].cause, "logit growth");
+  const auto known = At(612, {{Family::kLoss, Found(Rule::kLoss, 600, "learning rate too high")}});
+  ASSERT_EQ(known.size(), 1u);
+  EXPECT_EQ(known[0].key, first[0].key);
+  EXPECT_EQ(known[0].k, 1u);
+  EXPECT_EQ(known[0].cause, "learning rate too high");
+  EXPECT_EQ(known[0].rule, "loss");
+  EXPECT_EQ(known[0].first_step, 600);
+  EXPECT_EQ(known[0].evidence[0].signal, "loss") << "what began first comes first";
+}
+
+TEST_F(IllnessTest, WhatFollowsFromAKnownCauseChangesNoCause) {
+  const auto first = At(606, {{Family::kLoss, Found(Rule::kLoss, 600, "learning rate too high")}});
+  const auto later = At(900, {{Family::kLogits, Found(Rule::kLogits, 880, "", Severity::kCritical, {0, 1})}});
+  ASSERT_EQ(later.size(), 1u);
+  EXPECT_EQ(later[0].key, first[0].key);
+  EXPECT_EQ(later[0].cause, "learning rate too high");
+  EXPECT_EQ(later[0].severity, Severity::kCritical) << "the worst of its signs";
+  EXPECT_TRUE(At(920, {{Family::kLogits, Found(Rule::kLogits, 880, "", Severity::kCritical, {0, 1})}}).empty());
+}
+
+TEST_F(IllnessTest, CauseOfASignIsNotLostToOneThatSaysLess) {
+  Finding kernel = Found(Rule::kNonfinite, 800, "faulty kernel", Severity::kCritical, {1, 2});
+  kernel.advice = "Switch";
+  const auto first = At(800, {{Family::kNonfinite, kernel}});
+  Finding loss = Found(Rule::kNonfinite, 801, "", Severity::kCritical);
+  loss.stage = 5;
+  const auto next = At(801, {{Family::kNonfinite, loss}});
+  ASSERT_EQ(next.size(), 1u) << "the stage has risen";
+  EXPECT_EQ(next[0].cause, "faulty kernel");
+  EXPECT_EQ(next[0].strongest, (Head{1, 2}));
+  EXPECT_EQ(next[0].advice, "Switch");
+  EXPECT_EQ(next[0].evidence.size(), 2u);
+}
+
+TEST_F(IllnessTest, WhatBeganLongBeforeItsExplanationIsAnother) {
+  At(300, {{Family::kLoss, Found(Rule::kLoss, 300)}});
+  const auto drift = At(900, {{Family::kRounding, Found(Rule::kDrift, 880, "", Severity::kWarning, {1, 2})},
+                              {Family::kLoss, Found(Rule::kLoss, 300)}});
+  ASSERT_EQ(drift.size(), 1u);
+  EXPECT_EQ(drift[0].key, "a1");
+  EXPECT_EQ(engine_.alerts_firing(), 2u);
+}
+
+TEST_F(IllnessTest, HeadsOfTwoLayersAreTwoIllnesses) {
+  At(800, {{Family::kRounding, Found(Rule::kDrift, 780, "", Severity::kWarning, {1, 2})}});
+  EXPECT_EQ(At(820, {{Family::kLogits, Found(Rule::kLogits, 800, "", Severity::kWarning, {3, 0})}})[0].key, "b1");
+}
+
+TEST_F(IllnessTest, AlertsThatOneCauseExplainsBecomeOne) {
+  At(790, {{Family::kLogits, Found(Rule::kLogits, 790, "", Severity::kWarning, {1, 2})}});
+  At(800, {{Family::kFrozen, Found(Rule::kFrozen, 780, "frozen parameters", Severity::kInfo)}});
+  At(805, {{Family::kSequences, Found(Rule::kSequences, 805, "sequences out of their past")}});
+  ASSERT_EQ(engine_.alerts_firing(), 2u) << "scores that grow explain the sequences";
+  const auto told = At(810, {{Family::kLearning, Found(Rule::kLearning, 780, "gradients not cleared")}});
+  ASSERT_EQ(told.size(), 1u);
+  EXPECT_EQ(told[0].key, "b1");
+  const auto kernel = At(820, {{Family::kDisagreement, Found(Rule::kDisagreement, 820, "corruption")}});
+  ASSERT_EQ(kernel.size(), 1u);
+  EXPECT_EQ(kernel[0].key, "b1");
+  EXPECT_EQ(engine_.alerts_firing(), 2u) << "what does not move is another illness";
+}
+
+TEST_F(IllnessTest, EndsWithItsLastSignAndCoolsDownWithAll) {
+  const int64_t quiet = AlertOptions().resolve_steps;
+  At(600, {{Family::kLoss, Found(Rule::kLoss, 600, "learning rate too high")}});
+  At(700, {{Family::kGradient, Found(Rule::kGradient, 700)}});
+  EXPECT_TRUE(At(600 + quiet, {}).empty()) << "the gradient was bad later";
+  const auto over = At(700 + quiet, {});
+  ASSERT_EQ(over.size(), 1u);
+  EXPECT_EQ(over[0].state, AlertState::kResolved);
+  EXPECT_TRUE(At(720 + quiet, {{Family::kGradient, Found(Rule::kGradient, 720 + quiet)}}).empty());
+  EXPECT_EQ(engine_.alerts_firing(), 0u);
 }
 
 }  // namespace

@@ -1,0 +1,67 @@
+#include "server/detect/illness.h"
+
+namespace bellwether::server {
+namespace {
+
+template <class... Families>
+constexpr uint32_t All(Families... families) {
+  return (BitOf(families) | ...);
+}
+
+// What a run shows that goes wrong, whatever the cause.
+constexpr uint32_t kOfTheRun =
+    All(Family::kLoss, Family::kGradient, Family::kNonfinite, Family::kParameters, Family::kSequences);
+constexpr uint32_t kOfWrongNumbers = kOfTheRun | All(Family::kLogits, Family::kRounding, Family::kLearning);
+constexpr int64_t kOneBatch = 200;
+
+constexpr IllnessCause kCauses[] = {
+    {"faulty kernel", 8, kOfTheRun | All(Family::kCorruption, Family::kLearning), kAsLongAsItFires},
+    {"wrong arithmetic", 7, kOfTheRun | All(Family::kCorruption, Family::kLearning), kAsLongAsItFires},
+    {"corruption", 6, kOfWrongNumbers | All(Family::kDisagreement, Family::kCorruption), kAsLongAsItFires},
+    {"nothing to learn", 5, kOfTheRun | All(Family::kFrozen, Family::kLearning), kAsLongAsItFires},
+    {"optimizer does not move", 5, kOfTheRun | All(Family::kFrozen, Family::kLearning), kAsLongAsItFires},
+    {"steps without effect", 5, kOfTheRun | All(Family::kLearning), kAsLongAsItFires},
+    {"gradients not cleared", 5, kOfWrongNumbers, kAsLongAsItFires},
+    {"gradients scaled wrongly", 5, kOfTheRun, kAsLongAsItFires},
+    {"learning rate too high", 5, kOfTheRun | All(Family::kLogits, Family::kExperts, Family::kLearning),
+     kAsLongAsItFires},
+    {"biased delta", 4, kOfTheRun | All(Family::kLogits), kAsLongAsItFires},
+    {"repeated tokens", 4, All(Family::kLoss, Family::kGradient, Family::kParameters), kOneBatch},
+    {"logit growth", 3, kOfTheRun, kAsLongAsItFires},
+    {"sequences out of their past", 2, All(Family::kLoss, Family::kGradient, Family::kParameters), kOneBatch},
+    {"second moments that do not follow", 2,
+     All(Family::kLoss, Family::kGradient, Family::kNonfinite, Family::kSequences), kOneBatch},
+    {"parameters out of their past", 1, All(Family::kGradient, Family::kLoss, Family::kNonfinite), kOneBatch},
+    {"frozen parameters", 1, 0, 0},
+    {"collapsed router", 1, 0, 0},
+    {"dead expert", 1, 0, 0},
+    {"unused expert", 1, 0, 0},
+};
+
+constexpr IllnessCause kUnknownOfRounding = {"unknown", 1, kOfTheRun | All(Family::kLogits), kAsLongAsItFires};
+constexpr IllnessCause kUnknownOfNonfinite = {"unknown", 1, All(Family::kLoss, Family::kGradient, Family::kParameters),
+                                              kAsLongAsItFires};
+constexpr IllnessCause kUnknownOfTheRun = {
+    "unknown", 0, All(Family::kLoss, Family::kGradient, Family::kNonfinite, Family::kParameters), kOneBatch};
+constexpr IllnessCause kUnknown = {"unknown", 0, 0, 0};
+
+}  // namespace
+
+const IllnessCause& CauseNamed(Family family, std::string_view cause) {
+  for (const IllnessCause& known : kCauses) {
+    if (known.name == cause) return known;
+  }
+  switch (family) {
+    case Family::kRounding:
+      return kUnknownOfRounding;
+    case Family::kNonfinite:
+      return kUnknownOfNonfinite;
+    case Family::kLoss:
+    case Family::kGradient:
+      return kUnknownOfTheRun;
+    default:
+      return kUnknown;
+  }
+}
+
+}  // namespace bellwether::server
