@@ -581,14 +581,14 @@ TEST(RunJudgeTest, LossSpikeIsInfoAndLostLossIsCritical) {
     }
     return out;
   };
-  const auto spike = judged(3100);
+  const auto spike = judged(3030);
   EXPECT_EQ(First(spike, "loss", Severity::kWarning), nullptr);
   EXPECT_NE(First(spike, "loss", Severity::kInfo), nullptr);
   const auto lost = judged(5001);
   const AlertTransition* warning = First(lost, "loss", Severity::kWarning);
   const AlertTransition* critical = First(lost, "loss", Severity::kCritical);
   ASSERT_TRUE(warning != nullptr && critical != nullptr);
-  EXPECT_NEAR(static_cast<double>(warning->step), 3200, 60);
+  EXPECT_NEAR(static_cast<double>(warning->step), 3041, 5);
   EXPECT_NEAR(static_cast<double>(critical->step), 3600, 60);
   EXPECT_EQ(critical->stage, 5);
 }
