@@ -155,7 +155,10 @@ Outcome Judge(const std::string& rule, const Action& action, int64_t from) {
   RunDescription run = Description();
   // What is switched off was on.
   if (action.kind == ActionKind::kCenterK && action.value == 0) run.attention.centred = true;
-  RunJudge judge(JudgeOptions{}, run);
+  JudgeOptions options;
+  // A norm that is as old as that is a jump, whose cause would be the alert's.
+  if (rule == "norm") options.off = {Builtin::kCorruption};
+  RunJudge judge(options, run);
   auto rows = std::make_shared<RunRows>();
   rows->own_signals.push_back({.name = "kl"});
   rows->AddOwnCell({});
