@@ -165,7 +165,7 @@ def test_import_notifies_only_on_request_and_stays_marked(tmp_path: Path) -> Non
         server.stop()
         server.start()
         server.run("run", "import", "--notify", recording, "--name", "asked-for")
-        wait_for("the other is told", lambda: sink.heard("firing", False, run="asked-for", rule="loss"))
+        wait_for("the other is told", lambda: sink.heard("firing", False, run="asked-for", rule="drift"))
         runs = {run["description"]["name"]: run for run in server.json("run", "list")["runs"]}
         assert {name: (run["imported"], run.get("import_notifies", False)) for name, run in runs.items()} == {
             "looked-at": (True, False),
