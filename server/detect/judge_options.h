@@ -168,9 +168,9 @@ struct LossOptions {
   // near its level, as a fine-tune does, so many times the level.
   double change_lost_of_gain = 0.8;
   double change_lost_of_level = 2;
-  // A loss that turns: so many losses in a row above the lowest median of 16, by a share of that, by a share
-  // of what was won, and by so many deviations of neighbouring losses.  In 27 recordings and 7 healthy runs
-  // none does that whose loss does not turn.
+  // A loss that turns: so many losses in a row are above the lowest median of 16.  They are so by a share of
+  // that, by a share of what was won, and by so many deviations of neighbouring losses.  In 27 recordings and 7
+  // healthy runs none does that whose loss does not turn.
   double turn_rise_of_level = 0.1;
   double turn_rise_of_gain = 0.1;
   double turn_sigma = 4;

@@ -119,7 +119,7 @@ def test_examples_work(example: str, folder: Path, server: Server, granting: str
         )
         example = example.replace(TOKEN, listed.stdout.splitlines()[1].split()[0])
     key = server.json("alert", "list", "--run", "my-run", "--firing")["alerts"][0]["last"]["key"]
-    process = shell(example.replace(KEY, key), folder, address)
+    process = shell(re.sub(rf"\b{KEY}\b", key, example), folder, address)  # Ids may hold it.
     try:
         if " alert watch" in example:
             # It stands until Ctrl-C and tells what comes meanwhile.  Nobody says when it has begun

@@ -79,6 +79,7 @@ RUNBOOKS = {
     ),
     "diverging": (
         "for {loss.persist_steps} steps a warning, for {loss.critical_steps} critical",
+        "it has turned, {loss.turn_values} losses in a row",
         "a spike, {loss.impulse_sigma} standard deviations above",
     ),
     "nonfinite": (),

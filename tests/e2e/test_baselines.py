@@ -21,7 +21,7 @@ from bellwether.client import Block, OwnValues, RunClient, RunOptions
 
 RUNS = ROOT / "tests/testdata/runs"
 HEALTHY = ("gpt-flash-lr3e4-s5", "gpt-flash-lr1e3-s15")
-ILL = "gpt-flash-s12"
+ILL = "gpt-flash-s11"
 
 
 @pytest.fixture

@@ -216,7 +216,7 @@ class IllnessTest : public testing::Test {
   RunDescription run_;
 };
 
-TEST_F(IllnessTest, SignsOfOneSampleAreToldOnceByWhatSaysMost) {
+TEST_F(IllnessTest, SignsOfOneSampleAreToldOnceByBestCause) {
   const auto told = At(800, {{Family::kNonfinite, Found(Rule::kNonfinite, 800)},
                              {Family::kGradient, Found(Rule::kGradient, 800)},
                              {Family::kCorruption, Found(Rule::kCorruption, 800, "corruption")}});
@@ -243,7 +243,7 @@ TEST_F(IllnessTest, AlertKeepsItsKeyWhenItsCauseBecomesKnown) {
   EXPECT_EQ(known[0].evidence[0].signal, "loss") << "what began first comes first";
 }
 
-TEST_F(IllnessTest, WhatFollowsFromAKnownCauseChangesNoCause) {
+TEST_F(IllnessTest, FollowingSignsChangeNoKnownCause) {
   const auto first = At(606, {{Family::kLoss, Found(Rule::kLoss, 600, "learning rate too high")}});
   const auto later = At(900, {{Family::kLogits, Found(Rule::kLogits, 880, "", Severity::kCritical, {0, 1})}});
   ASSERT_EQ(later.size(), 1u);
@@ -253,7 +253,7 @@ TEST_F(IllnessTest, WhatFollowsFromAKnownCauseChangesNoCause) {
   EXPECT_TRUE(At(920, {{Family::kLogits, Found(Rule::kLogits, 880, "", Severity::kCritical, {0, 1})}}).empty());
 }
 
-TEST_F(IllnessTest, CauseOfASignIsNotLostToOneThatSaysLess) {
+TEST_F(IllnessTest, KnownCauseOfASignIsNotLost) {
   Finding kernel = Found(Rule::kNonfinite, 800, "faulty kernel", Severity::kCritical, {1, 2});
   kernel.advice = "Switch";
   const auto first = At(800, {{Family::kNonfinite, kernel}});
@@ -267,7 +267,7 @@ TEST_F(IllnessTest, CauseOfASignIsNotLostToOneThatSaysLess) {
   EXPECT_EQ(next[0].evidence.size(), 2u);
 }
 
-TEST_F(IllnessTest, WhatBeganLongBeforeItsExplanationIsAnother) {
+TEST_F(IllnessTest, SignsFromLongBeforeTheirExplanationAreAnother) {
   At(300, {{Family::kLoss, Found(Rule::kLoss, 300)}});
   const auto drift = At(900, {{Family::kRounding, Found(Rule::kDrift, 880, "", Severity::kWarning, {1, 2})},
                               {Family::kLoss, Found(Rule::kLoss, 300)}});

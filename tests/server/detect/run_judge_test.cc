@@ -1083,7 +1083,8 @@ TEST(RunJudgeTest, ALossThatTurnsInTheFirstStepsIsTold) {
   for (int64_t step = 0; step < 500; ++step) {
     StepSample sample = SampleAt(run, {.drift_from = -1}, step);
     const auto at = static_cast<float>(step);
-    sample.Add(SignalId::kLoss)[0] = step < 150 ? 10 - 0.04f * at : std::min(4 + 0.04f * (at - 150), 9 + 0.01f * static_cast<float>(step % 7));
+    sample.Add(SignalId::kLoss)[0] =
+        step < 150 ? 10 - 0.04f * at : std::min(4 + 0.04f * (at - 150), 9 + 0.01f * static_cast<float>(step % 7));
     judge.Observe(sample, &out);
   }
   const AlertTransition* warning = First(out, "loss", Severity::kWarning);
