@@ -14,8 +14,7 @@ namespace {
 constexpr size_t kNewestMax = 64;
 constexpr size_t kNewestMin = 8;  // Fewer values are no level.
 constexpr size_t kCurveMax = 128;
-constexpr size_t kValueOf = 5;           // The loss now is the median of so many values.
-constexpr double kOfDeviation = 1.4826;  // Median of absolute deviations to a normal's deviation.
+constexpr size_t kValueOf = 5;  // The loss now is the median of so many values.
 
 double MedianOfNewest(const std::vector<float>& values, size_t count) {
   const size_t n = std::min(count, values.size());
@@ -25,7 +24,7 @@ double MedianOfNewest(const std::vector<float>& values, size_t count) {
 double SpreadOf(const std::vector<float>& values, double level) {
   std::vector<double> off;
   for (const float value : values) off.push_back(std::abs(value - level));
-  return kOfDeviation * MedianOr(0, std::move(off));
+  return kDeviationOfMedian * MedianOr(0, std::move(off));
 }
 
 }  // namespace
@@ -86,7 +85,7 @@ double ChangeWatch::HoldRise() const {
 double ChangeWatch::NoiseNow() const {
   std::vector<double> moves;
   for (size_t i = 1; i < newest_.size(); ++i) moves.push_back(std::abs(newest_[i] - newest_[i - 1]));
-  return kOfDeviation / std::sqrt(2.0) * MedianOr(0, std::move(moves));
+  return kDeviationOfMedian / std::sqrt(2.0) * MedianOr(0, std::move(moves));
 }
 
 double ChangeWatch::LevelAt(int64_t step) const {

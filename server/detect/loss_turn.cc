@@ -12,41 +12,40 @@
 namespace bellwether::server {
 namespace {
 
-constexpr size_t kOfValue = 5;
-constexpr size_t kOfLevel = 16;
-constexpr size_t kOfSpread = 32;         // Differences of neighbours.
-constexpr double kOfDeviation = 1.4826;  // Median of absolute deviations to a normal's deviation.
-constexpr int32_t kAboveMax = 1 << 30;
+constexpr size_t kValueLosses = 5;
+constexpr size_t kLevelLosses = 16;
+constexpr size_t kSpreadMoves = 32;  // Differences of neighbours.
+constexpr int32_t kTurnCountMax = 1 << 30;
 
-double MedianOf(const std::vector<float>& values, size_t end, size_t count) {
+double MedianBefore(const std::vector<float>& values, size_t end, size_t count) {
   return MedianOr(0,
                   {values.begin() + static_cast<ptrdiff_t>(end - count), values.begin() + static_cast<ptrdiff_t>(end)});
 }
 
 // Of neighbours: a loss that falls scatters no more for it.
-double SpreadOf(const std::vector<float>& values, size_t end) {
-  const size_t count = std::min(kOfSpread, end - 1);
+double NeighbourSpread(const std::vector<float>& values, size_t end) {
+  const size_t count = std::min(kSpreadMoves, end - 1);
   std::vector<double> moves;
   for (size_t i = end - count; i < end; ++i) moves.push_back(std::abs(values[i] - values[i - 1]));
-  return kOfDeviation / std::sqrt(2.0) * MedianOr(0, std::move(moves));
+  return kDeviationOfMedian / std::sqrt(2.0) * MedianOr(0, std::move(moves));
 }
 
 }  // namespace
 
 void LossTurn::Observe(int64_t step, float loss) {
   if (!std::isfinite(loss)) return;
-  if (newest_.size() == kOfValue + kOfSpread + 1) newest_.erase(newest_.begin());
+  if (newest_.size() == kValueLosses + kSpreadMoves + 1) newest_.erase(newest_.begin());
   newest_.push_back(loss);
-  if (newest_.size() < kOfValue + kOfLevel) return;
-  const size_t before = newest_.size() - kOfValue;
-  const double level = MedianOf(newest_, before, kOfLevel);
+  if (newest_.size() < kValueLosses + kLevelLosses) return;
+  const size_t before = newest_.size() - kValueLosses;
+  const double level = MedianBefore(newest_, before, kLevelLosses);
   if (!known_ || level < level_) {
     start_ = known_ ? std::max(start_, level) : level;
     known_ = true;
     level_ = level;
-    spread_ = SpreadOf(newest_, before);
+    spread_ = NeighbourSpread(newest_, before);
   }
-  value_ = MedianOf(newest_, newest_.size(), kOfValue);
+  value_ = MedianBefore(newest_, newest_.size(), kValueLosses);
   limit_ = level_ + std::max({options_.turn_rise_of_level * std::abs(level_),
                               options_.turn_rise_of_gain * (start_ - level_), options_.turn_sigma * spread_});
   if (value_ <= limit_) {
@@ -55,7 +54,7 @@ void LossTurn::Observe(int64_t step, float loss) {
     return;
   }
   if (above_ == 0) since_ = step;
-  above_ = std::min(above_ + 1, kAboveMax);
+  above_ = std::min(above_ + 1, kTurnCountMax);
 }
 
 void LossTurn::Forget() {
@@ -88,6 +87,6 @@ void LossTurn::Find(const AnnouncedChange* rise, std::vector<Finding>* out) cons
   }
 }
 
-bool LossTurn::Consistent() const { return newest_.size() <= kOfValue + kOfSpread + 1; }
+bool LossTurn::Consistent() const { return newest_.size() <= kValueLosses + kSpreadMoves + 1; }
 
 }  // namespace bellwether::server

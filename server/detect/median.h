@@ -11,6 +11,9 @@
 
 namespace bellwether::server {
 
+// The median of absolute deviations, times this, is the standard deviation of a normal.
+inline constexpr double kDeviationOfMedian = 1.4826;
+
 // `none`: where there are no values.
 inline double MedianOr(double none, std::vector<double> values) {
   if (values.empty()) return none;
