@@ -248,8 +248,7 @@ void AlertEngine::TakeOver(Open* open, const Sign& sign, int64_t step, const Run
   }
 }
 
-AlertEngine::Sign AlertEngine::SignFrom(const Subject& subject, int64_t step, const RunDescription& run,
-                                        const std::vector<Finding>& findings) const {
+AlertEngine::Sign AlertEngine::SignFrom(const Subject& subject, int64_t step, const std::vector<Finding>& findings) {
   const Finding& worst = findings.front();
   Sign sign{.family = subject.family, .rule = worst.rule, .severity = worst.severity, .first_step = worst.first_step};
   sign.last_found = step;
@@ -259,39 +258,48 @@ AlertEngine::Sign AlertEngine::SignFrom(const Subject& subject, int64_t step, co
   sign.cause = subject.rule != nullptr ? subject.rule->cause
                : worst.cause.empty()   ? CauseOf(subject.family, findings)
                                        : worst.cause;
-  if (!worst.summary.empty()) sign.summary = absl::StrCat(run.name, ": ", worst.summary);
-  sign.advice = subject.rule != nullptr ? subject.rule->advice : worst.advice;
-  std::set<Head> named;  // Two findings may be of one head.
   for (const Finding& finding : findings) {
     sign.stage = std::max(sign.stage, finding.stage);
     sign.first_step = std::min(sign.first_step, finding.first_step);
     if (std::isnan(sign.sigma) || finding.sigma > sign.sigma) sign.sigma = finding.sigma;  // NaN: not known.
-    if (finding.where.head >= 0 && named.insert(finding.where).second) {
-      ++sign.heads_total;
-      if (sign.heads.size() < static_cast<size_t>(options_.heads_max)) sign.heads.push_back(finding.where);
-    }
-    for (int32_t i = 0; i < finding.fact_count; ++i) {
-      if (sign.evidence.size() >= static_cast<size_t>(options_.evidence_max)) break;
-      const Fact& fact = finding.facts[static_cast<size_t>(i)];
-      sign.evidence.push_back({.signal = fact.signal,
-                               .where = fact.where,
-                               .value = fact.value,
-                               .threshold = fact.threshold,
-                               .baseline = fact.baseline,
-                               .first_step = fact.first_step,
-                               .detector = fact.detector,
-                               .text = i == 0 ? finding.note : std::string()});
-    }
   }
   return sign;
+}
+
+void AlertEngine::AddDetails(const Subject& subject, const RunDescription& run, const std::vector<Finding>& findings,
+                             Sign* sign) const {
+  const Finding& worst = findings.front();
+  if (!worst.summary.empty()) sign->summary = absl::StrCat(run.name, ": ", worst.summary);
+  sign->advice = subject.rule != nullptr ? subject.rule->advice : worst.advice;
+  std::set<Head> named;  // Two findings may be of one head.
+  for (const Finding& finding : findings) {
+    if (finding.where.head >= 0 && named.insert(finding.where).second) {
+      ++sign->heads_total;
+      if (sign->heads.size() < static_cast<size_t>(options_.heads_max)) sign->heads.push_back(finding.where);
+    }
+    for (int32_t i = 0; i < finding.fact_count; ++i) {
+      if (sign->evidence.size() >= static_cast<size_t>(options_.evidence_max)) break;
+      const Fact& fact = finding.facts[static_cast<size_t>(i)];
+      sign->evidence.push_back({.signal = fact.signal,
+                                .where = fact.where,
+                                .value = fact.value,
+                                .threshold = fact.threshold,
+                                .baseline = fact.baseline,
+                                .first_step = fact.first_step,
+                                .detector = fact.detector,
+                                .text = i == 0 ? finding.note : std::string()});
+    }
+  }
 }
 
 void AlertEngine::Apply(const Subject& subject, Open* own, int64_t step, const RunDescription& run,
                         const std::vector<Finding>& findings, std::vector<AlertTransition>* out) {
   const UserRule* const rule = subject.rule;
   const Finding& worst = findings.front();
-  Sign found = SignFrom(subject, step, run, findings);
+  Sign found = SignFrom(subject, step, findings);
   Open* open = rule != nullptr ? (own->firing ? own : nullptr) : OpenWith(subject.family);
+  // Most findings are of a sign that was told already: only others need their heads and evidence.
+  if (open == nullptr) AddDetails(subject, run, findings, &found);
   if (open == nullptr && rule == nullptr) open = own->firing ? own : IllnessOf(found, step);
   if (open == nullptr) {
     const int64_t cooldown_steps = rule != nullptr ? rule->cooldown_steps : options_.cooldown_steps;
@@ -331,7 +339,10 @@ void AlertEngine::Apply(const Subject& subject, Open* own, int64_t step, const R
     sign->last_found = step;
     sign->lapsed = false;
     sign->eta = found.eta;
-    if (rises) Renew(std::move(found), found_rank < rank || open->told.repaired_step >= 0, sign);
+    if (rises) {
+      AddDetails(subject, run, findings, &found);
+      Renew(std::move(found), found_rank < rank || open->told.repaired_step >= 0, sign);
+    }
   }
   if (sign == &Leading(*open)) {
     open->eta_known = sign->eta.known;

@@ -230,8 +230,10 @@ class AlertEngine {
   // `found` in place of what `sign` was.
   void Renew(Sign found, bool keep_cause, Sign* sign) const;
   void AddOtherSigns(const Open& open, const Sign& leading, AlertTransition* change) const;
-  Sign SignFrom(const Subject& subject, int64_t step, const RunDescription& run,
-                const std::vector<Finding>& findings) const;
+  // By what a sign is known; its words, heads and evidence: AddDetails.
+  static Sign SignFrom(const Subject& subject, int64_t step, const std::vector<Finding>& findings);
+  void AddDetails(const Subject& subject, const RunDescription& run, const std::vector<Finding>& findings,
+                  Sign* sign) const;
   // The sign that names the alert.
   static Sign& Leading(Open& open);
   // What was looked for and not found: the sign lapses in the end, and with the last one the alert.
