@@ -175,8 +175,8 @@ def test_its_graphs_are_those_that_it_has_without_us(
     eager = train(kind, "", tmp_path / "e.bwrun").recorded
     assert eager.keys() == watched.recorded.keys()
     for step, signals in eager.items():
-        # Activations end where anything is compiled, and a compiled forward is not timed.  A backward
-        # pass that is under way when its step becomes known is left out of a rank's own norms.
+        # Activations end where anything is compiled, and a compiled forward is not timed.
+        # A backward pass under way when its step becomes known is left out of a rank's own norms.
         left_out = ("module_", "rank_grad_norm")
         names, got = (
             {n for n in of if not n.startswith(left_out) and n not in PHASES}

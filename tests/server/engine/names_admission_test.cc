@@ -55,7 +55,7 @@ class NamesAdmissionTest : public testing::Test {
   std::unique_ptr<Engine> Open(int32_t tensors) {
     Engine::Options options;
     options.storage_path = directory_.path() + "/data";
-    Layout layout{.layers = 1, .heads = 2, .kv_heads = 2};
+    Layout layout{.layers = 1, .heads = 2, .kv_heads = 2, .ranks = 1};
     layout.tensors = tensors + kEach / 2;
     options.admission.memory_max = Engine::AdmissionOf(options).own_bytes + RunMemoryBytesMax(layout);
     auto engine = Engine::Open(options, &counters_, Clock::System());
@@ -121,7 +121,7 @@ TEST_F(NamesAdmissionTest, ARunThatComesBackCountsOnce) {
   rank.Name(0);
   EXPECT_THAT(Events(engine.get()), testing::IsEmpty());
   engine->Upkeep();
-  Layout layout{.layers = 1, .heads = 2, .kv_heads = 2};
+  Layout layout{.layers = 1, .heads = 2, .kv_heads = 2, .ranks = 1};
   layout.tensors = kEach;
   EXPECT_EQ(counters_.gauge("bellwether_runs_memory_bytes")->value(), static_cast<double>(RunMemoryBytesMax(layout)));
 }
