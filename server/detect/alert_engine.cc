@@ -183,6 +183,9 @@ AlertEngine::Sign& AlertEngine::Leading(Open& open) {
     const int32_t rank_a = CauseNamed(a.family, a.cause).rank, rank_b = CauseNamed(b.family, b.cause).rank;
     if (rank_a != rank_b) return rank_a < rank_b;
     if (a.severity != b.severity) return a.severity < b.severity;
+    // Of one cause the loss says what it does.
+    const bool loss_a = a.family == Family::kLoss, loss_b = b.family == Family::kLoss;
+    if (rank_a > 0 && a.cause == b.cause && loss_a != loss_b) return loss_b;
     return a.first_step > b.first_step;
   });
 }

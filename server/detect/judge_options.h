@@ -280,14 +280,22 @@ struct LearningOptions {
   // to so many times all of their past.
   double rising_factor = 3;
   // By which the gradient norm jumps at once and stays, while the loss does not: a scale.
-  double scale_factor = 64;
-  int32_t scale_values = 16;
+  double scale_factor = 16;
+  int32_t scale_values = 8;
+  // Of the optimizer's own steps: optimizer_watch.h.
+  double change_share = 0.05;
+  double update_factor = 8;
+  double lag_level = 3;
+  double jump_factor = 3;
+  double fall_factor = 20;
 };
 
 struct ContextOptions {
   // Trends of heads, experts and parameters are not judged in the first steps of a run: the learning rate
   // warms up, heads take shape and all of them grow.
   int64_t warmup_steps = 700;
+  // Where the learning rate is told they are judged from so many steps behind its last rise.
+  int64_t warmed_steps = 50;
   // After an announced change, for trends.
   int64_t settle_steps = 200;
   // Of the learning rate between two reports: a change, announced or not.

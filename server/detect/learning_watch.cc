@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "server/detect/measured.h"
+#include "server/detect/median.h"
 
 namespace bellwether::server {
 namespace {
@@ -16,16 +17,26 @@ constexpr int32_t kValuesMax = 1 << 30;
 // In a row in which sigma(W_Q) is the same, after so many in which it changed.
 constexpr int32_t kStillSamples = 3;
 constexpr uint16_t kMovedSamples = 4;
+// Samples without a step of the optimizer.
+constexpr uint16_t kSteplessSamples = 2;
+// A rate of 0: a schedule begins or ends with one.
+constexpr int32_t kZeroRateValues = 8;
 // Of so many rising values one in so many may be below the one before.
 constexpr size_t kFallsOne = 6;
 // Times the first of all values, for the past of a run that has none.
 constexpr float kBeginsFactor = 2;
 // Sums grow by the same each time, or less: what the second half of them has risen against the first half.
 constexpr double kStraight = 1.5;
+// Of so many values, moves from one to the next in ln, and as a share of the median move before.
+constexpr size_t kSmoothValues = 8;
+constexpr double kSmooth = 0.06, kSmoothShare = 0.4;
 // Times its past: what has added up is not yet cleared.
 constexpr double kStillAbove = 2;
 // What the loss may have become, against the largest of its past, for a jump of the gradient to be a scale.
 constexpr double kLossSame = 1.5;
+// Beyond that a jump is a scale, however second moments are.
+constexpr double kLagFactor = 4;
+constexpr double kDownShare = 0.5;
 // Of that jump, what one step must have of it.
 constexpr double kJump = 0.25;
 
@@ -82,12 +93,12 @@ Finding& LearningWatch::Add(SignalId signal, const char* detector, double value,
                                                 .detector = detector}));
 }
 
-bool LearningWatch::Observe(const StepSample& sample, bool explodes) {
+bool LearningWatch::Observe(const StepSample& sample, bool explodes, bool lags) {
   findings_.clear();
   JudgeLoss(sample);
   JudgeRate(sample);
   JudgeSigma(sample);
-  JudgeGradient(sample, explodes);
+  JudgeGradient(sample, explodes, lags);
   return sample.has(SignalId::kLoss) || sample.has(SignalId::kGradNorm) || sample.has(SignalId::kLearningRate) ||
          sample.has(SignalId::kWqSigma);
 }
@@ -116,7 +127,7 @@ void LearningWatch::JudgeRate(const StepSample& sample) {
     return;
   }
   rate_.Add(rate, sample.step);
-  if (rate != 0 || rate_.count < options_.equal_values) return;
+  if (rate != 0 || rate_.count < std::min(kZeroRateValues, options_.equal_values)) return;
   Finding& finding = Add(SignalId::kLearningRate, "constant", 0, 0, 0, rate_.since);
   finding.score = 2;
   finding.cause = "optimizer does not move";
@@ -128,6 +139,12 @@ void LearningWatch::JudgeSigma(const StepSample& sample) {
   bool any = false;
   const uint64_t bits = BitsOf(sample, &any);
   if (!any || !sample.complete) return;
+  if (sample.has(SignalId::kTensorMoved)) {
+    stepped_ = static_cast<uint16_t>(std::min(stepped_ + 1, 1000));
+    stepless_ = 0;
+  } else {
+    stepless_ = static_cast<uint16_t>(std::min(stepless_ + 1, 1000));
+  }
   const bool same = sigma_.count > 0 && bits == sigma_bits_;
   sigma_bits_ = bits;
   if (!same) {
@@ -138,13 +155,14 @@ void LearningWatch::JudgeSigma(const StepSample& sample) {
     return;
   }
   sigma_.count = std::min(sigma_.count + 1, kValuesMax);
-  if (sigma_moved_ < kMovedSamples || sigma_.count <= kStillSamples) return;
+  const bool stepless = stepped_ >= kMovedSamples && stepless_ >= kSteplessSamples;
+  if (sigma_moved_ < kMovedSamples || (sigma_.count <= kStillSamples && !stepless)) return;
   Finding& finding = Add(SignalId::kWqSigma, "still", 0, 0, std::numeric_limits<double>::quiet_NaN(), sigma_.since);
   finding.score = 2;
   finding.cause = "optimizer does not move";
-  finding.summary =
-      absl::StrCat("the optimizer's step changes nothing: W_Q and W_K of all layers have stood still for ",
-                   sigma_.count - 1, " samples, since step ", sigma_.since);
+  finding.summary = absl::StrCat(stepless ? "the optimizer takes no step" : "the optimizer's step changes nothing",
+                                 ": W_Q and W_K of all layers have stood still for ", sigma_.count - 1,
+                                 sigma_.count == 2 ? " sample" : " samples", ", since step ", sigma_.since);
   const float rate = sample.scalar(SignalId::kLearningRate);
   if (IsAbove0(rate)) absl::StrAppendFormat(&finding.summary, "; the learning rate is %.3g", rate);
 }
@@ -166,7 +184,36 @@ bool LearningWatch::AddsUp(float norm, float* level) const {
   return second <= kStraight * first;
 }
 
-void LearningWatch::JudgeGradient(const StepSample& sample, bool explodes) {
+// A sum of gradients has the newest as a small part of it.
+bool LearningWatch::AddsUpSmoothly(float* level) const {
+  const auto size = static_cast<size_t>(options_.rising_values);
+  if (norms_.size() < size || size < 2 * kSmoothValues || !past_.known()) return false;
+  const auto at = [&](size_t i) { return norms_[(next_ + i) % size]; };  // Oldest first.
+  const size_t begin = size - kSmoothValues;
+  std::vector<double> before, moves_before, moves;
+  // What it has risen in is neither.
+  for (size_t i = 0; i < begin - kSmoothValues / 2; ++i) {
+    before.push_back(at(i));
+    if (i > 0) moves_before.push_back(std::abs(std::log(at(i) / at(i - 1))));
+  }
+  float least = at(begin);
+  for (size_t i = begin + 1; i < size; ++i) {
+    moves.push_back(std::abs(std::log(at(i) / at(i - 1))));
+    least = std::min(least, at(i));
+  }
+  *level = static_cast<float>(MedianOr(0, std::move(before)));
+  if (!(least >= options_.rising_factor * *level)) return false;
+  // All but one.
+  std::nth_element(moves.begin(), moves.end() - 2, moves.end());
+  const double move = *(moves.end() - 2), usual = MedianOr(0, std::move(moves_before));
+  if (move > kSmooth || move > kSmoothShare * usual) return false;
+  // What explodes rises by more each time.
+  const double first = at(begin + kSmoothValues / 2 - 1) - at(begin),
+               second = at(size - 1) - at(begin + kSmoothValues / 2);
+  return second <= std::max(first, 0.0) + kSmooth * at(begin);
+}
+
+void LearningWatch::JudgeGradient(const StepSample& sample, bool explodes, bool lags) {
   const float norm = sample.scalar(SignalId::kGradNorm), loss = sample.scalar(SignalId::kLoss);
   if (!IsAtLeast0(norm)) return;
   gradient_.Add(norm, sample.step);
@@ -192,7 +239,8 @@ void LearningWatch::JudgeGradient(const StepSample& sample, bool explodes) {
     next_ = static_cast<uint32_t>((next_ + 1) % size);
   }
   values_ = std::min(values_ + 1, kValuesMax);
-  if (adding_since_ >= 0 ? norm > kStillAbove * level_ : AddsUp(norm, &level_)) {
+  if (adding_since_ >= 0 ? norm > kStillAbove * level_
+                         : (AddsUp(norm, &level_) || (!explodes && AddsUpSmoothly(&level_)))) {
     if (adding_since_ < 0) adding_since_ = norms_step_[next_ % size];
     Finding& finding =
         Add(SignalId::kGradNorm, "adds up", norm, options_.rising_factor * level_, level_, adding_since_);
@@ -206,17 +254,21 @@ void LearningWatch::JudgeGradient(const StepSample& sample, bool explodes) {
   }
   adding_since_ = -1;
   const bool known = past_.known() && loss_past_.known();
-  const bool up = known && norm >= options_.scale_factor * past_.high();
-  const bool down = known && norm * options_.scale_factor <= past_.low();
+  // Second moments that follow too slowly explain as much as they may have grown by.
+  const double up_factor = lags ? kLagFactor * options_.scale_factor : options_.scale_factor;
+  const bool up = known && norm >= up_factor * past_.high();
+  // Gradients have spikes, and nothing like them below.
+  const double down_factor = std::max(1.0, kDownShare * options_.scale_factor);
+  const bool down = known && norm * down_factor <= past_.low();
   const bool loss_same = known && IsNumber(loss) && loss <= kLossSame * loss_past_.high();
   // What grows from step to step is no scale.
-  const bool jumps = scaled_ > 0 || std::max(norm / before, before / norm) >= kJump * options_.scale_factor;
-  if ((down || (up && !explodes)) && loss_same && jumps) {
+  const bool jumps = scaled_ > 0 || std::max(norm / before, before / norm) >= kJump * (up ? up_factor : down_factor);
+  if ((down || up) && !explodes && loss_same && jumps) {
     if (scaled_++ == 0) scaled_since_ = sample.step;
     if (scaled_ < options_.scale_values) return;
     const double edge = up ? past_.high() : past_.low();
-    Finding& finding = Add(SignalId::kGradNorm, "scale", norm,
-                           up ? options_.scale_factor * edge : edge / options_.scale_factor, edge, scaled_since_);
+    Finding& finding =
+        Add(SignalId::kGradNorm, "scale", norm, up ? up_factor * edge : edge / down_factor, edge, scaled_since_);
     finding.score = 1;
     finding.cause = "gradients scaled wrongly";
     finding.summary = absl::StrFormat(

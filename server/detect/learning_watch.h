@@ -4,9 +4,11 @@
 // constant  The loss is the same to the last bit, or the gradient norm or the learning rate is 0, for
 //           learning.equal_values in a row.
 // still     sigma(W_Q) of every head is the same to the last bit, for kStillSamples in a row, after it has always
-//           changed.  A run whose weights of attention never moved says nothing of its optimizer.
+//           changed.  One is enough where two samples in a row tell of no step of the optimizer, and all before did.
+//           A run whose weights of attention never moved says nothing of its optimizer.
 // adds up   The gradient norm rises from value to value, learning.rising_values long, by no more each time, to
-//           learning.rising_factor times all of its past: gradients that are not set to zero.
+//           learning.rising_factor times all of its past: gradients that are not set to zero.  Or it has risen as
+//           far, no faster at the end, and no longer scatters: a sum changes by little from step to step.
 // scale     The gradient norm jumps by learning.scale_factor, up or down, and stays there, while the loss is what
 //           it was: a loss scale that was taken off twice, or not at all.
 //
@@ -36,7 +38,8 @@ class LearningWatch {
   void SetOptions(const LearningOptions& options) { options_ = options; }
 
   // Judges a sample.  `explodes`: something is known to make gradients large.  False: it has none of the numbers.
-  bool Observe(const StepSample& sample, bool explodes = false);
+  // `lags`: second moments are behind, so that a gradient that has grown is no wrong scale.
+  bool Observe(const StepSample& sample, bool explodes = false, bool lags = false);
   std::vector<Finding>* findings() { return &findings_; }
   // Something announced may change what is usual: the past is none.  What is the same stays so.
   void Excuse();
@@ -44,6 +47,11 @@ class LearningWatch {
   void Forget();
   size_t memory_bytes() const { return norms_.capacity() * sizeof(float); }
 
+  // What there was nothing of in older states.
+  template <class A>
+  void VisitLater(A& a) {
+    a(stepped_), a(stepless_);
+  }
   template <class A>
   void Visit(A& a) {
     a(loss_), a(gradient_), a(rate_), a(sigma_), a(sigma_bits_), a(sigma_moved_), a(norms_), a(next_);
@@ -68,16 +76,18 @@ class LearningWatch {
   void JudgeLoss(const StepSample& sample);
   void JudgeRate(const StepSample& sample);
   void JudgeSigma(const StepSample& sample);
-  void JudgeGradient(const StepSample& sample, bool explodes);
+  void JudgeGradient(const StepSample& sample, bool explodes, bool lags);
   // `*level`: what it is held against.
   bool AddsUp(float norm, float* level) const;
+  bool AddsUpSmoothly(float* level) const;
   Finding& Add(SignalId signal, const char* detector, double value, double threshold, double baseline, int64_t since);
 
   LearningOptions options_;
   Same loss_, gradient_, rate_, sigma_;
   uint64_t sigma_bits_ = 0;  // Of all heads of the sample before.
   uint16_t sigma_moved_ = 0;
-  std::vector<float> norms_;  // The newest, a ring once it is full.
+  uint16_t stepped_ = 0, stepless_ = 0;  // Samples that told of a step of the optimizer; in a row that did not.
+  std::vector<float> norms_;             // The newest, a ring once it is full.
   uint32_t next_ = 0;
   std::vector<int64_t> norms_step_;
   PastRange<32> past_, loss_past_;

@@ -146,16 +146,22 @@ constexpr const char* kBuiltinSentences[] = {
     "or the learning rate is 0, in {learning.equal_values} values in a row. Or sigma of W_Q and W_K is the same in all "
     "heads for 3 samples, after it has always changed. Or the gradient norm rises in {learning.rising_values} values, "
     "nearly each above the one before and by no more each time, to {learning.rising_factor} times all of its past: "
-    "gradients are not set to zero. Or it jumps by {learning.scale_factor}, up or down, for {learning.scale_values} "
-    "values in which the loss is as before: a loss scale. The past are the last 64 to 96 values. A warning, at any "
-    "step.",
+    "gradients are not set to zero. Or it has risen so far and no longer scatters. Or it jumps by "
+    "{learning.scale_factor}, up or down, for {learning.scale_values} "
+    "values in which the loss is as before: a loss scale. The past are the last 64 to 96 values. Or a step "
+    "of the optimizer changes most parameters by more than {learning.change_share} of their size. Or one of Adam is "
+    "longer than {learning.update_factor} learning rates. Or second moments lag by {learning.lag_level} in two samples "
+    "in a row. Or the learning rate rises at once to {learning.jump_factor} times all before, or falls to "
+    "1/{learning.fall_factor}, and nothing has announced it. A warning, at any step.",
 };
 static_assert(std::size(kBuiltinSentences) == kBuiltins);
 
 constexpr char kCommon[] =
     "Samples of {trend.batch_steps} steps are averaged to a batch, and a full batch is judged once. Trends of heads, "
     "experts and parameters are not judged in the first {context.warmup_steps} steps, and no trend in "
-    "{context.settle_steps} steps after an announced change. States are: values that are not finite, a loss far above "
+    "{context.settle_steps} steps after an announced change. Where the learning rate is told the first steps end "
+    "{context.warmed_steps} steps behind its last rise, if that is earlier. States are: values that are not finite, a "
+    "loss far above "
     "its level before the change, scores and weights out of bounds. An alert resolves after "
     "{alert.resolve_steps} steps without evidence; its kind then stays quiet for {alert.cooldown_steps}, unless it is "
     "worse. It "

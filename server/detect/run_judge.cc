@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <iterator>
 #include <limits>
 #include <map>
 #include <optional>
@@ -29,6 +30,7 @@
 #include "server/detect/loss_turn.h"
 #include "server/detect/loss_watch.h"
 #include "server/detect/nonfinite_origin.h"
+#include "server/detect/optimizer_watch.h"
 #include "server/detect/own_watch.h"
 #include "server/detect/rule_fields.h"
 #include "server/detect/sequence_watch.h"
@@ -52,7 +54,8 @@ constexpr uint32_t kExpertsMagic = 0x394a5742;   // "BWJ9": no parameter was hel
 constexpr uint32_t kPastsMagic = 0x414a5742;     // "BWJA": no lag of each step was.
 constexpr uint32_t kLagsMagic = 0x424a5742;      // "BWJB": no weight was held against its sample before.
 constexpr uint32_t kCausesMagic = 0x434a5742;    // "BWJC": each family had an alert of its own.
-constexpr uint32_t kSignsMagic = 0x444a5742;     // "BWJD"
+constexpr uint32_t kSignsMagic = 0x444a5742;     // "BWJD": no step of the optimizer was judged.
+constexpr uint32_t kStepsMagic = 0x454a5742;     // "BWJE"
 
 // A loss scaler needs 16 steps in a row to find its factor, from its first one of 2^16 on.
 constexpr int32_t kOverflowsMax = 32;
@@ -62,6 +65,8 @@ constexpr int32_t kLostLossesMax = 2;
 // So many excuses one after the other, and as much again after twice as many
 // steps that were judged: what is announced all the time excuses nothing.
 constexpr int64_t kExcusesMax = 5;
+// As client_lib/python/bellwether begins its event of a learning rate that it has seen change.
+constexpr std::string_view kSeenByHook = "learning rate is now ";
 // Changes of steps that the run has not come to.
 constexpr size_t kChangesAheadMax = 16;
 // Behind a change, also where all of them come later than what settles.
@@ -103,6 +108,7 @@ struct RunJudge::State {
   LagWatch lags;
   CorruptionWatch corruption;
   LearningWatch learning;
+  OptimizerWatch optimizer;
   UserRules user;
   AlertEngine alerts;
   int64_t first_step = -1;
@@ -113,6 +119,8 @@ struct RunJudge::State {
   // The learning rate as last reported, and before it last jumped, at that step.
   double rate = 0, rate_before = 0;
   int64_t rate_step = -1;
+  double rate_most = 0;  // The largest so far, and the last step that raised it.
+  int64_t rate_rose_step = -1;
   int32_t bad_gradients = 0, bad_losses = 0;  // Reports in a row that were not finite.
   int64_t excused_halves = 0;                 // Of excused steps; each judged one takes one off.
   int64_t excused_from = -1;                  // The step of the last change that excuses.
@@ -138,6 +146,7 @@ struct RunJudge::State {
         lags(from.parameters),
         corruption(from.corruption),
         learning(from.learning),
+        optimizer(from.learning),
         user(from, description.layout),
         alerts(from.alert),
         attempt(description.attempt) {
@@ -205,6 +214,11 @@ struct RunJudge::State {
     experts.VisitLater(a);
     parameters.VisitLater(a);
   }
+  template <class A>
+  void VisitSteps(A& a) {
+    a(optimizer), a(rate_most), a(rate_rose_step);
+    learning.VisitLater(a);
+  }
   // The part that belongs to the rules that people wrote.
   template <class A>
   void VisitUserRules(A& a) {
@@ -214,8 +228,13 @@ struct RunJudge::State {
   uint64_t user_rules_fingerprint() const { return options.rules == nullptr ? 0 : Fingerprint(*options.rules); }
   const RowNames* tensor_names() const { return rows == nullptr ? nullptr : &rows->tensors; }
   bool on(Builtin rule) const { return options.is_on(rule); }
-  // Of heads, experts and parameters in the first steps, and behind an announced change.
-  bool excuses_trends(int64_t step) const { return step < options.context.warmup_steps || step < excused_until; }
+  // Whether heads, experts and parameters still take shape: while the learning rate warms up, where it is told.
+  bool warms_up(int64_t step) const {
+    if (step >= options.context.warmup_steps) return false;
+    return rate_most <= 0 || step <= rate_rose_step + options.context.warmed_steps;
+  }
+  // Of heads, experts and parameters, and behind an announced change.
+  bool excuses_trends(int64_t step) const { return warms_up(step) || step < excused_until; }
   void ForgetTrends() {
     heads.ForgetTrends();
     user.Forget();
@@ -238,7 +257,8 @@ struct RunJudge::State {
   void WatchRate(const StepSample& sample);
   // From the event's words to a change; false: it changes nothing.
   bool ReadChange(const RunEvent& event, AnnouncedChange* change);
-  void Announce(const AnnouncedChange& change);
+  // `meant`: somebody has told of it; the hook tells of a learning rate that it sees change.
+  void Announce(const AnnouncedChange& change, bool meant);
 
   void JudgeKernel(const StepSample& sample);
   void JudgeArithmetic(const StepSample& sample);
@@ -258,6 +278,10 @@ struct RunJudge::State {
 void RunJudge::State::WatchRate(const StepSample& sample) {
   const double now = sample.scalar(SignalId::kLearningRate);
   if (!std::isfinite(now) || now <= 0) return;
+  if (now > rate_most) {
+    rate_most = now;
+    rate_rose_step = sample.step;
+  }
   const double factor = options.context.rate_factor;
   if (rate > 0 && (now >= rate * factor || now <= rate / factor)) {
     rate_before = rate;
@@ -317,10 +341,11 @@ bool RunJudge::State::MayExcuse(int64_t until) const {
   return excused_halves + 2 * promised <= 2 * kExcusesMax * options.context.settle_steps;
 }
 
-void RunJudge::State::Announce(const AnnouncedChange& change) {
+void RunJudge::State::Announce(const AnnouncedChange& change, bool meant) {
   const int64_t step = std::max(change.step, last_step);
   const bool risen = changes.Announce(change, loss.highest(), course(), options.context.settle_steps);
   learning.Excuse();
+  if (meant) optimizer.Excuse();
   if (change.kind == EventKind::kRestore) corruption.Forget();
   // A learning rate has no reason to move the level; what has risen before is not excused.
   if (change.kind == EventKind::kRestore || (change.kind != EventKind::kLearningRate && !turn.holds())) turn.Forget();
@@ -414,7 +439,7 @@ void RunJudge::State::JudgeArithmetic(const StepSample& sample) {
 
 void RunJudge::State::JudgeOwn(const StepSample& sample) {
   const OwnWatch::Context context{.pasts = on(Builtin::kOwnPast),
-                                  .warming = sample.step < options.context.warmup_steps,
+                                  .warming = warms_up(sample.step),
                                   .excused = sample.step < excused_until,
                                   .quiet_steps = options.alert.resolve_steps};
   // A sample without own values is no sign that they are right.
@@ -442,7 +467,7 @@ void RunJudge::State::JudgeSequences(const StepSample& sample) {
 }
 
 void RunJudge::State::JudgeParameters(const StepSample& sample) {
-  const bool warming = sample.step < options.context.warmup_steps, excused = sample.step < excused_until;
+  const bool warming = warms_up(sample.step), excused = sample.step < excused_until;
   if (warming || excused) alerts.CouldNotLook(Family::kParameters, sample.step);
   if (warming) return;
   const int64_t quiet = options.alert.resolve_steps;
@@ -459,10 +484,12 @@ void RunJudge::State::JudgeCorruption(const StepSample& sample) {
 }
 
 void RunJudge::State::JudgeLearning(const StepSample& sample) {
-  // Where scores or weights explode, the gradient's norm does so before the loss: no wrong scale.
+  // Where scores or weights explode, the gradient norm does so before the loss, and comes back: no wrong scale.
   const bool explodes =
       alerts.firing(Family::kLogits) || alerts.firing(Family::kRounding) || alerts.firing(Family::kCorruption);
-  if (!learning.Observe(sample, explodes) || !on(Builtin::kLearning)) return;
+  optimizer.Observe(sample, tensor_names());
+  if (!learning.Observe(sample, explodes, optimizer.lags()) || !on(Builtin::kLearning)) return;
+  std::move(optimizer.findings()->begin(), optimizer.findings()->end(), std::back_inserter(*learning.findings()));
   alerts.Collect(Family::kLearning, *learning.findings());
 }
 
@@ -571,6 +598,7 @@ void RunJudge::Observe(const StepSample& sample, std::vector<AlertTransition>* o
     s.lags.Rewind();
     s.corruption.Forget();
     s.learning.Forget();
+    s.optimizer.Forget();
     s.user.Forget();
     s.ahead.clear();
     // Not what was announced behind the checkpoint.
@@ -580,7 +608,7 @@ void RunJudge::Observe(const StepSample& sample, std::vector<AlertTransition>* o
   if (sample.step <= s.last_step) return;
   std::erase_if(s.ahead, [&](const AnnouncedChange& change) {
     if (change.step > sample.step) return false;
-    s.Announce(change);
+    s.Announce(change, /*meant=*/true);
     return true;
   });
   if (s.excused_samples > 0 && sample.step >= s.excused_from) {
@@ -690,7 +718,7 @@ void RunJudge::OnEvent(const RunEvent& event, std::vector<AlertTransition>* out)
         const bool far_ahead = s.last_step >= 0 && event.attempt <= s.attempt &&
                                change.step > s.last_step + s.options.context.settle_steps;
         if (!far_ahead) {
-          s.Announce(change);
+          s.Announce(change, /*meant=*/!event.text.starts_with(kSeenByHook));
         } else if (s.ahead.size() < kChangesAheadMax) {
           s.ahead.push_back(change);
         }
@@ -769,6 +797,7 @@ void RunJudge::SetOptions(const JudgeOptions& options, std::vector<AlertTransiti
   s.lags.SetOptions(options.parameters);
   s.corruption.SetOptions(options.corruption);
   s.learning.SetOptions(options.learning);
+  s.optimizer.SetOptions(options.learning);
   // What a family's alert can come from; without any of it, it ends.
   const std::pair<Family, std::vector<Builtin>> sources[] = {
       {Family::kRounding, {Builtin::kDrift, Builtin::kTies, Builtin::kNorm}},
@@ -814,7 +843,7 @@ std::string RunJudge::Save() const {
   std::string out;
   StateWriter writer(&out);
   State& s = *state_;
-  writer(kSignsMagic);
+  writer(kStepsMagic);
   writer(s.run.layout.layers);
   writer(s.run.layout.heads);
   writer(s.run.layout.kv_heads);
@@ -846,6 +875,7 @@ std::string RunJudge::Save() const {
   s.VisitLater(writer);
   writer(s.turn);
   s.alerts.VisitSigns(writer);
+  s.VisitSteps(writer);
   return out;
 }
 
@@ -863,7 +893,8 @@ bool RunJudge::Restore(std::string_view saved) {
   reader(layout.layers);
   reader(layout.heads);
   reader(layout.kv_heads);
-  const bool signs = magic == kSignsMagic;
+  const bool steps = magic == kStepsMagic;
+  const bool signs = magic == kSignsMagic || steps;
   const bool causes = magic == kCausesMagic || signs;
   const bool lags = magic == kLagsMagic || causes;
   const bool pasts = magic == kPastsMagic || lags;
@@ -915,11 +946,13 @@ bool RunJudge::Restore(std::string_view saved) {
     reader(fresh->turn);
     fresh->alerts.VisitSigns(reader);
   }
+  if (fits && steps) fresh->VisitSteps(reader);
   if (!fits || !reader.at_end() || !fresh->heads.Consistent() || !fresh->changes.Consistent() ||
       !fresh->laws.Consistent() || !fresh->arithmetic.Consistent() || !fresh->own.Consistent() ||
       !fresh->frozen.Consistent() || !fresh->experts.Consistent() || !fresh->sequences.Consistent() ||
       !fresh->parameters.Consistent() || !fresh->lags.Consistent() || !fresh->corruption.Consistent() ||
-      !fresh->learning.Consistent() || !fresh->turn.Consistent() || fresh->ahead.size() > kChangesAheadMax)
+      !fresh->learning.Consistent() || !fresh->optimizer.Consistent() || !fresh->turn.Consistent() ||
+      fresh->ahead.size() > kChangesAheadMax)
     return begin_afresh();
   if (fingerprint == fresh->user_rules_fingerprint()) {
     StateReader rules_reader(of_rules);

@@ -143,9 +143,16 @@ constexpr Threshold kThresholds[] = {
     BW_ROW(learning, rising_factor, 1, 1e6, "times", "that they are above all of their past"),
     BW_ROW(learning, scale_factor, 1, 1e9, "times", "beyond all of its past, up or down: a scale of the gradient"),
     BW_ROW(learning, scale_values, 1, 1e6, "values", "in a row, in which the loss is as before"),
+    BW_ROW(learning, change_share, 0, 1, "", "of a parameter that a step changes: the learning rate is too high"),
+    BW_ROW(learning, update_factor, 1, 1e9, "learning rates", "that a step of Adam is long: epsilon is too small"),
+    BW_ROW(learning, lag_level, 1, 1e9, "", "lag of second moments that follow too slowly, in two samples in a row"),
+    BW_ROW(learning, jump_factor, 1, 1e9, "times", "all before, to which the learning rate rises at once"),
+    BW_ROW(learning, fall_factor, 1, 1e9, "times", "less, to which the learning rate falls at once"),
 
     BW_ROW(context, warmup_steps, 0, 1e7, "steps",
            "at the start of a run in which no trend of heads, experts or parameters is told"),
+    BW_ROW(context, warmed_steps, 0, 1e7, "steps",
+           "behind the last rise of the learning rate: where it is told, they end"),
     BW_ROW(context, settle_steps, 0, 1e7, "steps", "after an announced change of which nothing is said, but of states"),
     BW_ROW(context, rate_factor, 1, 1e6, "", "of the learning rate between two reports: a change, announced or not"),
 

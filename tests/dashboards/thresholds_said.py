@@ -117,6 +117,7 @@ RUNBOOKS = {
         "the same in {learning.equal_values} values",
         "rises over {learning.rising_values} values to {learning.rising_factor} times its history",
         "by a factor of {learning.scale_factor} for {learning.scale_values} values",
+        "by more than {learning.change_share:%}",
     ),
     "ranksmissing": (),
     "hookoverbudget": ("more than {alert.hook_overhead_max:%} of the step, for {alert.hook_overhead_steps} steps",),

@@ -292,8 +292,8 @@ TEST(RunJudgeTest, OlderStateVersionsAreRead) {
   for (int64_t step = 0; step <= 3500; ++step) judge.Observe(SampleAt(SyntheticRun(), {}, step), &out);
   ASSERT_GE(judge.alerts_firing(), 1u);
   std::string saved = judge.Save();
-  ASSERT_EQ(saved.substr(0, 4), "BWJD");
-  for (const char version : {'C', 'B', '9', '6', '4', '3', '2'}) {
+  ASSERT_EQ(saved.substr(0, 4), "BWJE");
+  for (const char version : {'D', 'C', 'B', '9', '6', '4', '3', '2'}) {
     SCOPED_TRACE(version);
     saved[3] = version;
     // It ends before what came with later versions.
@@ -1116,6 +1116,21 @@ TEST(RunJudgeTest, FirstStepsAndChangesExcuseExpertsAndSequences) {
   judge.OnEvent({.step = step, .kind = EventKind::kData, .text = "other data"}, &out);
   for (; step < 4400; step += 10) judge.Observe(ExpertSampleAt(run, step, true, 50), &out);
   EXPECT_TRUE(out.empty());
+}
+
+TEST(RunJudgeTest, TrendsAreJudgedOnceTheLearningRateHasWarmedUp) {
+  const RunDescription run = SyntheticRun();
+  RunJudge judge(JudgeOptions{}, run);
+  std::vector<AlertTransition> out;
+  for (int64_t step = 0; step < 700; step += 10) {
+    StepSample sample = ExpertSampleAt(run, step, step > 300, 3);
+    sample.Add(SignalId::kLearningRate)[0] = 1e-3f * static_cast<float>(std::min<int64_t>(step + 10, 100)) / 100;
+    judge.Observe(sample, &out);
+    if (step == 350) {
+      EXPECT_TRUE(judge.Restore(judge.Save()));
+    }
+  }
+  EXPECT_NE(First(out, "experts", Severity::kWarning), nullptr);
 }
 
 TEST(RunJudgeTest, AGradientThatIsNotFiniteNamesItsParameter) {
