@@ -20,11 +20,6 @@ TIMEOUT = 600  # Seconds.
 SYNONYMS = {
     "biased delta": "rounding drift",
     "wrong arithmetic": "faulty kernel",
-    "frozen parameters": "optimizer does not move",
-    "steps without effect": "optimizer does not move",
-    "collapsed router": "dead experts",
-    "dead expert": "dead experts",
-    "unused expert": "dead experts",
     "second moments that do not follow": "second moment too slow",
     "repeated tokens": "bad data",
     "sequences out of their past": "bad data",

@@ -45,6 +45,7 @@ enum class Case : uint8_t {
   kSequencesStay,
   kParametersJump,
   kParametersStay,
+  kWeightsGrow,
   kCorruption,
   kCorruptGradient,
   kLearning,
@@ -105,8 +106,11 @@ constexpr Row kRows[] = {
      "Take the last one from before {begin}, and overwrite none. With fp16 look at the loss scale first. If it comes "
      "again at the same step, look at the data of that step."},
     {Family::kDisagreement, "always", "Compare checksums of the weights over the ranks",
-     "Replicas that must be equal are not: suspect silent data corruption of the odd rank's device, or weights that "
-     "are not synchronised. Drain that host. Resume from a checkpoint from before {begin}."},
+     "Copies that must be equal are not, so the run trains several models at once. Either they are not synchronised: "
+     "look for a parameter that is outside DistributedDataParallel, for a rank that skips a step, and for a broadcast "
+     "that was left out behind a load. Or a device computes wrongly: test that of the odd rank, and drain its host. "
+     "Then broadcast the weights and the optimizer's state from one rank, or resume from a checkpoint from before "
+     "{begin}."},
     {Family::kSilent, "warning", "Look whether the silent ranks still train",
      "The others' samples are judged meanwhile."},
     {Family::kSilent, "critical", "Look whether the job still runs",
@@ -167,6 +171,14 @@ constexpr Row kRows[] = {
      "follow the learning rate. Where second moments lag, steps are too large until they have followed: a smaller "
      "beta2 follows sooner, and clipping each parameter's update by its lag bounds the step. Keep a checkpoint from "
      "before {begin}."},
+    {Family::kParameters, "residual growth, head growth or logit growth",
+     "Look at the weight decay and the learning rate of the named parameters",
+     "They grow by the same share in every step, and all others do not: no gradient does that for long. Look at the "
+     "sign "
+     "of their group's weight decay, at a scale that is applied twice, at hooks and at code that writes into them. "
+     "What "
+     "they feed grows with them, and the loss follows. Save a checkpoint now and keep one from before {begin}: if they "
+     "have grown to twice their size or more, resume from that one."},
     {Family::kCorruption, "critical", "Go back to a checkpoint, and test this GPU",
      "A weight has jumped from one sample to the next, and no other: no optimizer does that. It is a flipped bit, a "
      "broken device, or code that wrote into the parameter. Take a checkpoint from before {begin}. Test the memory of "
@@ -228,6 +240,10 @@ Case CaseOf(Family family, const RunDescription& run, const AdviceState& state) 
     case Family::kSequences:
       return information ? Case::kSequencesOnce : Case::kSequencesStay;
     case Family::kParameters:
+      if (!information &&
+          (state.cause == "residual growth" || state.cause == "head growth" || state.cause == "logit growth")) {
+        return Case::kWeightsGrow;
+      }
       return information ? Case::kParametersJump : Case::kParametersStay;
     case Family::kCorruption:
       return critical ? Case::kCorruption : Case::kCorruptGradient;

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <limits>
 #include <string>
+#include <string_view>
 
 #include "server/detect/finding.h"
 #include "server/model/alert_transition.h"
@@ -24,7 +25,8 @@ struct AdviceState {
   Severity severity = Severity::kWarning;
   int32_t stage = 0;                                        // The alert's; 5 once the loss is gone.
   double sigma = std::numeric_limits<double>::quiet_NaN();  // Largest sigma(W_Q) of its heads; NaN = not known.
-  double sigma_max = 30;  // Up to this one a run is repaired as it goes on (norm.rescue_sigma_max).
+  double sigma_max = 30;        // Up to this one a run is repaired as it goes on (norm.rescue_sigma_max).
+  std::string_view cause = {};  // Of the sign that leads.
 };
 
 // Whether the first thing to do is to stop or to go back: nothing later asks for more.

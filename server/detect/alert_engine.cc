@@ -522,7 +522,8 @@ AlertTransition AlertEngine::Describe(const Subject& subject, Open* open, int64_
   change.cause = open->told.repaired_step >= 0 ? open->told.cause : leading.cause;
   change.summary = leading.summary.empty() ? SummaryOf(run, change) : leading.summary;
   AddOtherSigns(*open, leading, &change);
-  const AdviceState state = StateFor(open->severity, open->stage, leading.sigma);
+  AdviceState state = StateFor(open->severity, open->stage, leading.sigma);
+  state.cause = leading.cause;
   if (rule != nullptr || !leading.advice.empty()) {
     change.advice = leading.advice;
   } else {

@@ -39,13 +39,13 @@ std::string CauseOf(Family family, const std::vector<Finding>& findings) {
     case Family::kLogits:
       return "logit growth";
     case Family::kDisagreement:
-      return "corruption";
+      return "replicas apart";
     case Family::kKernel:
       return "faulty kernel";
     case Family::kArithmetic:
       return "wrong arithmetic";
     case Family::kFrozen:
-      return "frozen parameters";
+      return "optimizer does not move";
     case Family::kParameters:
       return "parameters out of their past";
     default:

@@ -15,6 +15,8 @@ namespace {
 constexpr size_t kExpertsNamedMax = 8;
 constexpr size_t kCasesSaidMax = 4;  // In the words of an alert.
 constexpr uint16_t kExpertCountMax = 60000;
+// What has no chance of being a batch's whim need not be seen more often.
+constexpr uint16_t kSureSamples = 2;
 
 uint16_t OneMore(uint16_t count) { return std::min<uint16_t>(kExpertCountMax, static_cast<uint16_t>(count + 1)); }
 float LayerValue(std::span<const float> values, size_t layer) {
@@ -41,14 +43,39 @@ bool ExpertWatch::Consistent() const {
   return columns_ >= 0 && experts_.size() == routers_.size() * static_cast<size_t>(columns_);
 }
 
+bool ExpertWatch::IsSteady(const Expert& expert) const {
+  return expert.seen >= options_.seen && expert.longest == 0 && expert.lowest >= options_.steady_share;
+}
+
+bool ExpertWatch::IsCollapsed(const Router& router) const {
+  return router.sharp >= kSureSamples || (!warming_ && router.collapsed >= options_.samples);
+}
+
+// What has a habit of the first steps begins anew.
+void ExpertWatch::EndWarmUp() {
+  for (Expert& expert : experts_) {
+    if (StateOf(expert) != State::kWell) continue;
+    if (expert.longest > 0 || expert.seen == 0) expert = {};
+    expert.idle = 0;
+    expert.expected = 0;
+  }
+  for (Router& router : routers_) {
+    if (!IsCollapsed(router)) router = {};
+  }
+}
+
 ExpertWatch::State ExpertWatch::StateOf(const Expert& expert) const {
+  if (expert.idle >= kSureSamples && expert.expected >= options_.steady_tokens && IsSteady(expert)) return State::kIdle;
+  if (warming_) return State::kWell;
   if (expert.idle < options_.samples * (expert.longest + 1)) return State::kWell;
   if (expert.seen >= options_.seen) return State::kIdle;
   return expert.idle >= options_.start_samples ? State::kUnused : State::kWell;
 }
 
-bool ExpertWatch::Observe(const StepSample& sample, int64_t quiet_steps) {
+bool ExpertWatch::Observe(const StepSample& sample, int64_t quiet_steps, bool warming) {
   findings_.clear();
+  if (warming_ && !warming) EndWarmUp();
+  warming_ = warming;
   const auto loads = sample.matrix(SignalId::kExpertLoad);
   // Tokens of an expert may lie at a rank that is missing.
   if (loads.empty() || !sample.complete) return false;
@@ -82,7 +109,8 @@ bool ExpertWatch::Observe(const StepSample& sample, int64_t quiet_steps) {
         IsAbove0(most) && IsAtLeast0(some)) {
       router.entropy = some / most;
     }
-    TakeLoads(row.first(count), sample.step, &experts_[layer * static_cast<size_t>(columns)]);
+    TakeLoads(row.first(count), sum / static_cast<double>(count), sample.step,
+              &experts_[layer * static_cast<size_t>(columns)]);
     const float given = LayerValue(tokens, layer);
     if (IsAbove0(given)) TakeBreadth(row.first(count), given, sample.step, &router);
   }
@@ -98,7 +126,7 @@ void ExpertWatch::BeginWrong(int64_t step, bool first, Place* place) const {
   place->since = first ? step : std::min(place->since, step);
 }
 
-void ExpertWatch::TakeLoads(std::span<const float> loads, int64_t step, Expert* experts) {
+void ExpertWatch::TakeLoads(std::span<const float> loads, double mean, int64_t step, Expert* experts) {
   for (size_t i = 0; i < loads.size(); ++i) {
     Expert& expert = experts[i];
     if (loads[i] > 0) {
@@ -107,8 +135,12 @@ void ExpertWatch::TakeLoads(std::span<const float> loads, int64_t step, Expert* 
       expert.seen = OneMore(expert.seen);
       if (expert.idle > 0) expert.since = step;
       expert.idle = 0;
+      expert.expected = 0;
+      const auto share = static_cast<float>(loads[i] / mean);
+      expert.lowest = expert.lowest < 0 ? share : std::min(expert.lowest, share);
     } else {
       BeginWrong(step, expert.idle == 0, &expert);
+      if (expert.lowest > 0) expert.expected += static_cast<float>(expert.lowest * mean);
       expert.idle = OneMore(expert.idle);
     }
   }
@@ -133,13 +165,22 @@ void ExpertWatch::TakeBreadth(std::span<const float> loads, double tokens, int64
     breadth = std::min(breadth, std::max(0.0, (1 - router->load / tokens) / (1 - chosen / experts)));
   }
   router->breadth = static_cast<float>(breadth);
-  if (router->best >= 0 && breadth < options_.breadth && breadth * options_.breadth_fall < router->best) {
+  const float of_block = router->count >= options_.seen ? router->least : -1;
+  const double best = std::max(router->best, of_block), fall = options_.breadth_fall;
+  const bool sharp = breadth < options_.breadth && breadth * fall * fall < best;
+  if (sharp || (router->best >= 0 && breadth < options_.breadth && breadth * fall < router->best)) {
     BeginWrong(step, router->collapsed == 0, router);
     router->collapsed = OneMore(router->collapsed);
+    if (sharp) {
+      router->sharp = OneMore(router->sharp);
+    } else if (router->sharp < kSureSamples) {
+      router->sharp = 0;
+    }
     return;
   }
   if (router->collapsed > 0) router->since = step;
   router->collapsed = 0;
+  router->sharp = 0;
   router->least = router->count == 0 ? router->breadth : std::min(router->least, router->breadth);
   if (++router->count < kExpertsBlock) return;
   router->best = std::max(router->best, router->least);
@@ -167,7 +208,7 @@ void ExpertWatch::Tell(int64_t step) {
     Finding& finding = of_layer(layer, Severity::kWarning, fact);
     finding.news = !router.told && news_.Take();
     router.told = true;
-    finding.cause = "collapsed router";
+    finding.cause = "dead experts";
     finding.score = 3;
     finding.summary = absl::StrFormat(
         "the router of layer %d sends its tokens to the same few experts: expert %d has %.3g times its share", layer,
@@ -209,11 +250,11 @@ void ExpertWatch::Tell(int64_t step) {
       };
       Finding& finding = of_layer(layer, idle ? Severity::kWarning : Severity::kInfo, at(0));
       finding.news = fresh && news_.Take();
-      finding.cause = idle ? "dead expert" : "unused expert";
+      finding.cause = "dead experts";
       finding.first_step = since;
       // The layer that has lost most of its experts first.
       finding.score = (idle ? 1 : 0) + static_cast<double>(wrong.size()) / routers_[static_cast<size_t>(layer)].experts;
-      std::string names;
+      std::string names = wrong.size() == 1 ? "expert " : "experts ";
       for (size_t i = 0; i < std::min(wrong.size(), kExpertsNamedMax); ++i) {
         absl::StrAppend(&names, i == 0 ? "" : ", ", wrong[i]);
         if (i > 0) finding.Add(at(i));

@@ -2,7 +2,9 @@
 //
 // idle      An expert that had tokens in experts.seen samples gets none: in so many samples in a row, and
 //           in so many times as many as ever before.  One that is sent tokens only now and then has a
-//           habit of being idle, and is judged by that.
+//           habit of being idle, and is judged by that.  One that was never idle, and never had less than
+//           experts.steady_share of the mean expert's tokens, is dead after two samples.  By its lowest share
+//           so far it should have had experts.steady_tokens in them.
 // unused    It gets none in experts.start_samples of them, and had so in fewer before, or never.  A
 //           fine-tune may well have such experts, so this is information.
 // collapsed The tokens of a layer go to few experts.  Its breadth is (n - k) / (experts - k), where n is
@@ -10,14 +12,15 @@
 //           sent to: 1 is balanced, 0 always the same.  Where the router is sure, with an entropy below
 //           experts.breadth of the largest, one expert that all tokens are sent to is enough.  The breadth
 //           is below experts.breadth, and so many times below all of its best kExpertsBlock samples, for
-//           experts.samples in a row.  What has never been broad, as batches that are mostly padding, is
-//           not told.
+//           experts.samples in a row; for two, where it is below them by that factor squared.  What has never
+//           been broad, as batches that are mostly padding, is not told.
 //
-// The first steps, and those behind an announced change, are neither judged nor learnt from.  What is wrong
+// In the first steps only what takes two samples is told, and habits of that time are forgotten.  Steps behind an
+// announced change are neither judged nor learnt from.  What is wrong
 // stays so over such a change and into a new attempt, until a sample shows otherwise.  What is well again, and
 // wrong once more before the alert has ended, is no news.
 //
-// The state is 16 bytes an expert.  Not thread-safe.
+// The state is 24 bytes an expert.  Not thread-safe.
 
 #ifndef BELLWETHER_SERVER_DETECT_EXPERT_WATCH_H_
 #define BELLWETHER_SERVER_DETECT_EXPERT_WATCH_H_
@@ -42,7 +45,8 @@ class ExpertWatch {
   void SetOptions(const ExpertsOptions& options) { options_ = options; }
 
   // Judges a sample.  False: it tells of no expert.  What was wrong is news again after `quiet_steps`.
-  bool Observe(const StepSample& sample, int64_t quiet_steps);
+  // `warming`: the run is in its first steps.
+  bool Observe(const StepSample& sample, int64_t quiet_steps, bool warming = false);
   // What is wrong now, in the layers of this sample and others: the worst first.
   std::vector<Finding>* findings() { return &findings_; }
   // Something announced may change what is usual: it is learnt anew.  What is wrong stays so.
@@ -60,6 +64,12 @@ class ExpertWatch {
   void VisitLater(A& a) {
     news_.VisitLast(a);
   }
+  template <class A>
+  void VisitLatest(A& a) {
+    a(warming_);
+    for (Expert& expert : experts_) a(expert.lowest), a(expert.expected);
+    for (Router& router : routers_) a(router.sharp);
+  }
   bool Consistent() const;
 
  private:
@@ -69,6 +79,9 @@ class ExpertWatch {
     uint16_t longest = 0;  // and of those before.
     bool told = false;
     int64_t since = -1;  // The first of `idle`, or when that was over.
+    // The lowest share of the mean expert's tokens that it ever had; -1: not known.
+    float lowest = -1;
+    float expected = 0;  // Tokens that it should have had in `idle` by that.
     template <class A>
     void Visit(A& a) {
       a(seen), a(idle), a(longest), a(told), a(since);
@@ -76,7 +89,8 @@ class ExpertWatch {
   };
   struct Router {
     uint16_t count = 0;      // Samples of the block under way.
-    uint16_t collapsed = 0;  // In a row.
+    uint16_t collapsed = 0;  // In a row,
+    uint16_t sharp = 0;      // and so many of them far below all of its past.
     bool told = false;
     float least = 0;            // Breadth of the block under way,
     float best = -1;            // and the largest of those of whole blocks; -1: none.
@@ -94,8 +108,10 @@ class ExpertWatch {
   enum class State : uint8_t { kWell, kUnused, kIdle };
 
   State StateOf(const Expert& expert) const;
-  bool IsCollapsed(const Router& router) const { return router.collapsed >= options_.samples; }
-  void TakeLoads(std::span<const float> loads, int64_t step, Expert* experts);
+  bool IsSteady(const Expert& expert) const;
+  bool IsCollapsed(const Router& router) const;
+  void EndWarmUp();
+  void TakeLoads(std::span<const float> loads, double mean, int64_t step, Expert* experts);
   void TakeBreadth(std::span<const float> loads, double tokens, int64_t step, Router* router);
   // An expert or a router is wrong, for the first sample in a row or a later one.
   template <class Place>
@@ -103,7 +119,8 @@ class ExpertWatch {
   void Tell(int64_t step);
 
   ExpertsOptions options_;
-  int32_t columns_ = 0;  // Experts of a layer.
+  bool warming_ = false;  // The last sample was of the first steps.
+  int32_t columns_ = 0;   // Experts of a layer.
   News news_;
   int64_t quiet_steps_ = 0;      // Of the last sample.
   std::vector<Expert> experts_;  // [layer][expert]

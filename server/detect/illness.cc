@@ -18,16 +18,18 @@ constexpr IllnessCause kCauses[] = {
     {"faulty kernel", 8, kOfTheRun | All(Family::kCorruption, Family::kLearning), kAsLongAsItFires},
     {"wrong arithmetic", 7, kOfTheRun | All(Family::kCorruption, Family::kLearning), kAsLongAsItFires},
     {"corruption", 6, kOfWrongNumbers | All(Family::kDisagreement, Family::kCorruption), kAsLongAsItFires},
+    {"replicas apart", 5, kOfWrongNumbers | All(Family::kDisagreement, Family::kCorruption), kAsLongAsItFires},
     {"nothing to learn", 5, kOfTheRun | All(Family::kFrozen, Family::kLearning), kAsLongAsItFires},
     {"optimizer does not move", 5, kOfTheRun | All(Family::kFrozen, Family::kLearning), kAsLongAsItFires},
-    {"steps without effect", 5, kOfTheRun | All(Family::kLearning), kAsLongAsItFires},
     {"gradients not cleared", 5, kOfWrongNumbers, kAsLongAsItFires},
     {"gradients scaled wrongly", 5, kOfTheRun, kAsLongAsItFires},
     {"learning rate too high", 5, kOfTheRun | All(Family::kLogits, Family::kExperts, Family::kLearning),
      kAsLongAsItFires},
     {"biased delta", 4, kOfTheRun | All(Family::kLogits), kAsLongAsItFires},
     {"repeated tokens", 4, All(Family::kLoss, Family::kGradient, Family::kParameters), kOneBatch},
-    {"logit growth", 3, kOfTheRun, kAsLongAsItFires},
+    {"logit growth", 3, kOfTheRun | All(Family::kLogits, Family::kRounding), kAsLongAsItFires},
+    {"residual growth", 3, kOfTheRun, kAsLongAsItFires},
+    {"head growth", 3, kOfTheRun, kAsLongAsItFires},
     {"sequences out of their past", 2, All(Family::kLoss, Family::kGradient, Family::kParameters), kOneBatch},
     {"epsilon too small", 6, kOfTheRun | All(Family::kLogits, Family::kLearning), kAsLongAsItFires},
     {"warm-up missing", 5, kOfTheRun | All(Family::kLogits, Family::kExperts, Family::kLearning), kAsLongAsItFires},
@@ -36,12 +38,12 @@ constexpr IllnessCause kCauses[] = {
     {"second moments that do not follow", 2,
      All(Family::kLoss, Family::kGradient, Family::kNonfinite, Family::kSequences), kOneBatch},
     {"parameters out of their past", 1, All(Family::kGradient, Family::kLoss, Family::kNonfinite), kOneBatch},
-    {"frozen parameters", 1, 0, 0},
-    {"collapsed router", 1, 0, 0},
-    {"dead expert", 1, 0, 0},
-    {"unused expert", 1, 0, 0},
+    {"steps rounded away", 1, 0, 0},
+    {"dead experts", 1, 0, 0},
 };
 
+// Parameters may stand still on purpose: nothing else follows from that.
+constexpr IllnessCause kStandsStill = {"optimizer does not move", 1, 0, 0};
 constexpr IllnessCause kUnknownOfRounding = {"unknown", 1, kOfTheRun | All(Family::kLogits), kAsLongAsItFires};
 constexpr IllnessCause kUnknownOfNonfinite = {"unknown", 1, All(Family::kLoss, Family::kGradient, Family::kParameters),
                                               kAsLongAsItFires};
@@ -52,6 +54,7 @@ constexpr IllnessCause kUnknown = {"unknown", 0, 0, 0};
 }  // namespace
 
 const IllnessCause& CauseNamed(Family family, std::string_view cause) {
+  if (family == Family::kFrozen && cause == kStandsStill.name) return kStandsStill;
   for (const IllnessCause& known : kCauses) {
     if (known.name == cause) return known;
   }

@@ -223,6 +223,11 @@ struct FrozenOptions {
 // Experts without tokens, and routers that send all to the same ones: expert_watch.h.
 struct ExpertsOptions {
   int32_t samples = 8;  // In a row; and so many times as many as ever before.
+  // One that was never idle, and has always had this share of the mean expert's tokens, need not wait for that.  Two
+  // samples are enough once it should have had so many tokens, by its own lowest share.  Were tokens sent by chance
+  // and each by itself, none of 16 would have a chance of 1e-7.
+  double steady_share = 0.1;
+  double steady_tokens = 16;
   // With tokens, so that it is known how often an expert has none.  The gaps of one that is sent tokens by
   // chance are exponential; that one is 8 times as long as the longest of 15 has a chance of 5e-6.
   int32_t seen = 16;
@@ -260,6 +265,14 @@ struct ParametersOptions {
   // StableAdamW (arXiv 2304.13013) saw the loss spike behind 2.3.
   double lag_level = 2.3;
   int32_t lag_samples = 3;  // In a row: a warning.
+  // Growth of single weights, by growth_watch.h: they are so many times as large as before,
+  double growth_factor = 1.25;
+  // over so many samples; two are enough where it is far faster.
+  int32_t growth_samples = 3;
+  // It is so many times its own fastest of the past, and that of others,
+  double growth_rate_factor = 2;
+  // and doubles them in fewer steps: slower growth is ordinary training, as of heads.
+  double growth_doubling_steps = 2000;
 };
 
 // Weights and gradients that jump at one place alone: corruption_watch.h.
@@ -291,8 +304,8 @@ struct LearningOptions {
 };
 
 struct ContextOptions {
-  // Trends of heads, experts and parameters are not judged in the first steps of a run: the learning rate
-  // warms up, heads take shape and all of them grow.
+  // Trends of heads and parameters, and slow ones of experts, are not judged in the first steps of a run: the learning
+  // rate warms up, heads take shape and all of them grow.
   int64_t warmup_steps = 700;
   // Where the learning rate is told they are judged from so many steps behind its last rise.
   int64_t warmed_steps = 50;

@@ -113,10 +113,13 @@ constexpr const char* kBuiltinSentences[] = {
     "too small for 16 bits it is information, and none while the learning rate rises. One that has stood still before "
     "must do so for four times as long.",
     "An expert that had tokens in {experts.seen} samples has had none in {experts.samples} in a row, and in "
-    "{experts.samples} times as many as ever before: a warning. One that had some in fewer, or "
+    "{experts.samples} times as many as ever before: a warning. Two samples are enough for one that was never idle and "
+    "always had {experts.steady_share} of the mean expert's tokens, if by its lowest share it should have had "
+    "{experts.steady_tokens} in them. One that had some in fewer, or "
     "never, and has none in {experts.start_samples} samples is information. Or the breadth of a layer is below "
     "{experts.breadth}, and "
-    "{experts.breadth_fall} times below all of its best 64 samples, for {experts.samples} samples: a warning. It is "
+    "{experts.breadth_fall} times below all of its best 64 samples, for {experts.samples} samples: a warning. Two are "
+    "enough where it is below them by that factor squared. The breadth is "
     "how many experts share the load, beyond those that each token is sent to: 1 is balanced, 0 always the same. "
     "Samples of which the mean expert has fewer than {experts.tokens} tokens say nothing of it.",
     "Of the labels that count, {sequences.repeated_share} or more are the same as the one before, where they were "
@@ -133,7 +136,11 @@ constexpr const char* kBuiltinSentences[] = {
     "warning, {parameters.relearn_samples} the new normal. Or the largest second-moment lag of a step is above "
     "{parameters.lag_level}, and beyond its past of 128 to 192 samples by the same range: information. "
     "{parameters.lag_samples} samples "
-    "in a row are a warning.",
+    "in a row are a warning. Or the root mean square of a weight has grown to {parameters.growth_factor} times what it "
+    "was, in {parameters.growth_samples} samples in a row. In each of them it grows {parameters.growth_rate_factor} "
+    "times as fast as in any of its last 8 to 16, and as weights of other layers. And it would double in fewer than "
+    "{parameters.growth_doubling_steps} steps. Two samples are enough where it is 1.5 times as far beyond its past. A "
+    "warning, also in the first steps if the learning rate is told.",
     "A weight has jumped at one place alone. From one sample to the next sigma(W_Q) or sigma(W_K) of a head, or the "
     "root "
     "mean square of a parameter, has risen to {corruption.weight_factor} times what it was. For each 100 steps in "
@@ -157,11 +164,11 @@ constexpr const char* kBuiltinSentences[] = {
 static_assert(std::size(kBuiltinSentences) == kBuiltins);
 
 constexpr char kCommon[] =
-    "Samples of {trend.batch_steps} steps are averaged to a batch, and a full batch is judged once. Trends of heads, "
-    "experts and parameters are not judged in the first {context.warmup_steps} steps, and no trend in "
-    "{context.settle_steps} steps after an announced change. Where the learning rate is told the first steps end "
-    "{context.warmed_steps} steps behind its last rise, if that is earlier. States are: values that are not finite, a "
-    "loss far above "
+    "Samples of {trend.batch_steps} steps are averaged to a batch, and a full batch is judged once. Trends of heads "
+    "and parameters are not judged in the first {context.warmup_steps} steps, nor experts but by what two samples "
+    "show, and no trend in {context.settle_steps} steps after an announced change. Where the learning rate is told the "
+    "first steps end {context.warmed_steps} steps behind its last rise, if that is earlier. States are: values that "
+    "are not finite, a loss far above "
     "its level before the change, scores and weights out of bounds. An alert resolves after "
     "{alert.resolve_steps} steps without evidence; its kind then stays quiet for {alert.cooldown_steps}, unless it is "
     "worse. It "

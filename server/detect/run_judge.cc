@@ -22,6 +22,7 @@
 #include "server/detect/corruption_watch.h"
 #include "server/detect/detector_bank.h"
 #include "server/detect/expert_watch.h"
+#include "server/detect/growth_watch.h"
 #include "server/detect/head_rules.h"
 #include "server/detect/judge_options.h"
 #include "server/detect/lag_watch.h"
@@ -32,6 +33,7 @@
 #include "server/detect/nonfinite_origin.h"
 #include "server/detect/optimizer_watch.h"
 #include "server/detect/own_watch.h"
+#include "server/detect/parameter_role.h"
 #include "server/detect/rule_fields.h"
 #include "server/detect/sequence_watch.h"
 #include "server/detect/tensor_pasts.h"
@@ -55,7 +57,8 @@ constexpr uint32_t kPastsMagic = 0x414a5742;     // "BWJA": no lag of each step 
 constexpr uint32_t kLagsMagic = 0x424a5742;      // "BWJB": no weight was held against its sample before.
 constexpr uint32_t kCausesMagic = 0x434a5742;    // "BWJC": each family had an alert of its own.
 constexpr uint32_t kSignsMagic = 0x444a5742;     // "BWJD": no step of the optimizer was judged.
-constexpr uint32_t kStepsMagic = 0x454a5742;     // "BWJE"
+constexpr uint32_t kStepsMagic = 0x454a5742;     // "BWJE": no growth of weights was judged.
+constexpr uint32_t kGrowthMagic = 0x464a5742;    // "BWJF"
 
 // A loss scaler needs 16 steps in a row to find its factor, from its first one of 2^16 on.
 constexpr int32_t kOverflowsMax = 32;
@@ -106,6 +109,7 @@ struct RunJudge::State {
   SequenceWatch sequences;
   TensorPasts parameters;
   LagWatch lags;
+  GrowthWatch growth;
   CorruptionWatch corruption;
   LearningWatch learning;
   OptimizerWatch optimizer;
@@ -144,6 +148,7 @@ struct RunJudge::State {
         sequences(from.sequences),
         parameters(from.parameters),
         lags(from.parameters),
+        growth(from.parameters),
         corruption(from.corruption),
         learning(from.learning),
         optimizer(from.learning),
@@ -218,6 +223,12 @@ struct RunJudge::State {
   void VisitSteps(A& a) {
     a(optimizer), a(rate_most), a(rate_rose_step);
     learning.VisitLater(a);
+  }
+  // And what is held against pasts since then.
+  template <class A>
+  void VisitGrowth(A& a) {
+    a(growth);
+    experts.VisitLatest(a);
   }
   // The part that belongs to the rules that people wrote.
   template <class A>
@@ -346,7 +357,10 @@ void RunJudge::State::Announce(const AnnouncedChange& change, bool meant) {
   const bool risen = changes.Announce(change, loss.highest(), course(), options.context.settle_steps);
   learning.Excuse();
   if (meant) optimizer.Excuse();
-  if (change.kind == EventKind::kRestore) corruption.Forget();
+  if (change.kind == EventKind::kRestore) {
+    corruption.Forget();
+    growth.Rewind();
+  }
   // A learning rate has no reason to move the level; what has risen before is not excused.
   if (change.kind == EventKind::kRestore || (change.kind != EventKind::kLearningRate && !turn.holds())) turn.Forget();
   const int64_t until = step + options.context.settle_steps;
@@ -453,8 +467,9 @@ void RunJudge::State::JudgeFrozen(const StepSample& sample) {
 }
 
 void RunJudge::State::JudgeExperts(const StepSample& sample) {
-  if (excuses_trends(sample.step)) return alerts.CouldNotLook(Family::kExperts, sample.step);
-  if (!experts.Observe(sample, options.alert.resolve_steps) || !on(Builtin::kExperts)) return;
+  if (sample.step < excused_until) return alerts.CouldNotLook(Family::kExperts, sample.step);
+  const bool warming = warms_up(sample.step);
+  if (!experts.Observe(sample, options.alert.resolve_steps, warming) || !on(Builtin::kExperts)) return;
   alerts.Collect(Family::kExperts, *experts.findings());
 }
 
@@ -469,13 +484,22 @@ void RunJudge::State::JudgeSequences(const StepSample& sample) {
 void RunJudge::State::JudgeParameters(const StepSample& sample) {
   const bool warming = warms_up(sample.step), excused = sample.step < excused_until;
   if (warming || excused) alerts.CouldNotLook(Family::kParameters, sample.step);
-  if (warming) return;
   const int64_t quiet = options.alert.resolve_steps;
-  const bool tensors = parameters.Observe(sample, tensor_names(), {.excused = excused, .quiet_steps = quiet});
-  const bool steps = lags.Observe(sample, {.excused = excused, .quiet_steps = quiet});
-  if ((!tensors && !steps) || !on(Builtin::kParameters)) return;
-  lags.AddTo(parameters.findings());
-  alerts.Collect(Family::kParameters, *parameters.findings());
+  const bool grown =
+      growth.Observe(sample, tensor_names(), {.warming = warming, .excused = excused, .quiet_steps = quiet});
+  std::vector<Finding> findings;
+  bool looked = grown;
+  if (!warming) {
+    looked |= parameters.Observe(sample, tensor_names(), {.excused = excused, .quiet_steps = quiet});
+    looked |= lags.Observe(sample, {.excused = excused, .quiet_steps = quiet});
+    findings = *parameters.findings();
+    lags.AddTo(&findings);
+  }
+  growth.AddTo(&findings);
+  if (!looked || !on(Builtin::kParameters)) return;
+  // In the first steps only growth is looked for: nothing else is known to be over.
+  if (findings.empty() && warming) return;
+  alerts.Collect(Family::kParameters, findings);
 }
 
 void RunJudge::State::JudgeCorruption(const StepSample& sample) {
@@ -521,6 +545,10 @@ void RunJudge::State::JudgeReplicas(const StepSample& sample, std::vector<Findin
     names.push_back(name(tensor));
   }
   finding.note = absl::StrCat(absl::StrJoin(names, ", "), tensors.size() > names.size() ? ", ..." : "");
+  finding.where.layer = LayerOf(name(row));
+  for (const auto& [tensor, disagreement] : tensors) {
+    if (LayerOf(name(tensor)) != finding.where.layer) finding.where.layer = -1;
+  }
   findings->push_back(std::move(finding));
 }
 
@@ -596,6 +624,7 @@ void RunJudge::Observe(const StepSample& sample, std::vector<AlertTransition>* o
     s.sequences.Rewind();
     s.parameters.Rewind();
     s.lags.Rewind();
+    s.growth.Rewind();
     s.corruption.Forget();
     s.learning.Forget();
     s.optimizer.Forget();
@@ -795,6 +824,7 @@ void RunJudge::SetOptions(const JudgeOptions& options, std::vector<AlertTransiti
   s.sequences.SetOptions(options.sequences);
   s.parameters.SetOptions(options.parameters);
   s.lags.SetOptions(options.parameters);
+  s.growth.SetOptions(options.parameters);
   s.corruption.SetOptions(options.corruption);
   s.learning.SetOptions(options.learning);
   s.optimizer.SetOptions(options.learning);
@@ -836,14 +866,14 @@ uint32_t RunJudge::alerts_firing() const { return state_->alerts.alerts_firing()
 size_t RunJudge::memory_bytes() const {
   return sizeof(State) + state_->heads.memory_bytes() + state_->user.memory_bytes() + state_->own.memory_bytes() +
          state_->frozen.memory_bytes() + state_->experts.memory_bytes() + state_->parameters.memory_bytes() +
-         state_->corruption.memory_bytes() + state_->learning.memory_bytes();
+         state_->corruption.memory_bytes() + state_->learning.memory_bytes() + state_->growth.memory_bytes();
 }
 
 std::string RunJudge::Save() const {
   std::string out;
   StateWriter writer(&out);
   State& s = *state_;
-  writer(kStepsMagic);
+  writer(kGrowthMagic);
   writer(s.run.layout.layers);
   writer(s.run.layout.heads);
   writer(s.run.layout.kv_heads);
@@ -876,6 +906,7 @@ std::string RunJudge::Save() const {
   writer(s.turn);
   s.alerts.VisitSigns(writer);
   s.VisitSteps(writer);
+  s.VisitGrowth(writer);
   return out;
 }
 
@@ -893,7 +924,8 @@ bool RunJudge::Restore(std::string_view saved) {
   reader(layout.layers);
   reader(layout.heads);
   reader(layout.kv_heads);
-  const bool steps = magic == kStepsMagic;
+  const bool growth = magic == kGrowthMagic;
+  const bool steps = magic == kStepsMagic || growth;
   const bool signs = magic == kSignsMagic || steps;
   const bool causes = magic == kCausesMagic || signs;
   const bool lags = magic == kLagsMagic || causes;
@@ -947,12 +979,13 @@ bool RunJudge::Restore(std::string_view saved) {
     fresh->alerts.VisitSigns(reader);
   }
   if (fits && steps) fresh->VisitSteps(reader);
+  if (fits && growth) fresh->VisitGrowth(reader);
   if (!fits || !reader.at_end() || !fresh->heads.Consistent() || !fresh->changes.Consistent() ||
       !fresh->laws.Consistent() || !fresh->arithmetic.Consistent() || !fresh->own.Consistent() ||
       !fresh->frozen.Consistent() || !fresh->experts.Consistent() || !fresh->sequences.Consistent() ||
-      !fresh->parameters.Consistent() || !fresh->lags.Consistent() || !fresh->corruption.Consistent() ||
-      !fresh->learning.Consistent() || !fresh->optimizer.Consistent() || !fresh->turn.Consistent() ||
-      fresh->ahead.size() > kChangesAheadMax)
+      !fresh->parameters.Consistent() || !fresh->lags.Consistent() || !fresh->growth.Consistent() ||
+      !fresh->corruption.Consistent() || !fresh->learning.Consistent() || !fresh->optimizer.Consistent() ||
+      !fresh->turn.Consistent() || fresh->ahead.size() > kChangesAheadMax)
     return begin_afresh();
   if (fingerprint == fresh->user_rules_fingerprint()) {
     StateReader rules_reader(of_rules);

@@ -11,6 +11,7 @@
 #include "absl/strings/str_format.h"
 #include "server/detect/measured.h"
 #include "server/detect/median.h"
+#include "server/detect/parameter_role.h"
 
 namespace bellwether::server {
 namespace {
@@ -170,7 +171,7 @@ void TensorWatch::NameRun(const StepSample& sample, size_t asked) {
                                                             .first_step = still_since_,
                                                             .detector = "still"}));
   finding.score = std::numeric_limits<double>::infinity();
-  finding.cause = "steps without effect";
+  finding.cause = "optimizer does not move";
   finding.summary = absl::StrCat("the optimizer's step changes nothing: none of ", asked, " parameter", Plural(asked),
                                  " with a gradient has moved in ", still_samples_, " samples");
   const float rate = sample.scalar(SignalId::kLearningRate);
@@ -223,6 +224,13 @@ void TensorWatch::NameRows(std::vector<Still>* still, size_t moving, const RowNa
                           rate_);
   }
   absl::StrAppend(&text, ", since step ", first);
+  // Where all of them are of one layer that is the place.
+  int32_t layer = names == nullptr ? -1 : LayerOf(NameOr("tensor", names, still->front().row));
+  for (const Still& one : *still) {
+    if (layer >= 0 && LayerOf(NameOr("tensor", names, one.row)) != layer) layer = -1;
+  }
+  findings_.front().where.layer = layer;
+  if (all_round) findings_.front().cause = "steps rounded away";
   findings_.front().summary = std::move(text);
 }
 

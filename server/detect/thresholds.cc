@@ -110,6 +110,10 @@ constexpr Threshold kThresholds[] = {
     BW_ROW(frozen, gradient_share, 0, 1, "of the median parameter's", "that a gradient must have"),
 
     BW_ROW(experts, samples, 1, 10000, "samples", "in a row, and times as many as ever before, without a token"),
+    BW_ROW(experts, steady_share, 0, 1, "of the mean expert's tokens",
+           "that an expert has always had which is dead sooner"),
+    BW_ROW(experts, steady_tokens, 1, 1e9, "tokens",
+           "that it should have had by its lowest share, in two samples at least"),
     BW_ROW(experts, seen, 1, 10000, "samples", "with tokens after which an expert is judged by its past"),
     BW_ROW(experts, start_samples, 1, 10000, "samples", "without a token from the start: information"),
     BW_ROW(experts, tokens, 0, 1e9, "tokens", "of the mean expert, below which a sample says nothing of the breadth"),
@@ -133,6 +137,10 @@ constexpr Threshold kThresholds[] = {
     BW_ROW(parameters, relearn_samples, 1, 10000, "samples", "in a row that are the new normal"),
     BW_ROW(parameters, lag_level, 0, 1e6, "", "that the largest second-moment lag of a step must be above, too"),
     BW_ROW(parameters, lag_samples, 1, 10000, "samples", "in a row of such a lag: a warning"),
+    BW_ROW(parameters, growth_factor, 1, 1e6, "times", "as large as before: a weight that grows alone"),
+    BW_ROW(parameters, growth_samples, 1, 10000, "samples", "in a row that it must grow; two where it is far faster"),
+    BW_ROW(parameters, growth_rate_factor, 1, 1e6, "times", "as fast as in its past, and as others grow"),
+    BW_ROW(parameters, growth_doubling_steps, 1, 1e7, "steps", "slower growth than a doubling in this time is none"),
 
     BW_ROW(corruption, weight_factor, 1, 1e9, "times the sample before", "the norm of one weight, and of no other"),
     BW_ROW(corruption, gradient_factor, 1, 1e30, "times its past's largest", "an element of one gradient"),
@@ -150,7 +158,7 @@ constexpr Threshold kThresholds[] = {
     BW_ROW(learning, fall_factor, 1, 1e9, "times", "less, to which the learning rate falls at once"),
 
     BW_ROW(context, warmup_steps, 0, 1e7, "steps",
-           "at the start of a run in which no trend of heads, experts or parameters is told"),
+           "at the start of a run in which no trend of heads or parameters, and no slow one of experts, is told"),
     BW_ROW(context, warmed_steps, 0, 1e7, "steps",
            "behind the last rise of the learning rate: where it is told, they end"),
     BW_ROW(context, settle_steps, 0, 1e7, "steps", "after an announced change of which nothing is said, but of states"),
@@ -180,6 +188,7 @@ constexpr ThresholdOrder kOrders[] = {
     {"parameters.hold_samples", "parameters.persist_samples"},
     {"parameters.persist_samples", "parameters.relearn_samples"},
     {"parameters.lag_samples", "parameters.relearn_samples"},
+    {"parameters.growth_samples", "parameters.relearn_samples"},
 };
 
 // Converts to whatever a field is; never run.

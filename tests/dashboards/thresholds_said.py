@@ -35,11 +35,12 @@ DETECTION = (
     "{loss.impulse_sigma} standard deviations above the {loss.window_values} values before it, {loss.impulse_values} times in a row",
     "{loss.gradient_factor} times its geometric mean and {loss.impulse_sigma} standard deviations of its logarithm; for {loss.persist_steps} steps",
     "a parameter has a gradient and does not move, in {frozen.samples} samples that cover it",
-    "that had tokens gets none in {experts.samples} samples, and in {experts.samples} times as many as ever before",
+    "that always had tokens gets none in 2 samples, at any step. One that had some gets none in {experts.samples}, and in {experts.samples} times as many as ever before",
     "{sequences.repeated_share:%} of a batch's labels are the same as the one before",
     "{sequences.hold_values} steps in a row: a warning",
     "leaves its own history for {parameters.hold_samples} samples; for {parameters.persist_samples}",
     "is above {parameters.lag_level} and off its own history; for {parameters.lag_samples} samples",
+    "to {parameters.growth_factor} times its size in 2 or {parameters.growth_samples} samples, while others stand nearly still",
     "has risen to {corruption.weight_factor} times what it was in the sample before, at any step",
     "an element of one gradient is {corruption.gradient_factor} times the largest of its history",
     "a loss that is the same in {learning.equal_values} values",
@@ -95,8 +96,10 @@ RUNBOOKS = {
     "parametersfrozen": ("{frozen.samples} samples",),
     "expertsdead": (
         "had some in {experts.seen} samples has had none in {experts.samples} in a row, and in {experts.samples} times as many",
-        "is below {experts.breadth}, and {experts.breadth_fall} times below all of its best 64 samples, for {experts.samples} samples",
+        "is below {experts.breadth}, and {experts.breadth_fall} times below all of its best 64 samples, for {experts.samples} samples; "
+        "for two where it is {experts.breadth_fall ** 2:.0f} times below",
         "and none in {experts.start_samples}",
+        "if by its lowest share it should have had {experts.steady_tokens} tokens in them",
     ),
     "sequencesodd": (
         "{sequences.repeated_share:%} of its labels or more are the same as the one before, where they were {sequences.usual_share:%}",
@@ -108,6 +111,7 @@ RUNBOOKS = {
         "Gradients that fall do so by {parameters.fall_factor}",
         "{parameters.hold_samples} samples in a row that cover it are information, {parameters.persist_samples} a warning",
         "is above {parameters.lag_level} and beyond its own history by the same range: information, and for {parameters.lag_samples} samples in a row a warning",
+        "a weight grows to {parameters.growth_factor} times its size in 2 or {parameters.growth_samples} samples",
     ),
     "corruption": (
         "is {corruption.weight_factor} times what it was",

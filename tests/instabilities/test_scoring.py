@@ -26,8 +26,8 @@ def line(step: int, severity: str, cause: str, **more: Any) -> str:
 
 def test_a_replay_is_read_with_its_places() -> None:
     printed = "\n".join([
-        line(110, "warning", "dead expert", layer=1, summary="expert 3 of layer 1 gets no tokens"),
-        line(120, "critical", "corruption", layer=1, heads=[[0, 7], [1, 2], [1, 0]], key="b1",
+        line(110, "warning", "dead experts", layer=1, summary="expert 3 of layer 1 gets no tokens"),
+        line(120, "critical", "replicas apart", layer=1, heads=[[0, 7], [1, 2], [1, 0]], key="b1",
              summary=f"the copies of {WEIGHT} differ: rank 4 differs"),
         line(130, "warning", "unknown", rule="overhead"),
         line(140, "warning", "unknown", state="resolved"),

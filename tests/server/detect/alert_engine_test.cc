@@ -283,13 +283,13 @@ TEST_F(IllnessTest, HeadsOfTwoLayersAreTwoIllnesses) {
 
 TEST_F(IllnessTest, AlertsThatOneCauseExplainsBecomeOne) {
   At(790, {{Family::kLogits, Found(Rule::kLogits, 790, "", Severity::kWarning, {1, 2})}});
-  At(800, {{Family::kFrozen, Found(Rule::kFrozen, 780, "frozen parameters", Severity::kInfo)}});
+  At(800, {{Family::kFrozen, Found(Rule::kFrozen, 780, "optimizer does not move", Severity::kInfo)}});
   At(805, {{Family::kSequences, Found(Rule::kSequences, 805, "sequences out of their past")}});
   ASSERT_EQ(engine_.alerts_firing(), 2u) << "scores that grow explain the sequences";
   const auto told = At(810, {{Family::kLearning, Found(Rule::kLearning, 780, "gradients not cleared")}});
   ASSERT_EQ(told.size(), 1u);
   EXPECT_EQ(told[0].key, "b1");
-  const auto kernel = At(820, {{Family::kDisagreement, Found(Rule::kDisagreement, 820, "corruption")}});
+  const auto kernel = At(820, {{Family::kDisagreement, Found(Rule::kDisagreement, 820, "replicas apart")}});
   ASSERT_EQ(kernel.size(), 1u);
   EXPECT_EQ(kernel[0].key, "b1");
   EXPECT_EQ(engine_.alerts_firing(), 2u) << "what does not move is another illness";

@@ -292,8 +292,8 @@ TEST(RunJudgeTest, OlderStateVersionsAreRead) {
   for (int64_t step = 0; step <= 3500; ++step) judge.Observe(SampleAt(SyntheticRun(), {}, step), &out);
   ASSERT_GE(judge.alerts_firing(), 1u);
   std::string saved = judge.Save();
-  ASSERT_EQ(saved.substr(0, 4), "BWJE");
-  for (const char version : {'D', 'C', 'B', '9', '6', '4', '3', '2'}) {
+  ASSERT_EQ(saved.substr(0, 4), "BWJF");
+  for (const char version : {'E', 'D', 'C', 'B', '9', '6', '4', '3', '2'}) {
     SCOPED_TRACE(version);
     saved[3] = version;
     // It ends before what came with later versions.
@@ -616,7 +616,7 @@ TEST(RunJudgeTest, ReplicasThatDisagreeAreCritical) {
   EXPECT_EQ(out[0].rule, "disagreement");
   EXPECT_EQ(out[0].severity, Severity::kCritical);
   EXPECT_EQ(out[0].strongest, (Head{1, 3}));
-  EXPECT_EQ(out[0].cause, "corruption");
+  EXPECT_EQ(out[0].cause, "replicas apart");
 }
 
 TEST(RunJudgeTest, TensorsWhoseCopiesDifferAreNamedWithTheirRanks) {
@@ -960,7 +960,7 @@ TEST(RunJudgeTest, AFrozenParameterIsToldUntilItMoves) {
   EXPECT_EQ(out[0].rule, "frozen");
   EXPECT_EQ(out[0].key, "l1");
   EXPECT_EQ(out[0].severity, Severity::kWarning);
-  EXPECT_EQ(out[0].cause, "frozen parameters");
+  EXPECT_EQ(out[0].cause, "optimizer does not move");
   EXPECT_EQ(out[0].first_step, 0);
   EXPECT_THAT(out[0].summary, testing::HasSubstr("1 parameter has a gradient and does not move: embed; 3 others"));
   EXPECT_THAT(out[0].advice, testing::StartsWith("Look at the optimizer's groups and their learning rates."));
@@ -1020,7 +1020,7 @@ TEST(RunJudgeTest, DeadExpertsAndOddSequencesAreAlertsOfTheirOwn) {
   ASSERT_EQ(out.size(), 1u);
   EXPECT_EQ(out[0].rule, "experts");
   EXPECT_EQ(out[0].key, "m1");
-  EXPECT_EQ(out[0].cause, "dead expert");
+  EXPECT_EQ(out[0].cause, "dead experts");
   EXPECT_EQ(out[0].strongest, (Head{1, -1}));
   EXPECT_TRUE(out[0].heads.empty());
   EXPECT_EQ(out[0].evidence[0].where, (Head{1, 0}));
@@ -1106,12 +1106,25 @@ TEST(RunJudgeTest, ScoresOutOfBoundsAreToldInTheFirstSteps) {
   EXPECT_LT(warning->step, 150);
 }
 
-TEST(RunJudgeTest, FirstStepsAndChangesExcuseExpertsAndSequences) {
+TEST(RunJudgeTest, DeadExpertsAreToldInTheFirstSteps) {
   const RunDescription run = SyntheticRun();
   RunJudge judge(JudgeOptions{}, run);
   std::vector<AlertTransition> out;
   int64_t step = 0;
-  for (; step < 700; step += 10) judge.Observe(ExpertSampleAt(run, step, step > 300, 3), &out);
+  for (; step <= 300; step += 10) judge.Observe(ExpertSampleAt(run, step, false, 3), &out);
+  EXPECT_TRUE(out.empty());
+  for (; step < 330; step += 10) judge.Observe(ExpertSampleAt(run, step, true, 3), &out);
+  ASSERT_EQ(out.size(), 1u);
+  EXPECT_EQ(out[0].step, 320);
+  EXPECT_EQ(out[0].cause, "dead experts");
+}
+
+TEST(RunJudgeTest, ChangesExcuseExpertsAndSequences) {
+  const RunDescription run = SyntheticRun();
+  RunJudge judge(JudgeOptions{}, run);
+  std::vector<AlertTransition> out;
+  int64_t step = 0;
+  for (; step < 700; step += 10) judge.Observe(ExpertSampleAt(run, step, false, 3), &out);
   for (; step < 3800; step += 10) judge.Observe(ExpertSampleAt(run, step, false, 3), &out);
   judge.OnEvent({.step = step, .kind = EventKind::kData, .text = "other data"}, &out);
   for (; step < 4400; step += 10) judge.Observe(ExpertSampleAt(run, step, true, 50), &out);

@@ -195,7 +195,7 @@ TEST_F(TensorWatchTest, AStepThatChangesNothingIsNamedInTwoSamples) {
   const std::vector<Finding>& found = Judge(AllStill(11));
   ASSERT_THAT(found, SizeIs(1));
   EXPECT_EQ(found[0].severity, Severity::kWarning);
-  EXPECT_EQ(found[0].cause, "steps without effect");
+  EXPECT_EQ(found[0].cause, "optimizer does not move");
   EXPECT_EQ(found[0].summary,
             "the optimizer's step changes nothing: none of 12 parameters with a gradient has moved in 2 samples; the "
             "learning rate is 0.01: the step may be skipped, since step 10");

@@ -213,7 +213,8 @@ TEST(UserRulesTest, AnExpertThatDiesNamesItsLayer) {
   RunDescription description = Description();
   description.layout.experts = 3;
   const std::string rule = "signal: expert_share, aggregate: min, detector: level, below: 0.01, hold_batches: 1";
-  Judged run(Options(absl::StrCat("rules: [{name: dead, severity: warning, stage: 1, ", rule, "}]")), description);
+  Judged run(Options(absl::StrCat("off: [experts]\nrules: [{name: dead, severity: warning, stage: 1, ", rule, "}]")),
+             description);
   for (int64_t step = 0; step <= 2000; step += kPeriod) {
     StepSample sample;
     sample.Reset(description.layout);
