@@ -30,6 +30,9 @@ constexpr double kStraight = 1.5;
 // Of so many values, moves from one to the next in ln, and as a share of the median move before.
 constexpr size_t kSmoothValues = 8;
 constexpr double kSmooth = 0.06, kSmoothShare = 0.4;
+constexpr int kOddMoves = 2;  // Hard batches.
+// A sum with one gradient more is no more than so many times what it was.
+constexpr float kSumJumpMax = 4;
 // Times its past: what has added up is not yet cleared.
 constexpr double kStillAbove = 2;
 // What the loss may have become, against the largest of its past, for a jump of the gradient to be a scale.
@@ -196,6 +199,9 @@ bool LearningWatch::AddsUpSmoothly(float* level) const {
     before.push_back(at(i));
     if (i > 0) moves_before.push_back(std::abs(std::log(at(i) / at(i - 1))));
   }
+  for (size_t i = 1; i < size; ++i) {
+    if (at(i) > kSumJumpMax * at(i - 1)) return false;
+  }
   float least = at(begin);
   for (size_t i = begin + 1; i < size; ++i) {
     moves.push_back(std::abs(std::log(at(i) / at(i - 1))));
@@ -203,9 +209,8 @@ bool LearningWatch::AddsUpSmoothly(float* level) const {
   }
   *level = static_cast<float>(MedianOr(0, std::move(before)));
   if (!(least >= options_.rising_factor * *level)) return false;
-  // All but one.
-  std::nth_element(moves.begin(), moves.end() - 2, moves.end());
-  const double move = *(moves.end() - 2), usual = MedianOr(0, std::move(moves_before));
+  std::nth_element(moves.begin(), moves.end() - 1 - kOddMoves, moves.end());
+  const double move = *(moves.end() - 1 - kOddMoves), usual = MedianOr(0, std::move(moves_before));
   if (move > kSmooth || move > kSmoothShare * usual) return false;
   // What explodes rises by more each time.
   const double first = at(begin + kSmoothValues / 2 - 1) - at(begin),

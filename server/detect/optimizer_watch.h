@@ -58,7 +58,7 @@ class OptimizerWatch {
   // What holds, since when.
   struct Held {
     int32_t samples = 0;  // That show it, less those that do not.
-    int32_t rows = 0;     // Parameters likewise.
+    int32_t rows = 0;     // Of parameters, the same.
     int64_t since = -1;
     float value = 0;  // The last one that did.
     template <class A>

@@ -58,7 +58,7 @@ def without_threshold(expr: str) -> str:
 # Runs with one illness each, by the rule that names it: what is wrong all the time, and what is late.
 ILL: dict[str, tuple[dict[str, float], dict[str, float]]] = {
     "ties": ({"tied_rows_bf16": 950.0}, {}),
-    "gradient": ({}, {"grad_norm": 100.0}),
+    "gradient": ({}, {"grad_norm": 12.0}),
     "frozen": ({"tensor_moved": 0.0}, {}),
     "sequences": ({"loss_sequence_max": 3.0}, {"loss_sequence_max": 90.0}),
     "parameters": ({"tensor_moved": 1.0}, {"tensor_grad_sumsq": 1e6}),
