@@ -166,8 +166,10 @@ static_assert(std::size(kBuiltinSentences) == kBuiltins);
 constexpr char kCommon[] =
     "Samples of {trend.batch_steps} steps are averaged to a batch, and a full batch is judged once. Trends of heads "
     "and parameters are not judged in the first {context.warmup_steps} steps, nor experts but by what two samples "
-    "show, and no trend in {context.settle_steps} steps after an announced change. Where the learning rate is told the "
-    "first steps end {context.warmed_steps} steps behind its last rise, if that is earlier. States are: values that "
+    "show, and no trend in {context.settle_steps} steps after an announced change. Where the learning rate is told, "
+    "experts "
+    "and parameters are judged from {context.warmed_steps} steps behind its last rise on, if that is earlier. States "
+    "are: values that "
     "are not finite, a loss far above "
     "its level before the change, scores and weights out of bounds. An alert resolves after "
     "{alert.resolve_steps} steps without evidence; its kind then stays quiet for {alert.cooldown_steps}, unless it is "
