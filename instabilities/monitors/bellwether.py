@@ -21,8 +21,6 @@ SYNONYMS = {
     "biased delta": "rounding drift",
     "wrong arithmetic": "faulty kernel",
     "second moments that do not follow": "second moment too slow",
-    "repeated tokens": "bad data",
-    "sequences out of their past": "bad data",
 }
 
 _EXPERT = re.compile(r"\bexperts? (\d+)")

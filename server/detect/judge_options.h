@@ -177,6 +177,9 @@ struct LossOptions {
   int32_t turn_values = 10;
   // Until then it may be a stretch of other data: information, unless the learning rate has just risen.
   int32_t turn_lasting_values = 40;
+  // A loss that jumps and stays: standard errors, and a share of its level (loss_step.h).
+  double step_sigma = 4.5;
+  double step_rise_of_level = 0.05;
 };
 
 // The laws of attention and its shadow check.  No number of another run is in it.

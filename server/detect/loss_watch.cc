@@ -94,8 +94,10 @@ void LossWatch::ObserveLoss(int64_t step, float loss) {
     noise_ = 1 / unit / std::sqrt(static_cast<double>(options_.mean_values));
   }
   start_ = std::max(start_, smoothed_);
-  rise_ = std::max({options_.rise_of_minimum * std::abs(minimum_), options_.rise_of_gain * (start_ - minimum_),
-                    options_.rise_sigma * noise_});
+  // Where losses lie around 0, as those of a policy do, a share of the minimum is no scale.
+  const double of_gain = minimum_ > 0 ? options_.rise_of_gain : options_.change_lost_of_gain;
+  rise_ = std::max(
+      {options_.rise_of_minimum * std::abs(minimum_), of_gain * (start_ - minimum_), options_.rise_sigma * noise_});
   if (smoothed_ <= minimum_ + rise_) {
     high_since_ = -1;
   } else if (high_since_ < 0) {

@@ -76,7 +76,10 @@ constexpr const char* kBuiltinSentences[] = {
     "steps. A loss that turns is {loss.turn_values} times in a row above the lowest median of 16: by "
     "{loss.turn_rise_of_level} of it, by {loss.turn_rise_of_gain} of what was won and by {loss.turn_sigma} deviations "
     "of neighbouring losses. That is information, and after {loss.turn_lasting_values} a warning, or at once where the "
-    "learning rate has just risen.",
+    "learning rate has just risen. A loss that jumps within a step and stays is a warning, too: the 10 to 64 newest "
+    "are "
+    "above the 64 before by {loss.step_sigma} standard errors, of fewer than 20 by up to 1.5 more, and by "
+    "{loss.step_rise_of_level} of the level, and do not rise any more.",
     "The gradient norm is {loss.gradient_factor} times its geometric mean and {loss.impulse_sigma} standard deviations "
     "of its "
     "logarithm above it: information; a warning when it lasts {loss.persist_steps} steps.",
@@ -126,7 +129,13 @@ constexpr const char* kBuiltinSentences[] = {
     "{sequences.usual_share} in no step of the past; steps of fewer than {sequences.labels} labels say nothing. Or the "
     "largest loss of a sequence lies beyond all of its past by {sequences.range_factor} times its range, also of the "
     "logarithms, and is {sequences.rise_factor} times the largest of it. The past are the last 256 to 384 steps. "
-    "Information; {sequences.hold_values} steps in a row are a warning, {sequences.relearn_values} the new normal.",
+    "Information; {sequences.hold_values} steps in a row are a warning, {sequences.relearn_values} the new normal. Of "
+    "the newest batches two that are far odd within 4 steps, or three that are odd within 6, are a warning at once: "
+    "bad "
+    "data. They stand apart from the last 96 by mean, largest loss or repeated labels. So is a run with nothing to "
+    "learn: no label counts, for 2 steps; or for 8 steps nearly all are the same as the one before, or the batch is "
+    "the "
+    "same again.",
     "The gradient norm, the update ratio or the second-moment lag of a parameter leaves its own past, when what all "
     "parameters share is taken off. As a logarithm it lies beyond all of the past by {parameters.range_factor} times "
     "its range, and by a factor of {parameters.rise_factor} at least. Gradients that fall do so by "

@@ -28,6 +28,7 @@
 #include "server/detect/lag_watch.h"
 #include "server/detect/law_watch.h"
 #include "server/detect/learning_watch.h"
+#include "server/detect/loss_step.h"
 #include "server/detect/loss_turn.h"
 #include "server/detect/loss_watch.h"
 #include "server/detect/nonfinite_origin.h"
@@ -58,7 +59,8 @@ constexpr uint32_t kLagsMagic = 0x424a5742;      // "BWJB": no weight was held a
 constexpr uint32_t kCausesMagic = 0x434a5742;    // "BWJC": each family had an alert of its own.
 constexpr uint32_t kSignsMagic = 0x444a5742;     // "BWJD": no step of the optimizer was judged.
 constexpr uint32_t kStepsMagic = 0x454a5742;     // "BWJE": no growth of weights was judged.
-constexpr uint32_t kGrowthMagic = 0x464a5742;    // "BWJF"
+constexpr uint32_t kGrowthMagic = 0x464a5742;    // "BWJF": no batch was held against those before.
+constexpr uint32_t kBatchesMagic = 0x474a5742;   // "BWJG"
 
 // A loss scaler needs 16 steps in a row to find its factor, from its first one of 2^16 on.
 constexpr int32_t kOverflowsMax = 32;
@@ -70,6 +72,10 @@ constexpr int32_t kLostLossesMax = 2;
 constexpr int64_t kExcusesMax = 5;
 // As client_lib/python/bellwether begins its event of a learning rate that it has seen change.
 constexpr std::string_view kSeenByHook = "learning rate is now ";
+// Steps by which a jump of the loss may be placed early.
+constexpr int64_t kJumpPlaced = 4;
+// What the loss loses at once after the learning rate rose is lost by then.  Later it is lost over many steps.
+constexpr int64_t kRateJumps = 50;
 // Changes of steps that the run has not come to.
 constexpr size_t kChangesAheadMax = 16;
 // Behind a change, also where all of them come later than what settles.
@@ -100,6 +106,7 @@ struct RunJudge::State {
   HeadRules heads;
   LossWatch loss;
   LossTurn turn;
+  LossStep jump;
   ChangeWatch changes;
   LawWatch laws;
   ArithmeticWatch arithmetic;
@@ -139,6 +146,7 @@ struct RunJudge::State {
         heads(from, description.layout, on),
         loss(from.loss),
         turn(from.loss),
+        jump(from.loss),
         changes(from.loss),
         laws(from.kernel),
         arithmetic(from.arithmetic),
@@ -230,6 +238,12 @@ struct RunJudge::State {
     a(growth);
     experts.VisitLatest(a);
   }
+  // And of batches, since then.
+  template <class A>
+  void VisitBatches(A& a) {
+    a(jump);
+    sequences.VisitLater(a);
+  }
   // The part that belongs to the rules that people wrote.
   template <class A>
   void VisitUserRules(A& a) {
@@ -263,7 +277,7 @@ struct RunJudge::State {
   // A family that HeadRules looks for.
   void CollectHeads(Family family, int64_t step, const std::vector<Finding>& findings);
   // That of the learning rate to which a loss that has risen since `step` may be put down.
-  std::optional<AnnouncedChange> RiseOfRate(int64_t step) const;
+  std::optional<AnnouncedChange> RiseOfRate(int64_t step, int64_t within) const;
   // Keeps what was before a jump of the learning rate, whether or not it was announced.
   void WatchRate(const StepSample& sample);
   // From the event's words to a change; false: it changes nothing.
@@ -284,6 +298,7 @@ struct RunJudge::State {
   void JudgeReplicas(const StepSample& sample, std::vector<Finding>* findings) const;
   void JudgeDisagreements(const StepSample& sample);
   void JudgeOverhead(const StepSample& sample);
+  void ObserveJump(const StepSample& sample);
 };
 
 void RunJudge::State::WatchRate(const StepSample& sample) {
@@ -303,8 +318,8 @@ void RunJudge::State::WatchRate(const StepSample& sample) {
   rate = now;
 }
 
-std::optional<AnnouncedChange> RunJudge::State::RiseOfRate(int64_t step) const {
-  if (rate_step < 0 || !(rate > rate_before) || step < rate_step || step > rate_step + options.context.settle_steps) {
+std::optional<AnnouncedChange> RunJudge::State::RiseOfRate(int64_t step, int64_t within) const {
+  if (rate_step < 0 || !(rate > rate_before) || step < rate_step || step > rate_step + within) {
     return std::nullopt;
   }
   return AnnouncedChange{.kind = EventKind::kLearningRate, .step = rate_step, .from = rate_before, .to = rate};
@@ -363,6 +378,7 @@ void RunJudge::State::Announce(const AnnouncedChange& change, bool meant) {
   }
   // A learning rate has no reason to move the level; what has risen before is not excused.
   if (change.kind == EventKind::kRestore || (change.kind != EventKind::kLearningRate && !turn.holds())) turn.Forget();
+  if (change.kind == EventKind::kRestore || (change.kind != EventKind::kLearningRate && !jump.holds())) jump.Forget();
   const int64_t until = step + options.context.settle_steps;
   if (!MayExcuse(until)) return;
   excused_until = std::max(excused_until, until);
@@ -475,7 +491,8 @@ void RunJudge::State::JudgeExperts(const StepSample& sample) {
 
 void RunJudge::State::JudgeSequences(const StepSample& sample) {
   const SequenceWatch::Context context{.excused = sample.step < excused_until,
-                                       .quiet_steps = options.alert.resolve_steps};
+                                       .quiet_steps = options.alert.resolve_steps,
+                                       .rate_rose = RiseOfRate(sample.step, kRateJumps).has_value()};
   if (context.excused) alerts.CouldNotLook(Family::kSequences, sample.step);
   if (!sequences.Observe(sample, context) || !on(Builtin::kSequences)) return;
   alerts.Collect(Family::kSequences, *sequences.findings());
@@ -605,6 +622,15 @@ void RunJudge::State::JudgeOverhead(const StepSample& sample) {
   alerts.Collect(Family::kOverhead, findings);
 }
 
+void RunJudge::State::ObserveJump(const StepSample& sample) {
+  // What comes back after it is no jump.
+  if (sequences.nothing_to_learn() || (sequences.bad_data_ended() && !jump.holds())) return jump.Forget();
+  const float same = sample.scalar(SignalId::kLossRepeatedTokens), labels = sample.scalar(SignalId::kLossTokens);
+  const bool known = same >= 0 && labels > 0;
+  jump.Observe(sample.step, sample.scalar(SignalId::kLoss),
+               known ? same / labels : std::numeric_limits<float>::quiet_NaN(), !sequences.bad_data());
+}
+
 void RunJudge::Observe(const StepSample& sample, std::vector<AlertTransition>* out) {
   State& s = *state_;
   if (sample.attempt < s.attempt) return;
@@ -616,6 +642,7 @@ void RunJudge::Observe(const StepSample& sample, std::vector<AlertTransition>* o
     s.finite_step = -1;
     s.loss.Excuse(s.changes.Rewind(sample.step, s.loss.highest(), s.course()));
     s.turn.Forget();
+    s.jump.Forget();
     s.heads.Rewind();
     s.arithmetic.Rewind();
     s.own.Rewind();
@@ -669,6 +696,7 @@ void RunJudge::Observe(const StepSample& sample, std::vector<AlertTransition>* o
   s.loss.ObserveLoss(sample.step, loss);  // Ignores what is not finite.
   s.loss.ObserveGradient(sample.step, gradient);
   s.turn.Observe(sample.step, loss);
+  s.ObserveJump(sample);
   s.changes.Observe(sample.step, loss);
   // A state is told in any case; that something is not found only where it was looked for.
   const auto update = [&](Family family, std::vector<Finding>* found) {
@@ -678,8 +706,10 @@ void RunJudge::Observe(const StepSample& sample, std::vector<AlertTransition>* o
   if (s.on(Builtin::kLoss)) s.changes.Find(sample.step, &of_run);
   if (of_run.empty() && s.on(Builtin::kLoss)) {
     s.loss.FindLoss(sample.step, changed, &of_run);
-    const std::optional<AnnouncedChange> rise = s.RiseOfRate(s.turn.since());
+    const std::optional<AnnouncedChange> rise = s.RiseOfRate(s.turn.since(), s.options.context.settle_steps);
     s.turn.Find(rise ? &*rise : nullptr, &of_run);
+    // A jump may be placed some steps early.
+    if (!s.RiseOfRate(s.jump.since() + kJumpPlaced, kRateJumps)) s.jump.Find(&of_run);
   }
   update(Family::kLoss, &of_run);
   of_run.clear();
@@ -815,6 +845,7 @@ void RunJudge::SetOptions(const JudgeOptions& options, std::vector<AlertTransiti
   s.heads.SetOptions(options);
   s.loss.SetOptions(options.loss);
   s.turn.SetOptions(options.loss);
+  s.jump.SetOptions(options.loss);
   s.changes.SetOptions(options.loss);
   s.laws.SetOptions(options.kernel);
   s.arithmetic.SetOptions(options.arithmetic);
@@ -866,14 +897,15 @@ uint32_t RunJudge::alerts_firing() const { return state_->alerts.alerts_firing()
 size_t RunJudge::memory_bytes() const {
   return sizeof(State) + state_->heads.memory_bytes() + state_->user.memory_bytes() + state_->own.memory_bytes() +
          state_->frozen.memory_bytes() + state_->experts.memory_bytes() + state_->parameters.memory_bytes() +
-         state_->corruption.memory_bytes() + state_->learning.memory_bytes() + state_->growth.memory_bytes();
+         state_->corruption.memory_bytes() + state_->learning.memory_bytes() + state_->growth.memory_bytes() +
+         state_->sequences.memory_bytes() + state_->jump.memory_bytes();
 }
 
 std::string RunJudge::Save() const {
   std::string out;
   StateWriter writer(&out);
   State& s = *state_;
-  writer(kGrowthMagic);
+  writer(kBatchesMagic);
   writer(s.run.layout.layers);
   writer(s.run.layout.heads);
   writer(s.run.layout.kv_heads);
@@ -907,6 +939,7 @@ std::string RunJudge::Save() const {
   s.alerts.VisitSigns(writer);
   s.VisitSteps(writer);
   s.VisitGrowth(writer);
+  s.VisitBatches(writer);
   return out;
 }
 
@@ -924,7 +957,8 @@ bool RunJudge::Restore(std::string_view saved) {
   reader(layout.layers);
   reader(layout.heads);
   reader(layout.kv_heads);
-  const bool growth = magic == kGrowthMagic;
+  const bool batches = magic == kBatchesMagic;
+  const bool growth = magic == kGrowthMagic || batches;
   const bool steps = magic == kStepsMagic || growth;
   const bool signs = magic == kSignsMagic || steps;
   const bool causes = magic == kCausesMagic || signs;
@@ -980,12 +1014,13 @@ bool RunJudge::Restore(std::string_view saved) {
   }
   if (fits && steps) fresh->VisitSteps(reader);
   if (fits && growth) fresh->VisitGrowth(reader);
+  if (fits && batches) fresh->VisitBatches(reader);
   if (!fits || !reader.at_end() || !fresh->heads.Consistent() || !fresh->changes.Consistent() ||
       !fresh->laws.Consistent() || !fresh->arithmetic.Consistent() || !fresh->own.Consistent() ||
       !fresh->frozen.Consistent() || !fresh->experts.Consistent() || !fresh->sequences.Consistent() ||
       !fresh->parameters.Consistent() || !fresh->lags.Consistent() || !fresh->growth.Consistent() ||
       !fresh->corruption.Consistent() || !fresh->learning.Consistent() || !fresh->optimizer.Consistent() ||
-      !fresh->turn.Consistent() || fresh->ahead.size() > kChangesAheadMax)
+      !fresh->turn.Consistent() || !fresh->jump.Consistent() || fresh->ahead.size() > kChangesAheadMax)
     return begin_afresh();
   if (fingerprint == fresh->user_rules_fingerprint()) {
     StateReader rules_reader(of_rules);

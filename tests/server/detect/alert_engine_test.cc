@@ -284,7 +284,7 @@ TEST_F(IllnessTest, HeadsOfTwoLayersAreTwoIllnesses) {
 TEST_F(IllnessTest, AlertsThatOneCauseExplainsBecomeOne) {
   At(790, {{Family::kLogits, Found(Rule::kLogits, 790, "", Severity::kWarning, {1, 2})}});
   At(800, {{Family::kFrozen, Found(Rule::kFrozen, 780, "optimizer does not move", Severity::kInfo)}});
-  At(805, {{Family::kSequences, Found(Rule::kSequences, 805, "sequences out of their past")}});
+  At(805, {{Family::kSequences, Found(Rule::kSequences, 805, "bad data")}});
   ASSERT_EQ(engine_.alerts_firing(), 2u) << "scores that grow explain the sequences";
   const auto told = At(810, {{Family::kLearning, Found(Rule::kLearning, 780, "gradients not cleared")}});
   ASSERT_EQ(told.size(), 1u);

@@ -73,15 +73,29 @@ TEST(LossTurnTest, RiseAfterTheLearningRateWarnsWithinTwentySteps) {
 }
 
 TEST(LossTurnTest, TurnOfAShortRunIsInformationUntilItLasts) {
-  const auto out = JudgeLosses({.last_step = 260}, [](int64_t step) { return StepUp(step, 200, 0.7); });
+  // Over 30 steps, so it is no step change.
+  const auto out = JudgeLosses({.last_step = 260}, [](int64_t step) {
+    return 0.7 * std::clamp(static_cast<double>(step - 199) / 30, 0.0, 1.0);
+  });
   ASSERT_GE(out.size(), 2u);
   EXPECT_EQ(out[0].severity, Severity::kInfo);
-  EXPECT_LE(out[0].step, 215);
-  EXPECT_THAT(out[0].summary, testing::HasSubstr(" from step 20"));
+  EXPECT_LE(out[0].step, 235);
+  EXPECT_THAT(out[0].summary, testing::HasSubstr(" from step 2"));
   EXPECT_EQ(out[1].severity, Severity::kWarning);
   EXPECT_EQ(out[1].key, out[0].key);
-  EXPECT_LE(out[1].step, 245);
+  EXPECT_LE(out[1].step, 265);
   EXPECT_EQ(out[1].cause, "unknown");
+}
+
+TEST(LossTurnTest, LossThatJumpsAndStaysIsAStepChange) {
+  const auto out = JudgeLosses({.last_step = 260}, [](int64_t step) { return StepUp(step, 200, 0.7); });
+  const auto told =
+      std::find_if(out.begin(), out.end(), [](const AlertTransition& t) { return t.severity == Severity::kWarning; });
+  ASSERT_NE(told, out.end());
+  EXPECT_EQ(told->key, out[0].key);
+  EXPECT_LE(told->step, 220);
+  EXPECT_EQ(told->cause, "step change of the loss");
+  EXPECT_THAT(told->summary, testing::HasSubstr("the loss has jumped from 2.23 to 2.83 at step 200 and stays"));
 }
 
 TEST(LossTurnTest, WanderingSpikesAndNewDataAreNoTurn) {
