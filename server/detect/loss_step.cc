@@ -243,24 +243,19 @@ void LossStep::Observe(int64_t step, float loss, float repeated, bool looks) {
   }
 }
 
-void LossStep::Find(std::vector<Finding>* out) const {
+void LossStep::Name(std::vector<Finding>* found) const {
   if (!holds_) return;
-  Finding& finding = out->emplace_back(Finding::OfRun(Rule::kLoss, Severity::kWarning,
-                                                      {.signal = "loss",
-                                                       .value = value_,
-                                                       .threshold = limit_,
-                                                       .baseline = level_,
-                                                       .first_step = since_,
-                                                       .detector = "step"}));
-  finding.score = 1;
-  finding.cause = "step change of the loss";
-  finding.summary =
-      absl::StrFormat("the loss has jumped from %.3g to %.3g at step %s and stays", level_, value_, StepWords(since_));
-  finding.note = finding.summary;
-  finding.advice = absl::StrCat(
-      "Look at what changed at step ", StepWords(since_),
-      ": the data and its labels, dropout, the loss itself. If it was not on purpose, go back to a checkpoint from "
-      "before it.");
+  for (Finding& finding : *found) {
+    if (finding.severity < Severity::kWarning || !finding.cause.empty()) continue;
+    finding.cause = "step change of the loss";
+    finding.summary = absl::StrFormat("the loss has jumped from %.3g to %.3g at step %s and stays", level_, value_,
+                                      StepWords(since_));
+    finding.note = finding.summary;
+    finding.advice = absl::StrCat(
+        "Look at what changed at step ", StepWords(since_),
+        ": the data and its labels, dropout, the loss itself. If it was not on purpose, go back to a checkpoint from "
+        "before it.");
+  }
 }
 
 }  // namespace bellwether::server

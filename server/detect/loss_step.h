@@ -5,8 +5,8 @@
 //   more     their means differ by step_sigma standard errors, of values cut off at 3 deviations of the median;
 //            of few values by more: they are of one stretch of the data more easily
 //   far      and by step_rise_of_level of the level
-//   sharp    the last ones before it are as low as all before, the first ones after it as high as all after;
-//            and two levels are likelier, by e^2 and by more where the past wanders, than one that rises
+//   sharp    the last ones before it are as low as all before, the first ones after it as high as all after.
+//            Two levels are likelier, by e^2 and by more where the past wanders, than one that rises
 //   new      the past has not wandered by a third as much
 //   lasting  three of four are above the level, and the newest ones still are
 //   flat     they rise no more: what rises from step to step is no step
@@ -40,8 +40,9 @@ class LossStep {
   bool holds() const { return holds_; }
   // The first loss of the new level; -1: there is none.
   int64_t since() const { return holds_ ? since_ : -1; }
-  // Appends what holds now.
-  void Find(std::vector<Finding>* out) const;
+  // Gives what is found of the loss, a warning at least and of no known cause, its cause.  A step alone is none:
+  // losses that wander, as of data that is not shuffled, jump by chance.
+  void Name(std::vector<Finding>* found) const;
   size_t memory_bytes() const { return newest_.capacity() * sizeof(Loss); }
 
   template <class A>

@@ -76,9 +76,9 @@ constexpr const char* kBuiltinSentences[] = {
     "steps. A loss that turns is {loss.turn_values} times in a row above the lowest median of 16: by "
     "{loss.turn_rise_of_level} of it, by {loss.turn_rise_of_gain} of what was won and by {loss.turn_sigma} deviations "
     "of neighbouring losses. That is information, and after {loss.turn_lasting_values} a warning, or at once where the "
-    "learning rate has just risen. A loss that jumps within a step and stays is a warning, too: the 10 to 64 newest "
-    "are "
-    "above the 64 before by {loss.step_sigma} standard errors, of fewer than 20 by up to 1.5 more, and by "
+    "learning rate has just risen. If it has jumped within a step and stays, that is its cause. Then the 10 to 64 "
+    "newest "
+    "losses are above the 64 before by {loss.step_sigma} standard errors, of fewer than 20 by up to 1.5 more, and by "
     "{loss.step_rise_of_level} of the level, and do not rise any more.",
     "The gradient norm is {loss.gradient_factor} times its geometric mean and {loss.impulse_sigma} standard deviations "
     "of its "

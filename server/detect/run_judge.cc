@@ -709,7 +709,7 @@ void RunJudge::Observe(const StepSample& sample, std::vector<AlertTransition>* o
     const std::optional<AnnouncedChange> rise = s.RiseOfRate(s.turn.since(), s.options.context.settle_steps);
     s.turn.Find(rise ? &*rise : nullptr, &of_run);
     // A jump may be placed some steps early.
-    if (!s.RiseOfRate(s.jump.since() + kJumpPlaced, kRateJumps)) s.jump.Find(&of_run);
+    if (!s.RiseOfRate(s.jump.since() + kJumpPlaced, kRateJumps)) s.jump.Name(&of_run);
   }
   update(Family::kLoss, &of_run);
   of_run.clear();

@@ -5,9 +5,9 @@
 // loss      The largest loss of a sequence lies beyond all of its past by sequences.range_factor times its
 //           range, and by that of the logarithms, and is sequences.rise_factor times the largest of it.
 // odd       Two or three of the newest batches are odd (odd_batches.h): bad data, a warning.
-// nothing   No label counts, two steps long; or for eight steps nearly all labels repeat the one before while the
-//           loss is not up, or the batch has exactly as many labels, and repeated ones, as the step before,
-//           where both had always varied: there is nothing to learn.
+// nothing   There is nothing to learn.  No label counts, two steps long.  Or for eight steps nearly all labels repeat
+//           the one before while the loss is not up.  Or for as long the batch has exactly as many labels, and
+//           repeated ones, as the step before, where both had always varied.
 //
 // The past of the first two are the last 256 to 384 values (PastRange).  What is wrong enters none until it has
 // been so for sequences.relearn_values; then it is the new normal.  One value is information,

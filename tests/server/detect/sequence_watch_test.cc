@@ -80,7 +80,7 @@ TEST_F(SequenceWatchTest, TwoInARowAreAWarning) {
   }
 }
 
-TEST_F(SequenceWatchTest, BadDataIsToldAgainWithItsStepsWhenItIsOver) {
+TEST_F(SequenceWatchTest, BadDataIsToldAgainWhenItIsOver) {
   for (int i = 0; i < 200; ++i) Judge(Whole(step_++, Usual(), 2.5));
   const std::string words = "largest losses of sequences: 9 0123456789abcdef";
   for (int i = 0; i < 3; ++i) {
