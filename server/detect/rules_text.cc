@@ -78,8 +78,8 @@ constexpr const char* kBuiltinSentences[] = {
     "of neighbouring losses. That is information, and after {loss.turn_lasting_values} a warning, or at once where the "
     "learning rate has just risen. If it has jumped within a step and stays, that is its cause. Then the 10 to 64 "
     "newest "
-    "losses are above the 64 before by {loss.step_sigma} standard errors, of fewer than 20 by up to 1.5 more, and by "
-    "{loss.step_rise_of_level} of the level, and do not rise any more.",
+    "losses are above the 64 before by {loss.step_sigma} standard errors, and by {loss.step_rise_of_level} of the "
+    "level. They do not rise any more. Of fewer than 20 up to 1.5 more are asked for.",
     "The gradient norm is {loss.gradient_factor} times its geometric mean and {loss.impulse_sigma} standard deviations "
     "of its "
     "logarithm above it: information; a warning when it lasts {loss.persist_steps} steps.",

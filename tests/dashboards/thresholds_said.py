@@ -32,7 +32,7 @@ DETECTION = (
     "{loss.change_rise_of_gain:%} of what was won | warning (critical: {loss.change_lost_of_gain:%} of what was won are lost, or {loss.critical_steps} steps)",
     "{loss.turn_values} losses in a row above the lowest median of 16 by {loss.turn_rise_of_level:%} of it, by {loss.turn_rise_of_gain:%} of what was "
     "won, and by {loss.turn_sigma} deviations of neighbouring losses. {loss.turn_lasting_values} in a row, or a learning rate that has just risen",
-    "above the 64 before by {loss.step_sigma} standard errors (of fewer than 20 by up to 1.5 more) and by {loss.step_rise_of_level:%} of the level",
+    "The 10 to 64 newest losses are above the 64 before by {loss.step_sigma} standard errors (of fewer than 20 by up to 1.5 more) and by {loss.step_rise_of_level:%} of the level",
     "{loss.impulse_sigma} standard deviations above the {loss.window_values} values before it, {loss.impulse_values} times in a row",
     "{loss.gradient_factor} times its geometric mean and {loss.impulse_sigma} standard deviations of its logarithm; for {loss.persist_steps} steps",
     "a parameter has a gradient and does not move, in {frozen.samples} samples that cover it",
