@@ -95,6 +95,8 @@ def run(
             path.unlink()  # Of a run that did not come to its end: no file is written over.
     watched = Watch(out / f"{request.name}.bwrun", request.name, default_stats)
     curves, twin = _trained(request, watched, device)
+    if not watched.record.exists():
+        raise RuntimeError(f"{watched.record} was not recorded: bellwether-sender was not found")
     place = dataclasses.asdict(fault.place) if fault else dict.fromkeys(truth.PLACES)
     found = {
         "cause": family(request.family).cause, "family": request.family, "split": request.split,

@@ -59,6 +59,17 @@ def test_copies_that_differ_are_named(tmp_path: Path) -> None:
     assert verdict["detected"] and known["tensor"] in verdict["alarm"]["tensors"]
 
 
+def test_a_run_without_a_recording_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As if the sender were not installed: it makes no file.
+    monkeypatch.setattr(Path, "exists", lambda path: path.suffix != ".bwrun")
+    changes = json.dumps({"width": 32, "tokens": 16, "layers": 2, "steps": 20})
+    with pytest.raises(RuntimeError, match="stall-train-1.bwrun was not recorded"):
+        run(Request("stall", "train", 1, changes), tmp_path)
+    assert not list(tmp_path.glob("*.json"))
+
+
 @pytest.mark.parametrize("plan", sorted(path.stem for path in PLANS.glob("*.json")))
 def test_plans_name_runs_that_can_be_made(plan: str) -> None:
     requests = read(plan)
