@@ -110,9 +110,13 @@ def train_with(
 
 
 def compare(server: Server, found: dict[int, dict[tuple[str, int, int], float]]) -> None:
-    stored = {
-        key: server.series(RUN, *key) for key in found[STEPS - 1] if key[0].startswith("gram_")
-    }
+    keys = [key for key in found[STEPS - 1] if key[0].startswith("gram_")]
+    # They are computed behind the run, and may come after its end.
+    wait_for(
+        "the last spectra are stored",
+        lambda: all(STEPS - 1 in server.series(RUN, *key) for key in keys),
+    )
+    stored = {key: server.series(RUN, *key) for key in keys}
     for (signal, layer, head), series in stored.items():
         # The layers have their numbers from the end of the first step on; a change needs two.
         first = 2 if signal == "gram_increment_rank" else 1
