@@ -19,9 +19,6 @@ constexpr uint16_t kExpertCountMax = 60000;
 constexpr uint16_t kSureSamples = 2;
 
 uint16_t OneMore(uint16_t count) { return std::min<uint16_t>(kExpertCountMax, static_cast<uint16_t>(count + 1)); }
-float LayerValue(std::span<const float> values, size_t layer) {
-  return layer < values.size() ? values[layer] : NotMeasured();
-}
 
 }  // namespace
 
@@ -105,13 +102,13 @@ bool ExpertWatch::Observe(const StepSample& sample, int64_t quiet_steps, bool wa
     Router& router = routers_[layer];
     router.experts = static_cast<int32_t>(count);
     router.entropy = -1;
-    if (const float most = LayerValue(largest, layer), some = LayerValue(entropies, layer);
+    if (const float most = ValueAt(largest, layer), some = ValueAt(entropies, layer);
         IsAbove0(most) && IsAtLeast0(some)) {
       router.entropy = some / most;
     }
     TakeLoads(row.first(count), sum / static_cast<double>(count), sample.step,
               &experts_[layer * static_cast<size_t>(columns)]);
-    const float given = LayerValue(tokens, layer);
+    const float given = ValueAt(tokens, layer);
     if (IsAbove0(given)) TakeBreadth(row.first(count), given, sample.step, &router);
   }
   if (!any) return false;

@@ -34,8 +34,6 @@ constexpr int64_t kBeginSteps = 2;
 constexpr float kRateSame = 0.9f;
 constexpr int32_t kExcusedSteps = 4;
 
-float ValueAt(std::span<const float> values, size_t row) { return row < values.size() ? values[row] : NotMeasured(); }
-
 bool HasAny(std::string_view name, std::initializer_list<std::string_view> parts) {
   return std::any_of(parts.begin(), parts.end(),
                      [name](std::string_view part) { return name.find(part) != name.npos; });
@@ -222,7 +220,7 @@ void OptimizerWatch::JudgeSteps(const StepSample& sample, const Steps& steps) {
     if (rate_ > 0) absl::StrAppendFormat(&finding.summary, "; the learning rate is %.3g", rate_);
     if (no_warmup) absl::StrAppend(&finding.summary, ", and was from the first step on");
     finding.advice = no_warmup ? "Let the learning rate rise over the first hundreds of steps, or lower it."
-                               : "Lower the learning rate: steps of 0.1 to 1 % of a parameter are usual.";
+                               : "Lower the learning rate, or let it rise more slowly.";
   }
 }
 

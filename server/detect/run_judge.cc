@@ -509,7 +509,7 @@ void RunJudge::State::JudgeParameters(const StepSample& sample) {
   if (!warming) {
     looked |= parameters.Observe(sample, tensor_names(), {.excused = excused, .quiet_steps = quiet});
     looked |= lags.Observe(sample, {.excused = excused, .quiet_steps = quiet});
-    findings = *parameters.findings();
+    findings = std::move(*parameters.findings());
     lags.AddTo(&findings);
   }
   growth.AddTo(&findings);

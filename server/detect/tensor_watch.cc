@@ -26,8 +26,6 @@ constexpr int32_t kLonger = 4;
 // Half of the distance of two numbers of bf16, relative to them.
 constexpr double kRoundsAway = 1.0 / 256;
 
-float At(std::span<const float> values, size_t row) { return row < values.size() ? values[row] : NotMeasured(); }
-
 const char* Plural(size_t count) { return count == 1 ? "" : "s"; }
 
 }  // namespace
@@ -116,15 +114,15 @@ bool TensorWatch::Observe(const StepSample& sample, const RowNames* names) {
   size_t graded = 0;
   for (size_t i = 0; i < moved.size(); ++i) {
     if (IsNotMeasured(moved[i])) continue;
-    const bool has_gradient = IsAbove0(At(largest, i));
+    const bool has_gradient = IsAbove0(ValueAt(largest, i));
     graded += has_gradient ? 1 : 0;
-    const double count = IsAbove0(At(elements, i)) ? At(elements, i) : 1;
-    const double square = IsAbove0(At(squares, i)) ? At(squares, i) : 0;
+    const double count = IsAbove0(ValueAt(elements, i)) ? ValueAt(elements, i) : 1;
+    const double square = IsAbove0(ValueAt(squares, i)) ? ValueAt(squares, i) : 0;
     if (moved[i] > 0) {
       moving.push_back(i);
       if (has_gradient) others.push_back(std::sqrt(square / count));
     } else if (has_gradient) {
-      const double weight = IsAbove0(At(weights, i)) ? At(weights, i) : 0;
+      const double weight = IsAbove0(ValueAt(weights, i)) ? ValueAt(weights, i) : 0;
       asked.push_back({.row = i,
                        .gradient = std::sqrt(square / count),
                        .norm = std::sqrt(square),
