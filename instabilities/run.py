@@ -96,7 +96,7 @@ def run(
     watched = Watch(out / f"{request.name}.bwrun", request.name, default_stats)
     curves, twin = _trained(request, watched, device)
     if not watched.record.exists():
-        raise RuntimeError(f"{watched.record} was not recorded: bellwether-sender was not found")
+        raise RuntimeError(f"{watched.record} was not recorded")
     place = dataclasses.asdict(fault.place) if fault else dict.fromkeys(truth.PLACES)
     found = {
         "cause": family(request.family).cause, "family": request.family, "split": request.split,

@@ -231,9 +231,8 @@ class Training:
             self.step = step
             self._step()
         if self.monitor is not None:
-            errors = self.monitor.status()["errors"]
-            why_off = self.monitor.why_off
+            wrong = self.monitor.why_off or self.monitor.status()["last_error"]
             self.monitor.detach()
-            if why_off or errors:
-                raise RuntimeError(f"the watching ended: {why_off or errors}")
+            if wrong:
+                raise RuntimeError(f"the watching ended: {wrong}")
         return self.curves

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bellwether._native import c_api
 
 from instabilities import truth as truths
 from instabilities.plan import PLANS, read
@@ -62,10 +63,10 @@ def test_copies_that_differ_are_named(tmp_path: Path) -> None:
 def test_a_run_without_a_recording_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # As if the sender were not installed: it makes no file.
-    monkeypatch.setattr(Path, "exists", lambda path: path.suffix != ".bwrun")
+    find = c_api.find
+    monkeypatch.setattr(c_api, "find", lambda name: None if name == c_api.SENDER else find(name))
     changes = json.dumps({"width": 32, "tokens": 16, "layers": 2, "steps": 20})
-    with pytest.raises(RuntimeError, match="stall-train-1.bwrun was not recorded"):
+    with pytest.raises(RuntimeError, match="bellwether-sender was not found"):
         run(Request("stall", "train", 1, changes), tmp_path)
     assert not list(tmp_path.glob("*.json"))
 

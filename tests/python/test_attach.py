@@ -25,6 +25,7 @@ from bellwether import monitor as monitor_module
 from bellwether._hook.calls.kernel_choice import SDPA
 from bellwether._hook.layer import gradients, seen_calls
 from bellwether._hook.patches import registry
+from bellwether._native import c_api
 from bellwether._step.patches import Patches
 from bellwether._step.steps import Steps
 from bellwether.settings import Settings
@@ -362,6 +363,20 @@ def losses_on_a_full_disk(folder: Path) -> list[Tensor]:
     assert status["counters"].error, "nobody was told"
     monitor.detach()
     return found + [p.detach() for p in model.parameters()]
+
+
+def test_a_missing_sender_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    find = c_api.find
+    monkeypatch.setattr(c_api, "find", lambda name: None if name == c_api.SENDER else find(name))
+    model = Model(SHAPE)
+    monitor = bellwether.attach(model, record=str(tmp_path / "run.bwrun"), every=1)
+    model(batch(SHAPE, 0)).square().mean().backward()
+    monitor.step(loss=1.0)
+    assert "bellwether-sender was not found" in monitor.status()["last_error"]
+    assert "nothing is sent: bellwether-sender was not found" in caplog.text
+    monitor.detach()
 
 
 class Numbers(torch.utils.data.Dataset):

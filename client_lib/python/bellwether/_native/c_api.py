@@ -74,7 +74,9 @@ def search_folders() -> list[Path]:
     folders: list[Path] = []
     from_environment = os.environ.get("BELLWETHER_LIB_DIR")
     if from_environment:
-        folders += [Path(p) for p in from_environment.split(os.pathsep) if p]
+        for given in (Path(p) for p in from_environment.split(os.pathsep) if p):
+            # Programs are beside the libraries, or where an installation has them.
+            folders += [given, given / "../bin", given / "../../bin"]
     package = Path(__file__).resolve().parents[1]
     folders += [package / "lib", package / "bin", package.parent / "lib", package.parent / "bin"]
     folders += [package.parents[1] / "lib", package.parents[1] / "bin"]
@@ -95,14 +97,20 @@ def find(name: str) -> Optional[Path]:
     return None
 
 
-def _load(name: str) -> CDLL:
+def found(name: str) -> Path:
+    """As find(); raises LibraryError where there is none."""
     path = find(name)
-    if path is None:
-        looked = ", ".join(str(p) for p in search_folders() if p.exists()) or "no existing folder"
-        raise LibraryError(
-            f"{name} was not found (looked in: {looked}). Build it with ./start --build-only, "
-            "or set BELLWETHER_LIB_DIR to the folder that holds it."
-        )
+    if path is not None:
+        return path
+    looked = ", ".join(str(p) for p in search_folders() if p.exists()) or "no existing folder"
+    raise LibraryError(
+        f"{name} was not found (looked in: {looked}). Build it with ./start --build-only, "
+        "or set BELLWETHER_LIB_DIR to the folder that holds it."
+    )
+
+
+def _load(name: str) -> CDLL:
+    path = found(name)
     try:
         # Local: the trainer may hold another library with a symbol of the same name.
         return CDLL(str(path), mode=os.RTLD_LOCAL | os.RTLD_NOW)

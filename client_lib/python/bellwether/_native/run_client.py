@@ -184,9 +184,8 @@ class RunClient:
             if isinstance(value, str):
                 value = _text_for_c(field.name, value)
             setattr(native, field.name, value)
-        sender = c_api.find(c_api.SENDER)
-        if sender is not None:
-            native.sender_path = os.fsencode(sender)
+        # Said here: a client without its sender would take everything and send nothing.
+        native.sender_path = os.fsencode(c_api.found(c_api.SENDER))
         status = self._library.bw_client_create(ctypes.byref(native), ctypes.byref(self._handle))
         if status != c_api.OK:
             raise ClientError(c_api.text(self._library.bw_last_error()))

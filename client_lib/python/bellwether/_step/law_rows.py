@@ -161,6 +161,8 @@ def ranges(numbers: Sequence[int], at_most: int) -> list[range]:
 
 def told(signal: str, values: array.array[float], first: int) -> list[Block]:
     """From the first to the last row that has it."""
+    if not values:  # No row has a name yet: torch takes no empty buffer.
+        return []
     bits = torch.frombuffer(values, dtype=torch.int32)
     there = (bits != c_api.NOT_MEASURED_BITS).nonzero().flatten().tolist()
     if not there:
