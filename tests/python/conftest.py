@@ -1,4 +1,6 @@
-"""What every test of the package shares: no outside settings, a state folder of its own."""
+"""What every test of the package shares: one thread, no outside settings, a state folder of its
+own.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,9 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "client_lib" / "python"), str(Path(__file__).resolve().parent)]
 
 import protos  # noqa: E402
+from one_thread import compute_on_one_thread  # noqa: E402
+
+compute_on_one_thread()
 
 
 @pytest.fixture(autouse=True)

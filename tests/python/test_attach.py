@@ -67,6 +67,13 @@ def losses(
     return found, [p.detach() for p in model.parameters()]
 
 
+def test_compared_trainings_have_one_thread_also_in_children() -> None:
+    """With more, the same training twice may differ without us: see one_thread.py."""
+    command = [sys.executable, "-c", "import torch; print(torch.get_num_threads())"]
+    child = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert (torch.get_num_threads(), int(child.stdout)) == (1, 1)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("checkpointing", [None, "reentrant", "non-reentrant"])
 def test_bitwise_the_same_training(
