@@ -387,6 +387,41 @@ const checks = {
     await server.stop();
   },
 
+  async 'news do not move a slider that is held'() {
+    const server = await start('ill');
+    const page = await open(server, '#/run/gpt2-small%2Fbf16-fa2');
+    await page.waitForSelector('.conn.live');
+    const slider = page.locator('input[type=range]');
+    await slider.scrollIntoViewIfNeeded();
+    const box = await slider.boundingBox();
+    const middle = [box.x + box.width / 2, box.y + box.height / 2];
+    await page.mouse.move(...middle);
+    await page.mouse.down();
+    const text = () => page.textContent('.step');
+    await page.waitForFunction(() => /^step 1,8\d\d$/.test(document.querySelector('.step').textContent), undefined, { polling: 50 });
+    const [held, at] = [await text(), await slider.inputValue()];
+    server.say('step');
+    await page.waitForFunction(() => /step 3,720/.test(document.querySelector('.title-row')?.textContent ?? ''));
+    await page.waitForTimeout(500);  // What follows the title.
+    assert.deepEqual([await text(), await slider.inputValue()], [held, at], 'the map and the slider stay');
+    await page.mouse.up();
+    await page.waitForFunction(() => /step=1\d\d\d/.test(location.hash));
+    assert.equal(await text(), held);
+    // Back where it was there is no change: the page lives again.
+    await page.click('button:text-is("Newest")');
+    await page.waitForFunction(() => /newest/.test(document.querySelector('.step').textContent));
+    const end = [box.x + box.width - 1, middle[1]];
+    await page.mouse.move(...end);
+    await page.mouse.down();
+    await page.mouse.move(...middle, { steps: 3 });
+    await page.mouse.move(...end, { steps: 3 });
+    await page.mouse.up();
+    server.say('step');
+    await page.waitForFunction(() => /step 3,740/.test(document.querySelector('.title-row')?.textContent ?? ''));
+    await page.waitForFunction(() => /^step 3,740/.test(document.querySelector('.step').textContent));
+    await server.stop();
+  },
+
   async 'a loss alert does not hide the ill head'() {
     const server = await start('ill');
     const page = await open(server, '#/run/gpt2-small%2Fbf16-fa2');

@@ -12,6 +12,11 @@ export class ApiError extends Error {
   }
 }
 
+/** Numbers of an answer: nearly all of them are numbers already. */
+export function nums(values: Real[]): number[] {
+  return values.map((value) => (typeof value === 'number' ? value : Number(value)));
+}
+
 /** When the server last answered, ms since 1970; 0 = not yet. Rejections by the server count as answers. */
 export let answeredAt = 0;
 

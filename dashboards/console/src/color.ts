@@ -39,8 +39,10 @@ export interface Scale {
 }
 
 /** The smallest and largest of what is finite, and the smallest above zero; infinities where there is none. */
-function extent(values: number[]): { low: number; high: number; positive: number } {
-  let [low, high, positive] = [Infinity, -Infinity, Infinity];
+function extent(values: number[], before: Scale | null): { low: number; high: number; positive: number } {
+  let low = before ? before.low : Infinity;
+  let high = before ? before.high : -Infinity;
+  let positive = low > 0 ? low : high > 0 ? high : Infinity;
   for (const v of values) {
     if (!Number.isFinite(v)) continue;
     if (v < low) low = v;
@@ -80,10 +82,13 @@ function anchoredScale(least: number, most: number, anchor: number): Scale {
 /**
  * A scale that spans the finite values, at least a factor 10 wide if
  * logarithmic: a healthy model's noise must not look like a fire. One that is
- * logarithmic may have an anchor, where its colours turn from cold to warm.
+ * logarithmic may have an anchor, where its colours turn from cold to warm. It
+ * spans what `before` does, too.
  */
-export function makeScale(values: number[], kind: 'log' | 'linear' | 'signed', lowIsBad: boolean, anchor = 0): Scale {
-  let { low, high, positive } = extent(values);
+export function makeScale(
+  values: number[], kind: 'log' | 'linear' | 'signed', lowIsBad: boolean, anchor = 0, before: Scale | null = null,
+): Scale {
+  let { low, high, positive } = extent(values, before);
   if (kind === 'log' && anchor > 0) return anchoredScale(positive, high, anchor);
   if (low > high) [low, high] = [0, 1];
   if (kind === 'signed') {

@@ -108,13 +108,13 @@ export class Heatmap {
   /** `anchor`: where a logarithmic scale turns from cold to warm; 0 = nowhere. */
   show(data: HeatmapData, selected: Cell | null, anchor = 0): void {
     // One scale for all steps of a map, so that colours are told apart while the slider moves.
-    const before = data.map && this.data?.signal === data.signal && this.scale ? [this.scale.low, this.scale.high] : [];
+    const before = data.map && this.data?.signal === data.signal ? this.scale : null;
     this.data = data;
     // The keyboard stays where it is while values come, but goes along with another head.
     if (selected && !this.isSelected(selected)) this.cursor = { ...selected };
     this.selected = selected;
     this.cursor = this.inside(this.cursor, data);
-    this.scale = makeScale([...data.values, ...before], data.signal.scale, data.signal.lowIsBad === true, anchor);
+    this.scale = makeScale(data.values, data.signal.scale, data.signal.lowIsBad === true, anchor, before);
     this.grid.setAttribute('aria-rowcount', String(data.layers));
     this.grid.setAttribute('aria-colcount', String(data.heads));
     const size = data.map ? `${data.map.names.length} ${data.kind}s` : `${data.layers} layers by ${data.heads} ${data.kind}s`;
@@ -358,21 +358,49 @@ export class Heatmap {
 
 /** The `count` worst cells of the matrix, worst first. */
 export function worstCells(data: HeatmapData, count: number): (Cell & { value: number })[] {
-  const badness = (v: number) => (data.signal.scale === 'signed' ? Math.abs(v) : data.signal.lowIsBad ? -v : v);
+  const [isSigned, lowIsBad] = [data.signal.scale === 'signed', data.signal.lowIsBad];
+  const badness = (v: number) => (isSigned ? Math.abs(v) : lowIsBad ? -v : v);
   const order: (Cell & { value: number })[] = [];
-  data.values.forEach((value, i) => {
-    if (Number.isNaN(value) || (order.length === count && badness(value) <= badness(order[count - 1].value))) return;
-    const place = order.findIndex((c) => badness(value) > badness(c.value));
+  let least = -Infinity;  // What a value must be worse than, once there are enough of them.
+  for (let i = 0; i < data.values.length; i++) {
+    const value = data.values[i];
+    const bad = badness(value);
+    if (Number.isNaN(bad) || (order.length === count && bad <= least)) continue;
+    const place = order.findIndex((c) => bad > badness(c.value));
     order.splice(place < 0 ? order.length : place, 0, { value, layer: Math.floor(i / data.heads), head: i % data.heads });
     order.length = Math.min(order.length, count);
-  });
+    least = badness(order[order.length - 1].value);
+  }
   return order;
+}
+
+/** The upper median of what is a number, found by halving what may hold it: a sort of a large map takes longer than painting it. */
+export function middle(values: number[]): number {
+  const known = new Float64Array(values.length);
+  let count = 0;
+  for (const value of values) if (!Number.isNaN(value)) known[count++] = value;
+  const wanted = count >> 1;
+  for (let [low, high] = [0, count - 1]; low < high;) {
+    const pivot = known[(low + high) >> 1];
+    let [i, j] = [low, high];
+    while (i <= j) {
+      while (known[i] < pivot) i++;
+      while (known[j] > pivot) j--;
+      if (i > j) break;
+      const held = known[i];
+      known[i++] = known[j];
+      known[j--] = held;
+    }
+    if (wanted <= j) high = j;
+    else if (wanted >= i) low = i;
+    else break;
+  }
+  return count > 0 ? known[wanted] : NaN;
 }
 
 /** The worst cells as a table, with their numbers. */
 export function worstTable(data: HeatmapData, choose: (cell: Cell) => void): HTMLElement {
-  const sorted = Float64Array.from(data.values).filter((v) => !Number.isNaN(v)).sort();
-  const median = sorted.length ? sorted[Math.floor(sorted.length / 2)] : NaN;
+  const median = middle(data.values);
   const row = (c: Cell & { value: number }) => {
     const name = cellName(data, c);
     const value = h('button', { class: 'link', onclick: () => choose(c), 'aria-label': `Show ${name.replace(',', '')}` }, number(c.value));

@@ -11,6 +11,8 @@ export interface ModelMap {
   columns: number;
   /** [lines][columns]: the row of a cell; -1 = there is none. */
   rowAt: Int32Array;
+  /** The cell of a name that stands on it. */
+  cellOf: Map<string, number>;
   /** By line, the block; empty if it is none, or is that of the line above. */
   blocks: string[];
   /** By column, what stands in it; none where a block takes several lines. */
@@ -72,5 +74,8 @@ export function modelMap(names: string[], shown: (row: number) => boolean = () =
   }
   addLoose(below);
   if (labels.length === 0) addLines(1, '', []);
-  return { names, lines: labels.length, columns, rowAt: Int32Array.from(cells), blocks: labels, titles: linesEach === 1 ? titles : [] };
+  const cellOf = new Map<string, number>();
+  cells.forEach((row, at) => row >= 0 && cellOf.set(names[row], at));
+  const rowAt = Int32Array.from(cells);
+  return { names, lines: labels.length, columns, rowAt, cellOf, blocks: labels, titles: linesEach === 1 ? titles : [] };
 }

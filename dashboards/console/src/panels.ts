@@ -1,7 +1,7 @@
 // Panels that are there only where a run has such signals: its optimizer and steps, its experts
 // by layer, the losses of its sequences, its reinforcement learning.
 import { isFiring } from './alerts';
-import { ApiError, api, num } from './api';
+import { ApiError, api, num, nums } from './api';
 import { ChartMarks, Charts } from './charts';
 import { fill, h, tableHead } from './dom';
 import { integer, number } from './format';
@@ -183,7 +183,7 @@ export class Panels {
     const [share, entropy, logit] = matrices;
     this.experts.hidden = !share || share.values.length === 0;
     if (!share || this.experts.hidden) return;
-    const [step, values] = [num(share.step), share.values.map(num)];
+    const [step, values] = [num(share.step), nums(share.values)];
     const map = { signal: findSignal(expertName), kind: 'expert' as const, map: null, layers: share.layers, heads: share.heads };
     this.heatmap.show({ ...map, values, step, marked: view.markedExperts }, view.expert);
     fill(this.expertsTitle, 'Experts by layer', h('span', { class: 'muted small' }, ` step ${integer(step)}`));

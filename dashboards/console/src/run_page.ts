@@ -2,7 +2,7 @@
 import { ActionsView } from './actions_view';
 import { isFiring, leading, worstSeverity } from './alerts';
 import { AlertsView } from './alerts_view';
-import { ApiError, api, num } from './api';
+import { ApiError, api, num, nums } from './api';
 import { importedBadge, runBadge, runWords } from './badges';
 import { ChartMarks, Charts } from './charts';
 import { fill, h } from './dom';
@@ -79,6 +79,7 @@ export class RunPage {
   private readonly seen = new Set<number>();
   private secondsPerStep = 0;
   private wantedStep: number | null = null;
+  private held = false;  // The slider, by the pointer.
   private busy = false;
   private again = false;
   private chartsFor = '';
@@ -90,6 +91,7 @@ export class RunPage {
     this.slider = h('input', {
       type: 'range', min: 0, max: 0, value: 0, 'aria-label': 'Step of the heatmap',
       oninput: () => this.scrub(Number(this.slider.value)), onchange: () => this.go({ step: Number(this.slider.value) }),
+      onpointerdown: () => this.hold(),
     });
     this.liveButton = h('button', { onclick: () => this.go({ step: null }) }, 'Newest');
     this.columns = h('div', { class: 'columns', hidden: true },
@@ -196,7 +198,7 @@ export class RunPage {
     this.drawHead();
     const mayAsk = () => !this.again && this.wantedStep === null;
     const isNew = this.matrix?.signal.name !== this.signal;
-    const first = await this.loadMatrix(this.route.step ?? -1, isNew ? () => false : mayAsk);
+    const first = await this.loadMatrix(this.step(), isNew ? () => false : mayAsk);
     if (first && isNew) await this.show(first, mayAsk);
     await this.loadActions();
     await this.loadSeries();
@@ -307,7 +309,7 @@ export class RunPage {
   /** `ask`: whether samples before it may be asked for the rows whose turn it was not. */
   private async show(matrix: GetMatrixResponse, ask: () => boolean): Promise<void> {
     const turns = findRowSignal(matrix.signal)?.turns ?? 1;
-    const values = turns > 1 ? await this.samples.together(matrix, turns, ask) : matrix.values.map(num);
+    const values = turns > 1 ? await this.samples.together(matrix, turns, ask) : nums(matrix.values);
     if (matrix.signal !== this.signal) return;  // Another one was chosen meanwhile.
     this.heatState.hidden = true;
     this.heatmap.element.hidden = false;
@@ -333,10 +335,12 @@ export class RunPage {
     if (mapOf !== this.mapOf) this.map = modelMap(names, (row) => kind !== 'module' || this.seen.has(row));
     this.mapOf = mapOf;
     const { map } = this;
-    const cells = Array.from(map.rowAt, (row) => (row < 0 ? NaN : values[row]));
+    const cells = new Array<number>(map.rowAt.length);
+    for (let at = 0; at < cells.length; at++) cells[at] = map.rowAt[at] < 0 ? NaN : values[map.rowAt[at]];
     // Evidence names its rows in its text: one, or a list of them.
     const named = new Set(this.evidence().flatMap((e) => e.text.split(', ')));
-    const marked = [...map.rowAt].flatMap((row, at) => (row >= 0 && named.has(names[row]) ? [this.cellAt(at, map.columns)] : []));
+    const at = [...named].flatMap((name) => map.cellOf.get(name) ?? []);
+    const marked = at.sort((a, b) => a - b).map((cell) => this.cellAt(cell, map.columns));
     return { signal, kind, map, layers: map.lines, heads: map.columns, values: cells, step: num(step), marked };
   }
 
@@ -362,9 +366,8 @@ export class RunPage {
     const chosen = this.subject();
     if (!matrix) return null;
     if (!matrix.map) return chosen.name ? null : matrix.kind === 'head' ? this.toMatrix([chosen], matrix.heads)[0] : chosen;
-    const row = matrix.map.names.indexOf(chosen.name);
-    const at = row < 0 ? -1 : matrix.map.rowAt.indexOf(row);
-    return at < 0 ? null : this.cellAt(at, matrix.heads);
+    const at = matrix.map.cellOf.get(chosen.name);
+    return at === undefined ? null : this.cellAt(at, matrix.heads);
   }
 
   /** What an alert holds the rows against. */
@@ -461,14 +464,34 @@ export class RunPage {
     this.alertsView.draw(this.name, this.alerts, this.route.alert);
     this.slider.max = String(Math.max(0, num(run.step)));
     this.slider.step = String(Math.max(1, Math.round(num(run.step) / 500)));
-    // Not while it is being dragged.
-    if (this.wantedStep === null) this.slider.value = this.route.step === null ? this.slider.max : String(this.route.step);
+    if (!this.scrubs()) this.slider.value = this.route.step === null ? this.slider.max : String(this.route.step);
   }
 
   private drawStep(step: number): void {
-    this.stepText.textContent = `step ${integer(step)}${this.route.step === null ? ' (newest)' : ''}`;
-    this.liveButton.disabled = this.route.step === null;
+    const isNewest = this.route.step === null && !this.scrubs();
+    this.stepText.textContent = `step ${integer(step)}${isNewest ? ' (newest)' : ''}`;
+    this.liveButton.disabled = isNewest;
     this.slider.setAttribute('aria-valuetext', `step ${step}`);
+  }
+
+  /** News come while the slider is held: what it shows stays until it is let go. */
+  private hold(): void {
+    this.held = true;
+    const release = () => {
+      this.held = false;
+      for (const event of ['pointerup', 'pointercancel']) window.removeEventListener(event, release);
+      this.reload();  // Where the slider is back at its old step there is no change.
+    };
+    for (const event of ['pointerup', 'pointercancel']) window.addEventListener(event, release);
+  }
+
+  private scrubs(): boolean {
+    return this.held || this.wantedStep !== null;
+  }
+
+  /** Whose map is shown; -1 = the newest. */
+  private step(): number {
+    return this.scrubs() && this.matrix ? this.wantedStep ?? Number(this.slider.value) : this.route.step ?? -1;
   }
 
   /** While the slider moves, only its newest step is loaded. */

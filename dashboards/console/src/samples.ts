@@ -1,6 +1,6 @@
 // Samples of one signal of named rows. Rows may take turns: what one sample lacks is looked for in
 // those before it. What was asked for once is not asked for again.
-import { api, num } from './api';
+import { api, num, nums } from './api';
 import type { GetMatrixResponse } from './wire';
 
 interface Sample { step: number; values: number[] }
@@ -27,7 +27,7 @@ export class Samples {
   }
 
   private hold(matrix: GetMatrixResponse): Sample {
-    const sample = { step: num(matrix.step), values: matrix.values.map(num) };
+    const sample = { step: num(matrix.step), values: nums(matrix.values) };
     if (this.kept.size >= heldMax) this.clear();
     this.kept.set(sample.step, sample);
     return sample;
