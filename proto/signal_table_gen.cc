@@ -82,7 +82,8 @@ std::vector<Entry> ReadCatalogue() {
     if (derived && (!by_name.count(spec.numerator()) || !by_name.count(spec.denominator())))
       Fail(spec.name() + " needs a numerator and a denominator of the catalogue");
     for (const auto& metric : spec.metric()) {
-      const bool of_rows = spec.granularity() == v1::GRANULARITY_TENSOR || spec.granularity() == v1::GRANULARITY_MODULE;
+      const bool of_rows = spec.granularity() == v1::GRANULARITY_TENSOR ||
+                           spec.granularity() == v1::GRANULARITY_MODULE || spec.granularity() == v1::GRANULARITY_RANK;
       if ((metric.level() == v1::METRIC_LEVEL_ROW) != of_rows) Fail(metric.name() + " has no level of its signal");
       if (metric.aggregate() == v1::AGGREGATE_MIN && spec.worst() != v1::WORST_SMALLEST)
         Fail(metric.name() + " is the smallest, which " + spec.name() + " does not say is worst");

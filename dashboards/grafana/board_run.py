@@ -82,6 +82,7 @@ def run_board() -> Board:
     _training(board)
     _every_step(board)
     _rows(board)
+    _ranks(board)
     _sequences(board)
     _experts(board)
     _own(board)
@@ -319,6 +320,19 @@ def _rows(board: Board) -> None:
         f"Share of the sum of squares that the channel with the largest one has. {few}",
         Look("percentunit"),
         query(f"bellwether_module_top_channel_share{{{RUN}}}", "{{module}}"),
+    )
+
+
+def _ranks(board: Board) -> None:
+    board.row("Ranks")
+    board.lines(
+        "Gradients of single ranks",
+        "Norm of a rank's own gradient, before ranks average theirs: of the ranks with the largest now, beside the "
+        "median and the largest of all. Told with stats=rank_norms.",
+        Look("none", 24, log=True),
+        query(f"bellwether_rank_grad_norm{{{RUN}}}", "rank {{rank}}"),
+        query(f"bellwether_run_rank_grad_norm_median{{{RUN}}}", "median of all"),
+        query(f"bellwether_run_rank_grad_norm_max{{{RUN}}}", "largest of all"),
     )
 
 

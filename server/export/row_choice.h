@@ -1,4 +1,4 @@
-// row_choice.h: which tensors, modules and cells of own signals of a run are worth a series each.
+// row_choice.h: which tensors, modules, ranks and cells of own signals of a run are worth a series each.
 //
 // Of each signal of kRowSignals the `rows_top` rows whose newest values are furthest from zero; NaN is
 // furthest of all.  A row that has no value, or zero, is never chosen.  A row that was chosen stays a
@@ -23,7 +23,7 @@
 namespace bellwether::server {
 
 // The first of kRowSignals, which are of the catalogue.
-inline constexpr size_t kCatalogueRowSignals = 10;
+inline constexpr size_t kCatalogueRowSignals = 11;
 // All own signals of a run have so many times the rows that one of them may have.
 inline constexpr size_t kOwnRowsFactor = 8;
 

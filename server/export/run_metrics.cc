@@ -76,6 +76,30 @@ const MetricInfo* RowMetricOf(const SignalInfo& signal) {
   return found == metrics.end() ? nullptr : &*found;
 }
 
+// What a signal of ranks has beside its largest rows: a rank stands out from the median of all.
+struct RankMetrics {
+  SignalId signal;
+  const char *max, *median;
+};
+constexpr RankMetrics kRankMetrics[] = {
+    {SignalId::kRankGradNorm, "bellwether_run_rank_grad_norm_max", "bellwether_run_rank_grad_norm_median"}};
+
+const RankMetrics* RankMetricsOf(size_t signal) {
+  const auto* const found = std::ranges::find(kRankMetrics, kRowSignals[signal], &RankMetrics::signal);
+  return found == std::end(kRankMetrics) ? nullptr : found;
+}
+
+const char* RowLabelName(Granularity granularity) {
+  switch (granularity) {
+    case Granularity::kTensor:
+      return "tensor";
+    case Granularity::kRank:
+      return "rank";
+    default:
+      return "module";
+  }
+}
+
 // Where a row is stands at its beginning, which law it is at its end.
 std::string RowLabel(std::string_view name) {
   constexpr size_t kBegin = 48, kEnd = 72;
@@ -224,7 +248,7 @@ int64_t RowCountSeries(const RunSnapshot& run) {
   bool own = false;
   for (size_t i = 0; run.row_values != nullptr && i < kRowSignals.size(); ++i) {
     if (MeasuredRows(run, i) == 0) continue;
-    ++series;
+    series += RankMetricsOf(i) == nullptr ? 1 : 3;
     own |= IsOwnMatrix(i);
   }
   return series + (own ? 1 : 0);
@@ -239,6 +263,11 @@ void AddRowCounts(const RunSnapshot& run, std::span<const ChosenRow> rows, Famil
     FamilySet::LabelList labels = RunLabel(run);
     labels.push_back({"signal", FindSignal(kRowSignals[i])->name});
     set->Add(SeriesLevel::kRow, "bellwether_run_rows", std::move(labels), static_cast<double>(measured));
+    if (const RankMetrics* const ranks = RankMetricsOf(i); ranks != nullptr) {
+      const auto values = run.row_values->of(i);
+      set->Add(SeriesLevel::kRow, ranks->max, RunLabel(run), AggregateRow(Aggregate::kMax, values));
+      set->Add(SeriesLevel::kRow, ranks->median, RunLabel(run), AggregateRow(Aggregate::kMedian, values));
+    }
   }
   if (own == 0) return;
   const auto shown =
@@ -251,12 +280,13 @@ void AddRows(const RunSnapshot& run, std::span<const ChosenRow> rows, FamilySet*
   std::set<std::pair<size_t, std::string>> seen;  // No series twice, whatever names have in common.
   for (const ChosenRow& chosen : rows) {
     const SignalInfo& signal = *FindSignal(kRowSignals[chosen.signal]);
-    std::string name = RowLabel(RowName(signal, chosen.row, *run.rows));
+    std::string name = signal.granularity == Granularity::kRank ? absl::StrCat(chosen.row)
+                                                                : RowLabel(RowName(signal, chosen.row, *run.rows));
     if (name.empty() || !seen.emplace(chosen.signal, name).second) continue;
     FamilySet::LabelList labels = RunLabel(run);
     const float value = run.row_values->of(chosen.signal)[static_cast<size_t>(chosen.row)];
     if (const MetricInfo* const metric = RowMetricOf(signal); metric != nullptr) {
-      labels.push_back({signal.granularity == Granularity::kTensor ? "tensor" : "module", std::move(name)});
+      labels.push_back({RowLabelName(signal.granularity), std::move(name)});
       set->Add(SeriesLevel::kRow, metric->name, std::move(labels), value);
       continue;
     }

@@ -1,8 +1,8 @@
 // run_metrics.h: one run's snapshot as series.
 //
 // There are five groups.  A spent budget keeps them in this order: the core (never
-// left out), the layers of a run that is ill, the extras, the single tensors and
-// modules, and the single heads.  A cell that was not measured makes no series.  A
+// left out), the layers of a run that is ill, the extras, the single tensors,
+// modules and ranks, and the single heads.  A cell that was not measured makes no series.  A
 // NaN that was measured is exported as NaN.  It wins over the layer's other heads
 // in every aggregate except the median, which leaves it out.  Stateless.
 
@@ -35,8 +35,8 @@ void AddLayers(const RunSnapshot& run, FamilySet* set);
 int64_t HeadSeriesMax(const RunSnapshot& run);
 void AddHeads(const RunSnapshot& run, std::span<const Head> heads, FamilySet* set);
 
-// How many rows of each signal have a value, exported or not; and how many cells of own signals are not
-// among `rows`, which are the exported ones.
+// How many rows of each signal have a value, exported or not, and how many cells of own signals are not
+// among `rows`, which are the exported ones.  Of signals of ranks the largest and the median of all.
 int64_t RowCountSeries(const RunSnapshot& run);
 void AddRowCounts(const RunSnapshot& run, std::span<const ChosenRow> rows, FamilySet* set);
 // One series a row at most.  A name that is too long for a label loses its middle.

@@ -1,4 +1,4 @@
-// row_values.h: the newest value of each tensor, module and cell of an own signal.
+// row_values.h: the newest value of each tensor, module, rank and cell of an own signal.
 //
 // Rows take turns, so that a sample has few of them.  What is kept is what each row had when it was last
 // measured, of the signals whose rows are exported one by one.  A new attempt begins with none.
@@ -31,6 +31,7 @@ inline constexpr std::array kRowSignals = {SignalId::kLawZ,
                                            SignalId::kModuleRms,
                                            SignalId::kModuleTopShare,
                                            SignalId::kModuleNonfinite,
+                                           SignalId::kRankGradNorm,
                                            SignalId::kOwnMean,
                                            SignalId::kOwnSum,
                                            SignalId::kOwnMax};

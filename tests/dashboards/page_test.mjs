@@ -10,7 +10,7 @@ import { createRequire } from 'node:module';
 import { tmpdir } from 'node:os';
 import assert from 'node:assert/strict';
 import { launch } from './chromium.mjs';
-import { addEvidence, addPanels, addTensors, tensorNames, valueAt } from './tensor_run.mjs';
+import { addEvidence, addPanels, addRanks, addTensors, tensorNames, valueAt } from './tensor_run.mjs';
 
 const [bin, pictures, only] = process.argv.slice(2);
 const browser = await launch();
@@ -339,6 +339,38 @@ const checks = {
     await server.stop();
   },
 
+  async 'ranks that stand out of thousands are named'() {
+    const server = await start('ill');
+    const page = await open(server, '');
+    const asked = await addRanks(page, 4096);
+    await page.goto(`http://127.0.0.1:${server.port}/#/run/gpt2-small%2Fbf16-fa2`);
+    const panel = page.locator('section[aria-label="Gradients of single ranks"]');
+    await panel.locator('.chart canvas').nth(2).waitFor();
+    assert.match(await panel.locator('h2').textContent(), /step 3,700: 4,095 ranks, median 1\.02/);
+    assert.equal(await panel.locator('p').textContent(), 'No number: rank 7.');
+    const rows = await panel.locator('tbody tr').allTextContents();
+    assert.equal(rows.length, 6, 'a few of 4,096');
+    assert.match(rows[0], /^rank 9/);
+    assert.match(rows[1], /^rank 5.*of/);
+    const far = (await panel.locator('td:last-child').allTextContents()).map((text) => text.split(' of ').map(Number));
+    const [[nine, all], [five], [other]] = far;
+    assert.deepEqual([nine, other], [all, 0], 'rank 9 always was');
+    assert.ok(five > 0 && five < all / 3, 'rank 5 is so since step 3,000');
+    assert.deepEqual(await panel.locator('.chart-title').allTextContents(), ['Median of all ranks', 'Rank 9', 'Rank 5']);
+    assert.ok(asked.matrices.length <= 40, `${asked.matrices.length} samples of all ranks`);
+    assert.deepEqual([...new Set(asked.series)], ['9,5']);
+    assert.deepEqual(await breaches(page), []);
+    await picture(page, 'ranks', panel);
+    // The past is not asked for again.
+    const before = asked.matrices.length;
+    server.say('step');
+    await page.waitForFunction(() => /step 3,720/.test(document.querySelector('.title-row')?.textContent ?? ''));
+    await page.waitForTimeout(1000);
+    assert.ok(asked.matrices.length - before <= 4, `${asked.matrices.length - before} more`);
+    await page.unrouteAll({ behavior: 'ignoreErrors' });
+    await server.stop();
+  },
+
   async 'a run without such signals has no such panels'() {
     const server = await start('ill');
     const page = await open(server, '#/run/gpt2-small%2Fbf16-fa2');
@@ -347,7 +379,7 @@ const checks = {
     await page.waitForSelector('.chart canvas');
     server.say('step');
     await page.waitForFunction(() => /step 3,720/.test(document.querySelector('.title-row')?.textContent ?? ''));
-    for (const name of ['Optimizer and steps', 'Experts', 'Losses of sequences', 'Reinforcement learning']) {
+    for (const name of ['Gradients of single ranks', 'Optimizer and steps', 'Experts', 'Losses of sequences', 'Reinforcement learning']) {
       assert.equal(await page.isVisible(`section[aria-label="${name}"]`), false, name);
     }
     assert.ok(!asked.includes('ListEvents'), 'nothing is asked for them');

@@ -48,6 +48,7 @@ class Trainer:
     def __init__(self, server: Server, run: str, without: tuple[str, ...] = (), **options: int) -> None:
         self._client = RunClient(RunOptions(run=run, layers=LAYERS, heads=HEADS, score_dtype="bf16", server=server.grpc, **options))
         self._without = without
+        self._rank = options.get("rank", 0)
         self._random = random.Random(run)
         self._named = False  # The one row of its modules.
         self._parameters = False  # Its two have names.
@@ -89,6 +90,8 @@ class Trainer:
             layers = {"expert_ideal_load": (load + 100) / 2, "expert_largest_load": max(load, 100.0), "router_entropy_sum": 60.0, "router_entropy_largest_sum": 69.0, "router_logit_max": 3.0}  # fmt: skip
             blocks += [Block(name, [value] * LAYERS, 0, LAYERS) for name, value in layers.items()]
         blocks += [Block(name, [unusual[name] * self._random.uniform(0.98, 1.02)]) for name in (*STEPS, *SEQUENCES) if name in unusual]
+        if "rank_grad_norm" in unusual:
+            blocks.append(Block("rank_grad_norm", [unusual["rank_grad_norm"]], self._rank))
         own = [OwnValues("clip_share", [unusual["clip_share"]], high=1.0)] if "clip_share" in unusual else []
         own += [OwnValues(name, [unusual[name]]) for name in POLICY if name in unusual]
         assert self._client.push(self.step, blocks, own=own)
@@ -98,7 +101,7 @@ class Trainer:
 
     def drift(self) -> None:
         """The sick head's drift ratio doubles every 500 steps; all else that a run can tell is healthy."""
-        self.report(common_mode_sum=1024 * 2 ** (self.step / 500), law_difference=0.5, tensor_moved=1.0, expert_load=100.0, **STEPS, **SEQUENCES, **POLICY)
+        self.report(common_mode_sum=1024 * 2 ** (self.step / 500), law_difference=0.5, tensor_moved=1.0, expert_load=100.0, rank_grad_norm=1.0, **STEPS, **SEQUENCES, **POLICY)
 
 
 class Prometheus:

@@ -1,5 +1,6 @@
 """Goal: norms of ranks' own gradients go the whole way: each rank has its row, and lists begin with the
-largest.  An alert of a gradient that is not finite names the rank that it came from.
+largest.  Prometheus gets them beside the median of all.  An alert of a gradient that is not finite
+names the rank that it came from.
 
 Method: bellwetherd and clients that say every value.
 """
@@ -44,6 +45,10 @@ def test_a_rank_with_other_gradients_is_named(tmp_path: Path) -> None:
             assert client.flush(30)
             client.close()
         wait_for("all is told", lambda: int(server.call("GetRun", run="norms")["step"]) == BAD)
+        page = server.get("/metrics")
+        assert 'bellwether_run_rank_grad_norm_median{run="norms"} 1\n' in page
+        for name in ('bellwether_rank_grad_norm{run="norms",rank="1"}', 'bellwether_run_rank_grad_norm_max{run="norms"}'):
+            assert f"{name} Nan\n" in page
         series = server.series("norms", "rank_grad_norm_max", 1, 0)
         assert series[8] == 5.0 and server.series("norms", "rank_grad_norm", 2, 0)[8] == 1.0
         top = server.call("TopHeads", run="norms", signal="rank_grad_norm", limit=3, step=BAD - 1)["heads"]

@@ -1,11 +1,12 @@
 // Panels that are there only where a run has such signals: its optimizer and steps, its experts
-// by layer, the losses of its sequences, its reinforcement learning.
+// by layer, the losses of its sequences, its reinforcement learning, the gradients of single ranks.
 import { isFiring } from './alerts';
 import { ApiError, api, num, nums } from './api';
 import { ChartMarks, Charts } from './charts';
 import { fill, h, tableHead } from './dom';
 import { integer, number } from './format';
 import { Cell, Heatmap } from './heatmap';
+import { RanksPanel } from './ranks_panel';
 import { OwnLimits, expertSignalsOf, findSignal, learningOfRun, optimizerNames, ownLimits, sequenceNames } from './signals';
 import type { Alert, Event, GetMatrixResponse, Run, Series, SeriesId } from './wire';
 
@@ -102,15 +103,21 @@ export class Panels {
   private readonly expertsTitle = h('h2', {}, 'Experts by layer');
   private readonly experts: HTMLElement;
   private readonly losses: LargestLosses;
+  private readonly ranks: RanksPanel;
 
   /** `choose`: an expert was chosen. */
   constructor(private readonly name: string, private readonly choose: (signal: string, cell: Cell) => void) {
     this.losses = new LargestLosses(name);
+    this.ranks = new RanksPanel(name);
     this.heatmap = new Heatmap((cell) => choose(expertName, cell), 'expert-cell', 'The map of experts');
     this.experts = h('section', { class: 'panel', 'aria-label': 'Experts', hidden: true },
       h('div', { class: 'panel-head' }, this.expertsTitle), h('div', { class: 'columns' }, this.heatmap.element, this.layers));
     this.element = h('div', { class: 'stack' },
-      this.experts, this.optimizer.element, this.sequences.element, this.learning.element);
+      this.ranks.element, this.experts, this.optimizer.element, this.sequences.element, this.learning.element);
+  }
+
+  private all(): Charts[] {
+    return [this.ranks, this.optimizer, this.sequences, this.learning].map(({ charts }) => charts);
   }
 
   async load(view: PanelsView): Promise<void> {
@@ -119,6 +126,7 @@ export class Panels {
     const panels: [ChartPanel, string[]][] = [
       [this.optimizer, optimizerNames(run)], [this.sequences, sequenceNames(run)], [this.learning, own.map(({ name }) => name)],
     ];
+    await this.ranks.load(run, view.step, this.marks(view, [], new Map()));
     await this.drawExperts(view);
     const wanted = panels.flatMap(([, names]) => names).map((signal) => ({ signal, layer: 0, head: 0, name: '' }));
     const found: [Series[], Series[]] = wanted.length > 0 ? await view.series(wanted) : [[], []];
@@ -145,7 +153,7 @@ export class Panels {
 
   /** The slider moved. */
   mark(step: number): void {
-    for (const { charts } of [this.optimizer, this.sequences, this.learning]) charts.mark(step);
+    for (const charts of this.all()) charts.mark(step);
   }
 
   private async drawLargest(wanted: boolean): Promise<void> {
@@ -223,6 +231,6 @@ export class Panels {
 
   redraw(): void {
     this.heatmap.redraw();
-    for (const { charts } of [this.optimizer, this.sequences, this.learning]) charts.clear();
+    for (const charts of this.all()) charts.clear();
   }
 }

@@ -378,6 +378,48 @@ TEST_F(PrometheusTest, TheLargestParametersAndModulesHaveSeries) {
   EXPECT_THAT(text, testing::HasSubstr("Of the parameters with the largest now: a few, which change."));
 }
 
+TEST_F(PrometheusTest, RanksThatStandOutHaveSeriesBesideTheMedian) {
+  constexpr int32_t kRanks = 4096;
+  Publish({.name = "wide"}, [&](RunSnapshot* run) {
+    run->rows = std::make_shared<RunRows>();
+    StepSample sample;
+    sample.Reset({.layers = 1, .heads = 1, .kv_heads = 1, .ranks = kRanks});
+    const auto norms = sample.Add(SignalId::kRankGradNorm);
+    for (int32_t rank = 0; rank < kRanks; ++rank) {
+      norms[static_cast<size_t>(rank)] = 2 + static_cast<float>(rank) / 1e6f;
+    }
+    norms[1234] = 40;
+    norms[7] = NotMeasured();
+    auto values = std::make_shared<RowValues>();
+    values->Take(sample);
+    run->row_values = values;
+  });
+  const auto page = Parse(exporter({.rows = {.rows_top = 3}}).Render());
+  EXPECT_EQ(CountOf(page, "bellwether_rank_grad_norm"), 3);
+  EXPECT_EQ(page.at(R"(bellwether_rank_grad_norm{run="wide",rank="1234"})"), 40);
+  EXPECT_TRUE(page.contains(R"(bellwether_rank_grad_norm{run="wide",rank="4095"})"));
+  EXPECT_EQ(page.at(R"(bellwether_run_rank_grad_norm_max{run="wide"})"), 40);
+  EXPECT_NEAR(page.at(R"(bellwether_run_rank_grad_norm_median{run="wide"})"), 2.002, 1e-3);
+  EXPECT_EQ(page.at(R"(bellwether_run_rows{run="wide",signal="rank_grad_norm"})"), kRanks - 1);
+}
+
+TEST_F(PrometheusTest, RankWithoutANumberIsTheLargest) {
+  Publish({.name = "broken"}, [](RunSnapshot* run) {
+    run->rows = std::make_shared<RunRows>();
+    StepSample sample;
+    sample.Reset({.layers = 1, .heads = 1, .kv_heads = 1, .ranks = 3});
+    const std::vector<float> norms = {1, std::nanf(""), 3};
+    std::copy(norms.begin(), norms.end(), sample.Add(SignalId::kRankGradNorm).begin());
+    auto values = std::make_shared<RowValues>();
+    values->Take(sample);
+    run->row_values = values;
+  });
+  const auto page = Parse(exporter({.rows = {.rows_top = 1}}).Render());
+  EXPECT_TRUE(std::isnan(page.at(R"(bellwether_rank_grad_norm{run="broken",rank="1"})")));
+  EXPECT_TRUE(std::isnan(page.at(R"(bellwether_run_rank_grad_norm_max{run="broken"})")));
+  EXPECT_EQ(page.at(R"(bellwether_run_rank_grad_norm_median{run="broken"})"), 2) << "of those that have a number";
+}
+
 TEST_F(PrometheusTest, OwnSignalsHaveSeriesByTheirNames) {
   Publish({.name = "rl"}, [&](RunSnapshot* run) {
     auto rows = std::make_shared<RunRows>();
