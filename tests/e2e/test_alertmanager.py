@@ -11,21 +11,19 @@ from __future__ import annotations
 import http.server
 import json
 import re
-import shutil
-import subprocess
 import sys
 import threading
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
-from bellwether_process import ROOT, Server, free_port, wait_for
+from bellwether_process import ROOT, Server, wait_for
 from scraping import DASHBOARDS, Trainer, prometheus_of
+from telling import alertmanager
 
 FAILING = "gpt-flash-s4"
 SLACK = ROOT / "deploy/webhook/slack.json"
@@ -66,45 +64,13 @@ class Sink:
         self._server.server_close()
 
 
-@contextmanager
-def alertmanager(folder: Path, sink: Sink) -> Iterator[str]:
-    """Its host and port."""
-    config = folder / "alertmanager.yml"
-    config.write_text(
-        "route: {receiver: sink, group_by: [run], group_wait: 0s, group_interval: 1s, repeat_interval: 1h}\n"
-        "inhibit_rules:\n- {source_matchers: [severity=critical], target_matchers: [severity=warning], equal: [run]}\n"
-        f"receivers:\n- {{name: sink, webhook_configs: [{{url: '{sink.url}', send_resolved: true}}]}}\n"
-    )
-    program, amtool = shutil.which("prometheus-alertmanager"), shutil.which("amtool")
-    assert program and amtool, "Debian's package prometheus-alertmanager is missing"
-    subprocess.run([amtool, "check-config", str(config)], check=True, capture_output=True)
-    address = f"127.0.0.1:{free_port()}"
-    flags = [f"--config.file={config}", f"--storage.path={folder / 'am'}", f"--web.listen-address={address}"]
-    flags += ["--cluster.listen-address="]
-    with open(folder / "alertmanager.log", "wb") as log, subprocess.Popen([program, *flags], stderr=log) as process:
-
-        def is_ready() -> bool:
-            assert process.poll() is None, (folder / "alertmanager.log").read_text()
-            try:
-                with urllib.request.urlopen(f"http://{address}/-/ready", timeout=5) as answer:
-                    return bool(answer.status == 200)
-            except OSError:
-                return False
-
-        try:
-            wait_for("Alertmanager is ready", is_ready, 60)
-            yield address
-        finally:
-            process.terminate()
-
-
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Sink, str]]:
     folder = tmp_path_factory.mktemp("server")
     sink = Sink()
     rules = folder / "rules.yml"
     rules.write_text((DASHBOARDS / "alerts/rules.yml").read_text().replace("[5m]", "[5s]"))
-    with alertmanager(folder, sink) as address:
+    with alertmanager(folder, sink.url) as address:
         # Longer than a flush waits for a busy disk: else whoever reports would fall silent at each.
         config = (
             "ingest:\n  step_deadline_ms: 1000\n  silence_ms_min: 3000\n"

@@ -18,7 +18,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +28,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 from bellwether_process import BIN, ROOT, Server, wait_for
+from telling import lines_of
 
 SCANNED_SEED = 3
 SEEDS = (1, 2, 3, 4) if os.environ.get("BELLWETHER_LONG") else (SCANNED_SEED,)
@@ -70,29 +71,6 @@ def webhook(progress: Progress) -> Iterator[str]:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_address[1]}/hook"
         server.shutdown()
-
-
-@contextmanager
-def lines_of(command: list[str], take: Callable[[dict[str, Any]], None]) -> Iterator[None]:
-    """Runs a command that prints lines of JSON; it ends with the block."""
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stdin and process.stdout
-    lines = process.stdout
-
-    def read() -> None:
-        for line in lines:
-            take(json.loads(line))
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    try:
-        yield
-        assert process.poll() is None, f"{command} ended with {process.returncode}"
-    finally:
-        process.stdin.close()
-        process.terminate()
-        process.wait(60)
-        reader.join()
 
 
 @contextmanager

@@ -1,0 +1,72 @@
+"""Those that tell people of alerts: a real Alertmanager, and commands that print lines of JSON."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+from bellwether_process import free_port, wait_for
+
+
+@contextmanager
+def alertmanager(folder: Path, receiver: str) -> Iterator[str]:
+    """Its host and port.  It notifies the address `receiver`."""
+    config = folder / "alertmanager.yml"
+    config.write_text(
+        "route: {receiver: sink, group_by: [run], group_wait: 0s, group_interval: 1s, repeat_interval: 1h}\n"
+        "inhibit_rules:\n- {source_matchers: [severity=critical], target_matchers: [severity=warning], equal: [run]}\n"
+        f"receivers:\n- {{name: sink, webhook_configs: [{{url: '{receiver}', send_resolved: true}}]}}\n"
+    )
+    program, amtool = shutil.which("prometheus-alertmanager"), shutil.which("amtool")
+    assert program and amtool, "Debian's package prometheus-alertmanager is missing"
+    subprocess.run([amtool, "check-config", str(config)], check=True, capture_output=True)
+    address = f"127.0.0.1:{free_port()}"
+    flags = [f"--config.file={config}", f"--storage.path={folder / 'am'}", f"--web.listen-address={address}"]
+    flags += ["--cluster.listen-address="]
+    with open(folder / "alertmanager.log", "wb") as log, subprocess.Popen([program, *flags], stderr=log) as process:
+
+        def is_ready() -> bool:
+            assert process.poll() is None, (folder / "alertmanager.log").read_text()
+            try:
+                with urllib.request.urlopen(f"http://{address}/-/ready", timeout=5) as answer:
+                    return bool(answer.status == 200)
+            except OSError:
+                return False
+
+        try:
+            wait_for("Alertmanager is ready", is_ready, 60)
+            yield address
+        finally:
+            process.terminate()
+
+
+@contextmanager
+def lines_of(command: list[str], take: Callable[[dict[str, Any]], None]) -> Iterator[IO[str]]:
+    """Runs a command that prints lines of JSON; it ends with the block, which may write to it."""
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdin and process.stdout
+    lines = process.stdout
+
+    def read() -> None:
+        for line in lines:
+            take(json.loads(line))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        yield process.stdin
+        assert process.poll() is None, f"{command} ended with {process.returncode}"
+    finally:
+        process.stdin.close()
+        process.terminate()
+        process.wait(60)
+        reader.join()
