@@ -26,6 +26,7 @@ OPTIONS = [
     Options(mode="hpm", causal=True, window=100, deterministic=True, center=True),
     Options(mode="hp", softcap=10.0, causal=True, stats=True, deterministic=True),
     Options(mode="sr", seed=1), Options(mode="paper", causal=True),
+    Options(mode="hpm", stats=True, stats_every=2),
 ]
 
 

@@ -8,8 +8,8 @@
 //           dP^T = V dO^T, P^T = exp2(S^T - L), dS^T = P^T (dP^T - delta).  dV += P^T dO, dK += dS^T Q with P^T and
 //           dS^T from registers.  dS^T goes to shared memory once for dQ = dS K, of which each warpgroup computes
 //           half.  dQ goes through shared memory, too.  A thread of warpgroup 0, or two, has the copy engine add it
-//           to global memory, which waits for nothing that the products wait for.  S^T of the next tile is issued
-//           behind dK of this one. Where tiles are too few for the GPU, several CTAs share the steps of one, and the
+//           to global memory, which waits for nothing that the products wait for.  The order of the products:
+//           BwdShape::kScoresAhead. Where tiles are too few for the GPU, several CTAs share the steps of one, and the
 //           last adds their dK and dV (attention_bwd_shares.cuh). finish: dQ * scale to the output type.
 // Memory    Q, dO once per tile of keys, from L2; dQ sums: 4 bytes an element
 //           added per tile of keys.
@@ -78,8 +78,12 @@ struct BwdShape {
     return (kHalves == 1 ? thread / 128 * 64 : 0) + thread % 128 / 32 * 16 + thread % 32 / 4;
   }
   static __device__ int QueryColumn(int thread) { return kHalves == 2 ? thread / 128 * 64 : 0; }
-  // dV is issued before dS is computed where registers suffice.
-  static constexpr bool kEarlyValues = kHeadDim == 128;
+  // Ahead: S of the next step is issued behind dK of this one, and dV beside dQ.  Else a step issues its S and dP
+  // together and dV before it awaits dP.  Then all exponentials run under dP, and dS and the barrier under dV.
+  // Where it is kept, ahead is 1 % faster: RESULTS.md, step 9.
+  static constexpr bool kScoresAhead = kHeadDim == 64 && !kGeneral && !kRounded;
+  // delta is loaded before dP is awaited where registers suffice.  Behind dP each load would be waited for.
+  static constexpr bool kEarlyDeltas = kHeadDim == 128;
   static constexpr int kDqBytes = kRows * kHeadDim * 4;
   static constexpr int kDqBarriers = kGeneral ? 2 : 1;  // for the two warps of BwdReduce() in turns
   static constexpr int kSumBytes = kRowSums ? kRowBytes : 0;
@@ -277,9 +281,11 @@ __device__ __forceinline__ void BwdConsume(const AttentionBwdParams& p, const Bw
     if constexpr (S::kGeneral) ClearPadding<S>(sm, tile);
     PinRegisters(dk);
     PinRegisters(dv);
-    issue_scores();
-    WgmmaWait<0>();
-    PinRegisters(s);
+    if constexpr (S::kScoresAhead) {
+      issue_scores();
+      WgmmaWait<0>();
+      PinRegisters(s);
+    }
     int step = 0;
     // counted: the rows of this step count for the statistics.
     const auto run_step = [&](auto is_last, auto counted) {
@@ -288,12 +294,17 @@ __device__ __forceinline__ void BwdConsume(const AttentionBwdParams& p, const Bw
       [[maybe_unused]] const uint32_t inverse = sm.inverse + at.stage * S::kRowBytes + first_column * 4;
       const uint32_t delta = sm.delta + at.stage * S::kRowBytes + first_column * 4;
       const uint64_t d_o_tile = d_o_tiles + at.stage * (S::kQBytes / 16);
+      if constexpr (!S::kScoresAhead) issue_scores();
       BarrierWait(sm.d_o_full + 8 * at.stage, at.parity);
       WgmmaFence();
       IssueInner<S>(dp, v_rows, d_o_tile);
       WgmmaCommit();
-      // S of this step is there already; dP runs under its exponentials.
+      // dP runs under the exponentials of S.
       const int m = LoadShared(sm.steps + 8 * at.stage);
+      if constexpr (!S::kScoresAhead) {
+        WgmmaWait<1>();
+        PinRegisters(s);
+      }
       if constexpr (S::kGeneral) {
         if (p.score.cap_scale != 0.f) {
 #pragma unroll
@@ -306,25 +317,27 @@ __device__ __forceinline__ void BwdConsume(const AttentionBwdParams& p, const Bw
                                     m * S::kRows + thread % 4 * 2);
       }
       ToProbabilities<T, S::kRounded>(s, pr, p.score.scale_log2, lse, inverse);
-      if constexpr (S::kEarlyValues) {
-#pragma unroll
-        for (int i = 0; i < kPairs; ++i) probs[i] = PackPair<T>(pr[2 * i], pr[2 * i + 1]);
-          // Behind dP, each of these loads would be waited for.
+      if constexpr (S::kEarlyDeltas) {
 #pragma unroll
         for (int i = 0; i < kScores / 4; ++i) deltas[i] = LoadShared2(delta + i * 32);
       }
-      WgmmaWait<0>();
-      PinRegisters(dp);
-      // Whether this stage is loaded again.
-      const auto is_read_again = [&] { return !kLast && step + S::kStages < steps; };
-      uint32_t ds[kPairs];
-      if constexpr (S::kEarlyValues) {
+      if constexpr (S::kScoresAhead) {
+        WgmmaWait<0>();
+      } else {
+        // dV's operand needs all exponentials, which ptxas would move behind the wait for dP otherwise.
+#pragma unroll
+        for (int i = 0; i < kPairs; ++i) probs[i] = PackPair<T>(pr[2 * i], pr[2 * i + 1]);
         PinRegisters(probs);
         PinRegisters(dv);
         WgmmaFence();
         IssueOuter<S>(dv, probs, d_o_tile);
         WgmmaCommit();
+        WgmmaWait<1>();
       }
+      PinRegisters(dp);
+      // Whether this stage is loaded again.
+      const auto is_read_again = [&] { return !kLast && step + S::kStages < steps; };
+      uint32_t ds[kPairs];
       if constexpr (decltype(counted)::value) {
         const typename S::Tile of = *tile;
         const int head = of.kv_head * p.seq.group + LoadShared(sm.steps + 8 * at.stage + 4);
@@ -338,8 +351,8 @@ __device__ __forceinline__ void BwdConsume(const AttentionBwdParams& p, const Bw
       }
 #pragma unroll
       for (int i = 0; i < kScores; i += 4) {
-        const float2 d = S::kEarlyValues ? deltas[i / 4] : LoadShared2(delta + i * 8);
-        if constexpr (!S::kEarlyValues) {
+        const float2 d = S::kEarlyDeltas ? deltas[i / 4] : LoadShared2(delta + i * 8);
+        if constexpr (S::kScoresAhead) {
           probs[i / 2] = PackPair<T>(pr[i], pr[i + 1]);
           probs[i / 2 + 1] = PackPair<T>(pr[i + 2], pr[i + 3]);
         }
@@ -359,62 +372,65 @@ __device__ __forceinline__ void BwdConsume(const AttentionBwdParams& p, const Bw
         }
       }
       ProxyFence();
-      if constexpr (S::kEarlyValues) {
-        WgmmaWait<0>();  // dV: its operand's registers become S of the next step
-        PinRegisters(dv);
-        PinRegisters(probs);
-        if (is_read_again()) NamedArrive(kDoEmpty + at.stage, kBwdBarrierThreads);
-      }
       NamedSync(kConsumers, 256);
 
       float dq[S::kQueries / 2];
-      if constexpr (!S::kEarlyValues) {
+      if constexpr (S::kScoresAhead) {
         PinRegisters(probs);
         PinRegisters(dv);
       }
       PinRegisters(ds);
       PinRegisters(dk);
       WgmmaFence();
-      if constexpr (!S::kEarlyValues) {
+      if constexpr (S::kScoresAhead) {
         IssueOuter<S>(dv, probs, d_o_tile);
         WgmmaCommit();
       }
       IssueQueries<S>(dq, ds_half + ds_buffer / 16, k_half);
       WgmmaCommit();
-      if constexpr (!S::kEarlyValues) {
-        WgmmaWait<1>();
-        PinRegisters(dv);
-        PinRegisters(probs);
-        if (is_read_again()) NamedArrive(kDoEmpty + at.stage, kBwdBarrierThreads);
-      }
+      WgmmaWait<1>();  // dV
+      PinRegisters(dv);
+      PinRegisters(probs);
+      if (is_read_again()) NamedArrive(kDoEmpty + at.stage, kBwdBarrierThreads);
       const int q_empty = kQEmpty + at.stage;
       IssueOuter<S>(dk, ds, q_tiles + at.stage * (S::kQBytes / 16));
       WgmmaCommit();
       at.Advance();
-      if constexpr (!kLast) {
+      if constexpr (S::kScoresAhead && !kLast) {
         issue_scores();
         WgmmaWait<2>();  // dQ
       } else {
-        WgmmaWait<1>();
+        WgmmaWait<1>();  // dQ
       }
       PinRegisters(dq);
       StoreQueries<S>(sm.dq, sm.ds_sum, sm.dq_empty, step & 1, dq);
       NamedArrive(DqFull<S>(step), kBwdBarrierThreads);
-      WgmmaWait<0>();  // dK, and S of the next step
+      WgmmaWait<0>();  // dK, and S of the next step if it is ahead
       PinRegisters(dk);
-      PinRegisters(s);
+      if constexpr (S::kScoresAhead) {
+        PinRegisters(s);
+      } else {
+        PinRegisters(ds);
+      }
       if (is_read_again()) NamedArrive(q_empty, kBwdBarrierThreads);
     };
     // What counts has code of its own, so that the other steps cost what they do without.
     const auto run = [&](auto is_last) {
       if constexpr (S::kCount) {
+        // The step's number is there once its queries are, which no product has awaited if S is not ahead.
+        if constexpr (!S::kScoresAhead) BarrierWait(sm.q_full + 8 * at.stage, at.parity);
         const int m = LoadShared(sm.steps + 8 * at.stage);
         if (p.stats.Count(tile->sequence.index, m * S::kRows)) return run_step(is_last, std::true_type{});
       }
       run_step(is_last, std::false_type{});
     };
-    for (; step + 1 < steps; ++step) run(std::false_type{});
-    run(std::true_type{});
+    if constexpr (S::kScoresAhead) {
+      for (; step + 1 < steps; ++step) run(std::false_type{});
+      run(std::true_type{});
+    } else {
+#pragma unroll 1
+      for (; step < steps; ++step) run(std::false_type{});
+    }
     PinRegisters(dk);
   }
 
