@@ -18,6 +18,7 @@ class Family:
     meaning: str
     gpu: bool = False  # Made on a GPU only.
     always: bool = False  # Something is wrong whatever the loss does, and has to be told.
+    in_turn: bool = False  # Layers take turns to be compared with a reference, one a sample.
 
     @property
     def name(self) -> str:
@@ -29,7 +30,10 @@ _ALL = (
     Family(HEALTHY, "no fault; every warning is a false one"),
     Family("rounding drift", "biased rounding of a low-precision kernel pushes W_Q", gpu=True),
     Family(
-        "faulty kernel", "attention of one layer returns a wrong output or gradient", always=True
+        "faulty kernel",
+        "attention of one layer returns a wrong output or gradient",
+        always=True,
+        in_turn=True,
     ),
     Family("logit growth", "queries and keys of a layer grow, and scores with them"),
     Family("learning rate too high", "from the start, or from one step on"),

@@ -1,6 +1,6 @@
 """What monitors say of the runs of a folder, held against the truth.
 
-    detected   an alarm by the second sample from the first bad step on
+    detected   an alarm by the second sample that covers the place, from the first bad step on
     at all     an alarm at any step from there on
     cause      that alarm says the family's cause; "unknown" is wrong
     place      it names the layer (and the head among its first three), the tensor or the expert
@@ -53,9 +53,11 @@ class Verdict:
 
 
 def deadline(truth: dict[str, Any]) -> int:
-    """The step of the second sample from the first bad step on."""
+    """The step of the second sample, from the first bad step on, that covers the place."""
     every = int(truth["every"])
-    return -(-int(truth["onset"]) // every) * every + every
+    in_turn = FAMILIES[truth["family"]].in_turn
+    samples = 2 * int(truth["setting"]["layers"]) if in_turn else 2
+    return -(-int(truth["onset"]) // every) * every + (samples - 1) * every
 
 
 def is_right_place(alarm: Alarm, truth: dict[str, Any]) -> Optional[bool]:

@@ -28,7 +28,7 @@ _FIELDS: dict[str, tuple[Any, ...]] = {
     "tensor": (str, None),
     "expert": (int, None),
     "rank": (int, None),
-    "loss_up": (int, None),  # The first step at which the smoothed loss is 5 % above the twin's.
+    "loss_up": (int, None),  # The first step from the onset on with a smoothed loss 5 % too high.
     "steps": (int,),
     "every": (int,),
     "seed": (int,),
@@ -105,13 +105,17 @@ def smoothed(values: list[float]) -> list[float]:
     return found
 
 
-def loss_up(run: list[float], twin: list[float]) -> Optional[int]:
-    """Losses of reinforcement learning are 1 - reward, so that all are positive."""
-    pairs = zip(smoothed(run), smoothed(twin))
-    return next((step for step, (a, b) in enumerate(pairs) if a > UP * b), None)
+def loss_up(run: list[float], twin: list[float], onset: int) -> Optional[int]:
+    """Against what it was beside the twin's just before the onset, if that is more: what a fault
+    comes with may cost something by itself.  All losses are positive: those of reinforcement
+    learning are 1 - reward."""
+    pairs = list(zip(smoothed(run), smoothed(twin)))
+    usual = max(pairs[onset - 1][0] / pairs[onset - 1][1], 1.0) if onset else 1.0
+    high = (step for step, (a, b) in enumerate(pairs) if step >= onset and a > UP * usual * b)
+    return next(high, None)
 
 
-def is_harmless(run: list[float], twin: list[float]) -> bool:
+def is_harmless(run: list[float], twin: list[float], onset: int) -> bool:
     end = max(len(run) // 10, 1)
     a, b = (sum(values[-end:]) / end for values in (run, twin))
-    return loss_up(run, twin) is None and a - b <= NOISE * abs(b)
+    return loss_up(run, twin, onset) is None and a - b <= NOISE * abs(b)

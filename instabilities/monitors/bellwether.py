@@ -16,13 +16,6 @@ from . import SEVERITIES, Alarm, Run
 NAME = "bellwether"
 TIMEOUT = 600  # Seconds.
 
-# What the server says today, by the canonical cause.
-SYNONYMS = {
-    "biased delta": "rounding drift",
-    "wrong arithmetic": "faulty kernel",
-    "second moments that do not follow": "second moment too slow",
-}
-
 _EXPERT = re.compile(r"\bexperts? (\d+)")
 _RANK = re.compile(r"\branks? (\d+)")
 _TENSOR = re.compile(r"\b[\w.]+\.weight\b|\b[\w.]+\.bias\b")
@@ -38,7 +31,7 @@ def alarm_of(line: dict[str, Any]) -> Alarm:
     return Alarm(
         step=int(line["step"]),
         severity=str(line["severity"]),
-        cause=SYNONYMS.get(cause, cause),
+        cause=cause,
         layer=layer,
         heads=tuple(heads),
         tensors=tuple(_TENSOR.findall(summary)),
@@ -46,7 +39,7 @@ def alarm_of(line: dict[str, Any]) -> Alarm:
         rank=int(rank[1]) if rank else None,
         key=str(line.get("key", "")),
         text=summary,
-        more={"rule": line.get("rule"), "cause": cause},
+        more={"rule": line.get("rule")},
     )
 
 

@@ -33,7 +33,7 @@ std::string CauseOf(Family family, const std::vector<Finding>& findings) {
   switch (family) {
     case Family::kRounding:
       for (const Finding& finding : findings) {
-        if (finding.rule == Rule::kDrift) return "biased delta";
+        if (finding.rule == Rule::kDrift) return "rounding drift";
       }
       return "unknown";
     case Family::kLogits:
@@ -41,9 +41,8 @@ std::string CauseOf(Family family, const std::vector<Finding>& findings) {
     case Family::kDisagreement:
       return "replicas apart";
     case Family::kKernel:
-      return "faulty kernel";
     case Family::kArithmetic:
-      return "wrong arithmetic";
+      return "faulty kernel";
     case Family::kFrozen:
       return "optimizer does not move";
     case Family::kParameters:

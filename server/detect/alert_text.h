@@ -14,7 +14,7 @@
 
 namespace bellwether::server {
 
-// "biased delta", "logit growth", ..., "unknown".  `findings` worst first.
+// "rounding drift", "logit growth", ..., "unknown".  `findings` worst first.
 std::string CauseOf(Family family, const std::vector<Finding>& findings);
 // One sentence: run, heads, numbers against thresholds, since when, ETA.
 std::string SummaryOf(const RunDescription& run, const AlertTransition& change);

@@ -16,7 +16,6 @@ constexpr int64_t kOneBatch = 200;
 
 constexpr IllnessCause kCauses[] = {
     {"faulty kernel", 8, kOfTheRun | All(Family::kCorruption, Family::kLearning), kAsLongAsItFires},
-    {"wrong arithmetic", 7, kOfTheRun | All(Family::kCorruption, Family::kLearning), kAsLongAsItFires},
     {"corruption", 6, kOfWrongNumbers | All(Family::kDisagreement, Family::kCorruption), kAsLongAsItFires},
     {"replicas apart", 5, kOfWrongNumbers | All(Family::kDisagreement, Family::kCorruption), kAsLongAsItFires},
     {"epsilon too small", 6, kOfTheRun | All(Family::kLogits, Family::kLearning), kAsLongAsItFires},
@@ -26,7 +25,7 @@ constexpr IllnessCause kCauses[] = {
     {"gradients scaled wrongly", 5, kOfTheRun, kAsLongAsItFires},
     {"learning rate too high", 5, kOfTheRun | All(Family::kLogits, Family::kExperts, Family::kLearning),
      kAsLongAsItFires},
-    {"biased delta", 4, kOfTheRun | All(Family::kLogits), kAsLongAsItFires},
+    {"rounding drift", 4, kOfTheRun | All(Family::kLogits), kAsLongAsItFires},
     {"logit growth", 3, kOfTheRun | All(Family::kLogits, Family::kRounding), kAsLongAsItFires},
     {"residual growth", 3, kOfTheRun, kAsLongAsItFires},
     {"head growth", 3, kOfTheRun, kAsLongAsItFires},
@@ -36,8 +35,6 @@ constexpr IllnessCause kCauses[] = {
     {"step change of the loss", 3, All(Family::kLoss, Family::kGradient, Family::kParameters, Family::kSequences),
      kAsLongAsItFires},
     {"bad data", 2, All(Family::kLoss, Family::kGradient, Family::kParameters), kOneBatch},
-    {"second moments that do not follow", 2,
-     All(Family::kLoss, Family::kGradient, Family::kNonfinite, Family::kSequences), kOneBatch},
     {"parameters out of their past", 1, All(Family::kGradient, Family::kLoss, Family::kNonfinite), kOneBatch},
     {"steps rounded away", 1, 0, 0},
     {"dead experts", 1, 0, 0},

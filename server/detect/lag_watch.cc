@@ -62,7 +62,7 @@ bool LagWatch::Observe(const StepSample& sample, const Context& context) {
                                              .first_step = since_,
                                              .detector = "past"}));
   if (begins) finding.news = news_.Take();
-  finding.cause = "second moments that do not follow";
+  finding.cause = "second moment too slow";
   finding.summary = absl::StrFormat(
       "the second moment of an embedding or a first layer lags by %.4g in a step up to %d, where it lagged by %.4g to "
       "%.4g at most",

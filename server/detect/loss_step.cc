@@ -5,6 +5,7 @@
 #include <functional>
 #include <limits>
 #include <numeric>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -120,7 +121,7 @@ double MoreOfFew(size_t count) { return count >= kEach ? 0 : 0.15 * static_cast<
 
 }  // namespace
 
-bool LossStep::Consistent() const { return newest_.size() <= kMost + kBefore; }
+bool LossStep::Consistent() const { return newest_.size() <= kMost + kBefore && higher_.Consistent(); }
 
 void LossStep::Forget() {
   const LossOptions options = options_;
@@ -230,7 +231,8 @@ void LossStep::Look() {
 void LossStep::Observe(int64_t step, float loss, float repeated, bool looks) {
   if (!std::isfinite(loss)) return;
   if (!(loss > 0)) return Forget();
-  if (!looks && !holds_) return;
+  if (!looks && !holds()) return;
+  higher_.Observe(step, loss, options_.step_rise_of_level * loss);
   if (newest_.size() == kMost + kBefore) newest_.erase(newest_.begin());
   newest_.push_back({.step = step, .loss = loss, .repeated = repeated});
   if (!holds_) return Look();
@@ -238,21 +240,36 @@ void LossStep::Observe(int64_t step, float loss, float repeated, bool looks) {
   for (size_t i = newest_.size() - kFoot; i < newest_.size(); ++i) last.push_back(newest_[i].loss);
   const double now = MedianOr(0, std::move(last));
   if (now < level_ + kBack * (value_ - level_) || ++held_ >= kHeldMax) {
-    Forget();
-    newest_.push_back({.step = step, .loss = loss, .repeated = repeated});
+    holds_ = false;
+    newest_.assign({{.step = step, .loss = loss, .repeated = repeated}});
   }
 }
 
+void LossStep::Find(std::vector<Finding>* found) const {
+  const auto warns = [](const Finding& finding) { return finding.severity >= Severity::kWarning; };
+  if (!higher_.holds() || std::any_of(found->begin(), found->end(), warns)) return;
+  Finding finding = Finding::OfRun(Rule::kLoss, Severity::kWarning,
+                                   {.signal = "loss",
+                                    .value = higher_.value(),
+                                    .threshold = higher_.highest(),
+                                    .baseline = higher_.level(),
+                                    .first_step = higher_.since(),
+                                    .detector = "rank"});
+  found->insert(found->begin(), std::move(finding));
+}
+
 void LossStep::Name(std::vector<Finding>* found) const {
-  if (!holds_) return;
+  if (!holds()) return;
+  const double level = holds_ ? level_ : higher_.level();
+  const double value = holds_ ? value_ : higher_.value();
   for (Finding& finding : *found) {
     if (finding.severity < Severity::kWarning || !finding.cause.empty()) continue;
     finding.cause = "step change of the loss";
-    finding.summary = absl::StrFormat("the loss has jumped from %.3g to %.3g at step %s and stays", level_, value_,
-                                      StepWords(since_));
+    finding.summary =
+        absl::StrFormat("the loss has jumped from %.3g to %.3g at step %s and stays", level, value, StepWords(since()));
     finding.note = finding.summary;
     finding.advice = absl::StrCat(
-        "Look at what changed at step ", StepWords(since_),
+        "Look at what changed at step ", StepWords(since()),
         ": the data and its labels, dropout, the loss itself. If it was not on purpose, go back to a checkpoint from "
         "before it.");
   }

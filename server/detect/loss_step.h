@@ -14,6 +14,9 @@
 // Easy batches are told by how many of their labels repeat the one before, where the job says so.  What that
 // explains is taken off, which leaves the scatter smaller by a third in text.  Whichever of both says more holds.
 //
+// Such a step gives the loss's other findings their cause.  One that is above all of its past (rank_jump.h) is a
+// warning by itself: 8 losses after it.
+//
 // Losses that are not above 0 have no level to rise from, and are not judged.  Not thread-safe.
 
 #ifndef BELLWETHER_SERVER_DETECT_LOSS_STEP_H_
@@ -25,6 +28,7 @@
 
 #include "server/detect/finding.h"
 #include "server/detect/judge_options.h"
+#include "server/detect/rank_jump.h"
 
 namespace bellwether::server {
 
@@ -37,17 +41,19 @@ class LossStep {
   void Observe(int64_t step, float loss, float repeated, bool looks);
   // Something may move the level, or the run goes on elsewhere.
   void Forget();
-  bool holds() const { return holds_; }
+  bool holds() const { return holds_ || higher_.holds(); }
   // The first loss of the new level; -1: there is none.
-  int64_t since() const { return holds_ ? since_ : -1; }
-  // Gives what is found of the loss, a warning at least and of no known cause, its cause.  A step alone is none:
-  // losses that wander, as of data that is not shuffled, jump by chance.
+  int64_t since() const { return holds_ ? since_ : higher_.holds() ? higher_.since() : -1; }
+  // Adds a loss above all of its past, where no warning is found yet.  Name() says the rest.
+  void Find(std::vector<Finding>* found) const;
+  // Gives what is found of the loss, a warning at least and of no known cause, its cause.  Losses that wander, as of
+  // data that is not shuffled, jump by chance, so that most steps are no warning by themselves.
   void Name(std::vector<Finding>* found) const;
-  size_t memory_bytes() const { return newest_.capacity() * sizeof(Loss); }
+  size_t memory_bytes() const { return newest_.capacity() * sizeof(Loss) + higher_.memory_bytes(); }
 
   template <class A>
   void Visit(A& a) {
-    a(newest_), a(holds_), a(since_), a(level_), a(value_), a(limit_), a(held_);
+    a(newest_), a(holds_), a(since_), a(level_), a(value_), a(limit_), a(held_), a(higher_);
   }
   // After Visit with a reader: whether the sizes are legal.
   bool Consistent() const;
@@ -76,6 +82,7 @@ class LossStep {
   int64_t since_ = -1;
   double level_ = 0, value_ = 0, limit_ = 0;
   int32_t held_ = 0;  // Losses.
+  RankJump higher_;
 };
 
 }  // namespace bellwether::server

@@ -4,7 +4,15 @@
 #include <cmath>
 #include <cstddef>
 
+#include "absl/strings/str_format.h"
+#include "server/detect/announced_change.h"
+
 namespace bellwether::server {
+namespace {
+
+constexpr double kGradientJump = 2;
+
+}  // namespace
 
 double ValueWindow::mean() const {
   double sum = 0;
@@ -108,6 +116,7 @@ void LossWatch::ObserveLoss(int64_t step, float loss) {
 void LossWatch::ObserveGradient(int64_t step, float gradient) {
   if (!std::isfinite(gradient) || gradient <= 0) return;
   Follow(step, std::log(gradient), std::log(options_.gradient_factor), &gradient_);
+  gradient_jump_.Observe(step, std::log(gradient), std::log(kGradientJump));
 }
 
 void LossWatch::FindLoss(int64_t step, bool course_alone, std::vector<Finding>* out) const {
@@ -134,6 +143,20 @@ void LossWatch::FindLoss(int64_t step, bool course_alone, std::vector<Finding>* 
 }
 
 void LossWatch::FindGradient(int64_t step, std::vector<Finding>* out) const {
+  if (gradient_jump_.holds()) {
+    const double level = std::exp(gradient_jump_.level()), value = std::exp(gradient_jump_.value());
+    Finding& finding = out->emplace_back(Finding::OfRun(Rule::kGradient, Severity::kWarning,
+                                                        {.signal = "grad_norm",
+                                                         .value = value,
+                                                         .threshold = std::exp(gradient_jump_.highest()),
+                                                         .baseline = level,
+                                                         .first_step = gradient_jump_.since(),
+                                                         .detector = "rank"}));
+    finding.summary = absl::StrFormat("the gradient norm has jumped from %.3g to %.3g at step %s and stays", level,
+                                      value, StepWords(gradient_jump_.since()));
+    finding.note = finding.summary;
+    return;
+  }
   if (gradient_.since < 0 || gradient_.values < options_.impulse_values) return;
   const bool lasting = step - gradient_.since >= options_.persist_steps;
   out->push_back(Finding::OfRun(Rule::kGradient, lasting ? Severity::kWarning : Severity::kInfo,
@@ -148,6 +171,7 @@ void LossWatch::FindGradient(int64_t step, std::vector<Finding>* out) const {
 void LossWatch::Excuse(bool keep_course) {
   loss_ = {};
   gradient_ = {};
+  gradient_jump_.Forget();
   if (keep_course && high_since_ >= 0) return;
   recent_.Clear();
   minimum_known_ = false;

@@ -4,6 +4,7 @@
 // values before it (never itself).  It enters the window only once it has
 // lasted `persist_steps` and is the new normal; until then the window stands
 // still.  An impulse is information: data spikes do it and are over soon.
+// Jump, of the gradient norm alone: it is above all of its past (rank_jump.h).
 // Off course: the smoothed loss stays above its own minimum.
 // Values that are not finite enter nothing; rule "nonfinite" speaks of them.
 //
@@ -18,6 +19,7 @@
 
 #include "server/detect/finding.h"
 #include "server/detect/judge_options.h"
+#include "server/detect/rank_jump.h"
 
 namespace bellwether::server {
 
@@ -70,6 +72,12 @@ class LossWatch {
     a(loss_), a(recent_), a(gradient_);
     a(minimum_known_), a(minimum_), a(smoothed_), a(noise_), a(start_), a(rise_), a(high_since_);
   }
+  // What came later, which older states lack.
+  template <class A>
+  void VisitLater(A& a) {
+    a(gradient_jump_);
+  }
+  bool Consistent() const { return gradient_jump_.Consistent(); }
 
  private:
   // An excursion of one series beyond its window.
@@ -90,8 +98,9 @@ class LossWatch {
 
   LossOptions options_;
   Impulse loss_;
-  Impulse gradient_;    // In ln.
-  ValueWindow recent_;  // Of the smoothed loss.
+  Impulse gradient_;        // In ln.
+  RankJump gradient_jump_;  // As well.
+  ValueWindow recent_;      // Of the smoothed loss.
   bool minimum_known_ = false;
   double minimum_ = 0;
   double smoothed_ = 0;

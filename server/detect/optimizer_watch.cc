@@ -20,6 +20,7 @@ namespace {
 
 // Parameters that must show a step that is too wide, in two samples at least.
 constexpr int32_t kWideRowsMin = 3;
+constexpr double kWideFar = 2;
 constexpr int32_t kHeldMax = 8;
 // A step this much larger than gradients say, where second moments are beyond: they hold less than they saw.
 constexpr double kLagOfUnderflow = 1.5;
@@ -161,9 +162,15 @@ void OptimizerWatch::JudgeSteps(const StepSample& sample, const Steps& steps) {
     held->value = static_cast<float>(value);
   };
   if (!steps.changes.empty()) {
-    const auto above = static_cast<int32_t>(
-        std::count_if(steps.changes.begin(), steps.changes.end(), [&](double x) { return x > options_.change_share; }));
-    const auto below = static_cast<int32_t>(steps.changes.size()) - above;
+    int32_t above = 0, below = 0;
+    for (const double change : steps.changes) {
+      if (change <= options_.change_share) {
+        ++below;
+      } else {
+        // One that is far beyond says as much as two.
+        above += change > kWideFar * options_.change_share ? 2 : 1;
+      }
+    }
     if (above > below) {
       hold(&wide_, above - below, MedianOr(0, steps.changes));
     } else {
@@ -210,7 +217,9 @@ void OptimizerWatch::JudgeSteps(const StepSample& sample, const Steps& steps) {
         "Second moments have underflowed, in 16 or 8 bits, or epsilon is too small for what they round to. Keep them "
         "in fp32, or raise epsilon.";
   }
-  if (wide_.samples >= 2 && wide_.rows >= kWideRowsMin) {
+  // A step that is larger than the rate allows is no word on the rate: the next sample says whether that stays.
+  const bool may_be_underflow = large_.samples == 1 && steps.update >= options_.update_factor;
+  if (wide_.samples >= 2 && wide_.rows >= kWideRowsMin && !may_be_underflow) {
     Finding& finding = Add(SignalId::kTensorUpdateRatio, "change", wide_.value, options_.change_share, wide_.since);
     finding.score = 2;
     const bool no_warmup = first_step_ >= 0 && first_step_ <= kBeginSteps && rate_first_ >= kRateSame * rate_most_;

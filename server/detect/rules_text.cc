@@ -79,10 +79,12 @@ constexpr const char* kBuiltinSentences[] = {
     "learning rate has just risen. If it has jumped within a step and stays, that is its cause. Then the 10 to 64 "
     "newest "
     "losses are above the 64 before by {loss.step_sigma} standard errors, and by {loss.step_rise_of_level} of the "
-    "level. They do not rise any more. Of fewer than 20 up to 1.5 more are asked for.",
+    "level. They do not rise any more. Of fewer than 20 up to 1.5 more are asked for. A loss that jumps so that 8 of "
+    "the newest 10 are above all 64 before, and 1.5 times as far as any of them, is a warning at once.",
     "The gradient norm is {loss.gradient_factor} times its geometric mean and {loss.impulse_sigma} standard deviations "
     "of its "
-    "logarithm above it: information; a warning when it lasts {loss.persist_steps} steps.",
+    "logarithm above it: information; a warning when it lasts {loss.persist_steps} steps. It is a warning at once if "
+    "it has doubled from one step on: 8 of the newest 10 are above all 64 before.",
     "Any NaN or infinity, any row with a non-finite score: critical, stage 5 (the gradient norm alone: a warning). It "
     "names the layer in which it arose: the lowest one of the forward pass, the highest one of the backward pass. With "
     "fp16, whose loss scaler skips such a step, information until it lasts.",

@@ -242,6 +242,7 @@ struct RunJudge::State {
   template <class A>
   void VisitBatches(A& a) {
     a(jump);
+    loss.VisitLater(a);
     sequences.VisitLater(a);
   }
   // The part that belongs to the rules that people wrote.
@@ -709,7 +710,10 @@ void RunJudge::Observe(const StepSample& sample, std::vector<AlertTransition>* o
     const std::optional<AnnouncedChange> rise = s.RiseOfRate(s.turn.since(), s.options.context.settle_steps);
     s.turn.Find(rise ? &*rise : nullptr, &of_run);
     // A jump may be placed some steps early.
-    if (!s.RiseOfRate(s.jump.since() + kJumpPlaced, kRateJumps)) s.jump.Name(&of_run);
+    if (!s.RiseOfRate(s.jump.since() + kJumpPlaced, kRateJumps)) {
+      s.jump.Find(&of_run);
+      s.jump.Name(&of_run);
+    }
   }
   update(Family::kLoss, &of_run);
   of_run.clear();
@@ -1020,7 +1024,8 @@ bool RunJudge::Restore(std::string_view saved) {
       !fresh->frozen.Consistent() || !fresh->experts.Consistent() || !fresh->sequences.Consistent() ||
       !fresh->parameters.Consistent() || !fresh->lags.Consistent() || !fresh->growth.Consistent() ||
       !fresh->corruption.Consistent() || !fresh->learning.Consistent() || !fresh->optimizer.Consistent() ||
-      !fresh->turn.Consistent() || !fresh->jump.Consistent() || fresh->ahead.size() > kChangesAheadMax)
+      !fresh->turn.Consistent() || !fresh->loss.Consistent() || !fresh->jump.Consistent() ||
+      fresh->ahead.size() > kChangesAheadMax)
     return begin_afresh();
   if (fingerprint == fresh->user_rules_fingerprint()) {
     StateReader rules_reader(of_rules);

@@ -460,7 +460,7 @@ const checks = {
     await page.waitForSelector('.conn.live');
     server.say('loss');
     await page.waitForSelector('.verdict.critical');
-    assert.match(await page.textContent('.verdict'), /stage 5 of 5: loss.*layer 1 head 0.*none.*cause: biased delta/s);
+    assert.match(await page.textContent('.verdict'), /stage 5 of 5: loss.*layer 1 head 0.*none.*cause: rounding drift/s);
     assert.deepEqual(await page.$$eval('section[aria-label=Alerts] .alert-summary', (all) => all.map((e) => e.textContent.split(' ')[0])), ['drift', 'loss']);
     await page.goto(`http://127.0.0.1:${server.port}/#/`);
     await page.waitForSelector('.runs tbody tr');

@@ -33,6 +33,8 @@ DETECTION = (
     "{loss.turn_values} losses in a row above the lowest median of 16 by {loss.turn_rise_of_level:%} of it, by {loss.turn_rise_of_gain:%} of what was "
     "won, and by {loss.turn_sigma} deviations of neighbouring losses. {loss.turn_lasting_values} in a row, or a learning rate that has just risen",
     "The 10 to 64 newest losses are above the 64 before by {loss.step_sigma} standard errors (of fewer than 20 by up to 1.5 more) and by {loss.step_rise_of_level:%} of the level",
+    "or 8 of the newest 10 losses are [above all 64 before](#whether-the-loss-has-jumped) from one step on",
+    "or it has doubled from one step on: 8 of the newest 10 are [above all 64 before](#whether-the-loss-has-jumped)",
     "{loss.impulse_sigma} standard deviations above the {loss.window_values} values before it, {loss.impulse_values} times in a row",
     "{loss.gradient_factor} times its geometric mean and {loss.impulse_sigma} standard deviations of its logarithm; for {loss.persist_steps} steps",
     "a parameter has a gradient and does not move, in {frozen.samples} samples that cover it",
@@ -78,10 +80,12 @@ RUNBOOKS = {
     "gradientjump": (
         "is {loss.gradient_factor} times what it was and {loss.impulse_sigma} standard deviations above it. "
         "One spike is information; what lasts {loss.persist_steps} steps",
+        "or has doubled from one step on and stays for 8, is a warning",
     ),
     "diverging": (
         "for {loss.persist_steps} steps a warning, for {loss.critical_steps} critical",
         "it has turned, {loss.turn_values} losses in a row",
+        "Or it has jumped from one step on, and 8 losses later is above all 64 before",
         "a spike, {loss.impulse_sigma} standard deviations above",
     ),
     "nonfinite": (),

@@ -117,7 +117,7 @@ def test_a_wrong_layer_is_named_with_its_tensor(server: Server, tensor: str, fau
     train(server, "wrong", 2 * LAYERS, begin)
     handles[0].remove()
     (alert,) = [a for a in alerts(server, "wrong") if a["rule"] == "arithmetic"]
-    assert (alert["severity"], alert["cause"]) == ("SEVERITY_CRITICAL", "wrong arithmetic")
+    assert (alert["severity"], alert["cause"]) == ("SEVERITY_CRITICAL", "faulty kernel")
     assert f"arithmetic is wrong in layers.{WRONG}: {tensor}: " in alert["summary"], alert["summary"]
     # Within its first turn; in the first step layers are only counted.
     assert int(alert["first_step"]) <= LAYERS + 1

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from instabilities.causes import CAUSES
 from instabilities.monitors import Alarm, Run, all_monitors, bellwether
 from instabilities.score import deadline, family_table, judged, runs_of, scored, summary
 
@@ -37,12 +36,11 @@ def test_a_replay_is_read_with_its_places() -> None:
     assert (second.heads, second.tensors, second.rank) == ((2, 0), (WEIGHT,), 4)
 
 
-def test_causes_that_are_translated_exist() -> None:
-    assert set(bellwether.SYNONYMS.values()) <= CAUSES
-
-
 def test_detected_is_by_the_second_sample(truth: dict[str, Any]) -> None:
     assert deadline(truth) == 120 and deadline({**truth, "onset": 110}) == 120
+    # Three layers take turns.
+    kernel = {**truth, "family": "faulty-kernel", "setting": {"layers": 3}}
+    assert deadline(kernel) == 160
     for step, detected in ((105, True), (120, True), (121, False)):
         verdict = judged("r", truth, [Alarm(step, cause="corruption", layer=1, heads=(2,))])
         assert (verdict.detected, verdict.after) == (detected, step - 105)

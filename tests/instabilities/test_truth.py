@@ -49,17 +49,20 @@ def test_a_truth_without_a_field_is_refused(truth: dict[str, Any]) -> None:
 
 def test_the_loss_is_up_where_its_mean_is() -> None:
     twin = [2.0] * 100
-    assert truths.loss_up(twin, twin) is None and truths.is_harmless(twin, twin)
-    assert truths.loss_up([*twin[:60], *[2.4] * 40], twin) == 65  # 6 of 20 values are 20 % above.
-    assert truths.loss_up([*twin[:60], float("nan"), *twin[61:]], twin) == 60
+    assert truths.loss_up(twin, twin, 0) is None and truths.is_harmless(twin, twin, 0)
+    assert truths.loss_up([*twin[:60], *[2.4] * 40], twin, 30) == 65  # 6 of 20 values are 20 % above.
+    assert truths.loss_up([*twin[:60], float("nan"), *twin[61:]], twin, 0) == 60
+    # It cost 10 % before its first bad step.
+    dearer = [*[2.2] * 60, *[2.25] * 20, *[2.6] * 20]
+    assert truths.loss_up(dearer, twin, 60) == 83
 
 
 def test_harm_is_a_loss_that_rose_or_ends_higher() -> None:
     twin = [2.0] * 100
-    assert truths.is_harmless([1.5] * 100, twin)
-    assert truths.is_harmless([2.03] * 100, twin)
-    assert not truths.is_harmless([2.05] * 100, twin)
-    assert not truths.is_harmless([*twin[:50], 9.0, *twin[51:]], twin)
+    assert truths.is_harmless([1.5] * 100, twin, 0)
+    assert truths.is_harmless([2.03] * 100, twin, 0)
+    assert not truths.is_harmless([2.05] * 100, twin, 0)
+    assert not truths.is_harmless([*twin[:50], 9.0, *twin[51:]], twin, 0)
 
 
 def test_each_family_is_made_or_needs_a_gpu() -> None:

@@ -29,7 +29,7 @@ WHOLE = {
     "run": "mine", "step": 767, "state": "firing", "severity": "warning", "stage": 2, "layer": 1,
     "head": 3, "heads": [[1, 3], [0, None]], "eta_steps": 410.5,
     "evidence": {"drift_ratio": 4.5, "loss": None}, "rule": "drift", "key": "k-1", "k": 1,
-    "first_step": 700, "summary": "Head 1.3 drifts.", "cause": "biased delta",
+    "first_step": 700, "summary": "Head 1.3 drifts.", "cause": "rounding drift",
 }  # fmt: skip
 UNREADABLE = {"run": "mine", "step": "soon"}
 SCRIPT = [  # What each connection is told before it breaks.

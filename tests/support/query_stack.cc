@@ -321,7 +321,7 @@ AlertTransition QueryStack::MakeTransition(RunId run, const std::string& key, ui
                           .first_step = 300,
                           .detector = "impulse",
                           .text = "as it should be"}};
-  transition.cause = "biased delta";
+  transition.cause = "rounding drift";
   transition.summary = std::string(bytes, 's');
   transition.advice = "center the keys";
   transition.time_unix_ns = kStarted;

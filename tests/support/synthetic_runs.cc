@@ -192,7 +192,7 @@ AlertTransition MakeAlert(const SyntheticRun& run, Severity severity, const std:
        .detector = "level",
        .text = "the offset eats the mantissa of the scores"},
   };
-  alert.cause = "biased delta";
+  alert.cause = "rounding drift";
   alert.summary = absl::StrFormat("%s: drift in layer %d head %d: drift_ratio %.3g (threshold 4)", run.name,
                                   run.failing.layer, run.failing.head, drift);
   alert.advice = "Turn attention.center_k on: it stops the drift. No work is lost yet.";

@@ -200,7 +200,7 @@ TEST_F(AdviceOfAlertsTest, LostLossAdvisesDriftRollbackAndSpikeDoesNot) {
   EXPECT_THAT(gone[0].advice, StartsWith("Stop, or go back to a checkpoint."));
   EXPECT_EQ(gone[0].key, opened[0].key) << "the loss is a sign of the drift";
   EXPECT_EQ(gone[0].rule, "drift");
-  EXPECT_EQ(gone[0].cause, "biased delta");
+  EXPECT_EQ(gone[0].cause, "rounding drift");
   EXPECT_EQ(gone[0].stage, 5);
   EXPECT_TRUE(Drift(3320, 5).empty()) << "said once";
 }

@@ -49,7 +49,7 @@ TEST_F(AlertEngineTest, OpensOnceAndNamesTheStrongestFirst) {
   EXPECT_EQ(t.heads, (std::vector<Head>{{1, 4}, {1, 2}}));
   EXPECT_EQ(t.heads_total, 2u);
   EXPECT_EQ(t.evidence.size(), 2u);
-  EXPECT_EQ(t.cause, "biased delta");
+  EXPECT_EQ(t.cause, "rounding drift");
   EXPECT_NE(t.summary.find("layer 1 head 4"), std::string::npos) << t.summary;
   EXPECT_NE(t.advice.find("center_k"), std::string::npos) << t.advice;
   EXPECT_TRUE(At(120, {Drift(Severity::kWarning, 1, {1, 2}, 50)}).empty());

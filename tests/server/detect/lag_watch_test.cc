@@ -209,7 +209,7 @@ TEST(LagJudgeTest, AStepBetweenSamplesIsToldAsInformation) {
   ASSERT_FALSE(told.empty());
   EXPECT_EQ(told[0].rule, "parameters");
   EXPECT_EQ(told[0].severity, Severity::kInfo);
-  EXPECT_EQ(told[0].cause, "second moments that do not follow");
+  EXPECT_EQ(told[0].cause, "second moment too slow");
   EXPECT_THAT(told[0].summary, HasSubstr("lags by 6 in a step up to 5000"));
 }
 

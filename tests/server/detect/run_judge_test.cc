@@ -44,7 +44,7 @@ TEST(RunJudgeTest, DriftWarningNamesHeadAndPredictsEnd) {
   ASSERT_NE(warning, nullptr);
   EXPECT_EQ(warning->strongest, kIll);
   EXPECT_EQ(warning->stage, 1);
-  EXPECT_EQ(warning->cause, "biased delta");
+  EXPECT_EQ(warning->cause, "rounding drift");
   EXPECT_GT(warning->step, 2000);
   EXPECT_LT(warning->step, 3200);
   ASSERT_TRUE(warning->eta.known);
@@ -581,14 +581,14 @@ TEST(RunJudgeTest, LossSpikeIsInfoAndLostLossIsCritical) {
     }
     return out;
   };
-  const auto spike = judged(3030);
+  const auto spike = judged(3006);
   EXPECT_EQ(First(spike, "loss", Severity::kWarning), nullptr);
   EXPECT_NE(First(spike, "loss", Severity::kInfo), nullptr);
   const auto lost = judged(5001);
   const AlertTransition* warning = First(lost, "loss", Severity::kWarning);
   const AlertTransition* critical = First(lost, "loss", Severity::kCritical);
   ASSERT_TRUE(warning != nullptr && critical != nullptr);
-  EXPECT_NEAR(static_cast<double>(warning->step), 3041, 5);
+  EXPECT_NEAR(static_cast<double>(warning->step), 3008, 2);
   EXPECT_NEAR(static_cast<double>(critical->step), 3600, 60);
   EXPECT_EQ(critical->stage, 5);
 }
@@ -848,7 +848,7 @@ TEST(RunJudgeTest, AWrongLayerIsToldUntilItIsFoundRight) {
   EXPECT_EQ(out[0].rule, "arithmetic");
   EXPECT_EQ(out[0].key, "j1");
   EXPECT_EQ(out[0].severity, Severity::kCritical);
-  EXPECT_EQ(out[0].cause, "wrong arithmetic");
+  EXPECT_EQ(out[0].cause, "faulty kernel");
   EXPECT_EQ(out[0].strongest, (Head{-1, -1}));
   EXPECT_THAT(out[0].summary,
               testing::HasSubstr("arithmetic is wrong in model.up_proj: dx or dW: law dx=dW is broken"));

@@ -41,12 +41,12 @@ TEST(TransitionToJsonTest, TransitionHasTheDocumentedJson) {
                          {.signal = "key_leak", .value = std::numeric_limits<double>::quiet_NaN()},
                          {.signal = "drift_ratio", .value = 4.0}};
   transition.summary = "L1 \"H2\"";
-  transition.cause = "biased delta";
+  transition.cause = "rounding drift";
   EXPECT_EQ(TransitionToJson(transition),
             R"({"run":"gpt","step":300,"state":"firing","severity":"warning","stage":1,"layer":1,"head":2,)"
             R"("heads":[[1,2],[0,3]],"eta_steps":1200.0,"evidence":{"drift_ratio":4.5,"key_leak":null},)"
             R"("rule":"drift","key":"drift/1/2/220","k":3,"first_step":220,"summary":"L1 \"H2\"",)"
-            R"("cause":"biased delta"})");
+            R"("cause":"rounding drift"})");
 }
 
 TEST(TransitionToJsonTest, UnknownValuesAreNull) {

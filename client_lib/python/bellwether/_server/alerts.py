@@ -38,7 +38,7 @@ class Alert:
     heads: tuple[tuple[Optional[int], Optional[int]], ...]  # (layer, head), the strongest first.
     eta_steps: Optional[float]  # Until the loss is hurt; None: not known.
     evidence: Mapping[str, float]  # By signal, at `step`; NaN: not finite.
-    cause: str  # "biased delta", "logit growth", ..., "unknown"
+    cause: str  # "rounding drift", "logit growth", ..., "unknown"
     summary: str  # One sentence.
 
     @classmethod
