@@ -1,9 +1,10 @@
 // rank_jump.h: a series that is higher than all of its past from one value on.
 //
-// It holds if kRankHigher of the newest kRankNewest values are above each of the kRankPast before those, and their
-// middle is above that of the past by `least`, and 1.5 times as far as the highest of the past.  Of values in any order that has a chance of 3e-9 a look, whatever
-// they scatter by: 45 of the 1.5e10 ways in which the highest 8 of 74 can lie.  Losses wander, which makes it
-// likelier: in 180,000 steps of healthy recordings no loss and no gradient norm did it.
+// It holds if kRankHigher of the newest kRankNewest values are above each of the kRankPast before those.  Their middle
+// is above that of the past by `least`, and by 1.5 times as much as the highest of the past.  Of values in any order
+// that has a chance of 3e-9 a look, whatever they scatter by: 45 of the 1.5e10 ways in which the highest 8 of 74 can
+// lie.  Losses wander, which makes it likelier: in 180,000 steps of healthy recordings no loss and no gradient norm did
+// it.
 //
 // And the past ended as low as it was, the first values above it are as high as all, and they rise no more: what
 // rises from step to step is no jump.  It has to be twice as far as the middle of kRankNewest values has wandered
