@@ -38,6 +38,7 @@ constexpr IllnessCause kCauses[] = {
     {"parameters out of their past", 1, All(Family::kGradient, Family::kLoss, Family::kNonfinite), kOneBatch},
     {"steps rounded away", 1, 0, 0},
     {"dead experts", 1, 0, 0},
+    {"rollout apart", 1, 0, 0},
 };
 
 // Parameters may stand still on purpose: nothing else follows from that.

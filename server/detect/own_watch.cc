@@ -81,6 +81,7 @@ void OwnWatch::Take(uint32_t row, float value, const OwnSignal& signal, const Co
   if (!beyond(signal.low, -1)) beyond(signal.high, 1);
   const uint16_t index = row_of_past_[row];
   if (index == 0 || !context.pasts || context.excused) return;
+  if (ComparesPolicies(signal.name)) Compare(row, index - 1u, value, step);
   Past& past = pasts_[index - 1u];
   if (past.side == PastSide::kRisesLate && context.warming) return;
   past.sum += value;
@@ -89,6 +90,22 @@ void OwnWatch::Take(uint32_t row, float value, const OwnSignal& signal, const Co
   past.sum = 0;
   past.count = 0;
   Judge(batch, step, &past);
+}
+
+void OwnWatch::Compare(uint32_t row, size_t past, float value, int64_t step) {
+  if (zeros_.size() <= past) zeros_.resize(past + 1);
+  Zeros& of = zeros_[past];
+  if (value == 0) {
+    of.zeros = of.others > 0 ? 1 : std::min<uint16_t>(of.zeros + 1, kOwnZeros);
+    of.others = 0;
+    return;
+  }
+  if (of.others++ == 0) of.since = step;
+  if (of.zeros < kOwnZeros || of.others >= kOwnApartMax) {
+    of.zeros = of.others = 0;
+  } else if (of.others >= 2) {
+    readings_.push_back({.row = row, .kind = Kind::kApart, .value = value, .since = of.since});
+  }
 }
 
 void OwnWatch::Judge(float batch, int64_t step, Past* into) {
@@ -176,6 +193,7 @@ void OwnWatch::Tell(const RunRows& rows, int64_t step) {
                         .baseline = IsPast(reading.kind) ? reading.baseline : std::nan(""),
                         .first_step = reading.since,
                         .detector = reading.kind == Kind::kNonfinite ? "nonfinite"
+                                    : reading.kind == Kind::kApart   ? "apart"
                                     : reading.kind == Kind::kLimit   ? "limit"
                                                                      : "past"}));
     finding.score = static_cast<double>(count - i);  // In this order.
@@ -188,6 +206,13 @@ void OwnWatch::Tell(const RunRows& rows, int64_t step) {
       finding.summary =
           absl::StrCat(cell, " is ", value, " at step ", step, ", ", below ? "below its low" : "above its high",
                        " limit of ", NumberOf(reading.threshold));
+    } else if (reading.kind == Kind::kApart) {
+      finding.cause = "rollout apart";
+      finding.summary = absl::StrCat(cell, " was exactly 0 and is ", value, ", since step ", reading.since,
+                                     ": the policy that samples is not the one that is trained");
+      finding.advice =
+          "Look whether the sampler got the weights of the last step, and at what else differs from step " +
+          absl::StrCat(reading.since, " on: precision, kernels, the tokens and their mask.");
     } else {
       finding.summary = absl::StrCat(cell, " has ", WordOf(reading.value < reading.baseline), " to ", value, ", from ",
                                      NumberOf(reading.baseline), " (limit ", NumberOf(reading.threshold),
@@ -215,6 +240,7 @@ void OwnWatch::Forget() {
     past.oldest = past.off = past.count = 0;
     past.sum = 0;
   }
+  zeros_.clear();
 }
 
 void OwnWatch::Rewind() {
@@ -225,14 +251,14 @@ void OwnWatch::Rewind() {
 
 size_t OwnWatch::memory_bytes() const {
   size_t bytes = finite_.capacity() + row_of_past_.capacity() * sizeof(uint16_t) + wrong_.capacity() * sizeof(Wrong) +
-                 pasts_.capacity() * sizeof(Past);
+                 pasts_.capacity() * sizeof(Past) + zeros_.capacity() * sizeof(Zeros);
   for (const Past& past : pasts_) bytes += past.batches.capacity() * sizeof(float);
   return bytes;
 }
 
 bool OwnWatch::Consistent() const {
   if (finite_.size() > static_cast<size_t>(kNamedRowsMax) || row_of_past_.size() != finite_.size() ||
-      pasts_.size() > kOwnPastsMax || wrong_.size() > kOwnWrongMax)
+      pasts_.size() > kOwnPastsMax || zeros_.size() > pasts_.size() || wrong_.size() > kOwnWrongMax)
     return false;
   for (size_t row = 0; row < row_of_past_.size(); ++row) {
     const uint16_t past = row_of_past_[row];

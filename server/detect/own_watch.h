@@ -14,6 +14,9 @@
 // like; so no distribution is assumed.  own.hold_batches in a row are information, own.persist_batches a
 // warning.  What is off enters no past until it has been so for own.relearn_batches; then it is the new
 // normal, learnt afresh.
+// apart      What compares the policy that is trained with the one that samples was 0 exactly, in kOwnZeros values
+//            in a row, and is not in two: both computed the same, and do no more.  A warning, until it is so for
+//            kOwnApartMax values.
 //
 // The state is 2 bytes a cell, and 0.4 KB for each of the first kOwnPastsMax cells with a past.
 //
@@ -38,6 +41,7 @@ namespace bellwether::server {
 
 // Cells of a run that are held against their own past: the first so many.
 inline constexpr size_t kOwnPastsMax = 256;
+inline constexpr uint16_t kOwnZeros = 32, kOwnApartMax = 1000;
 // Cells that are followed while they are wrong, and that one alert tells of, each once.
 inline constexpr size_t kOwnWrongMax = 64;
 
@@ -72,10 +76,16 @@ class OwnWatch {
   void Visit(A& a) {
     a(finite_), a(wrong_), news_.VisitTold(a), a(pasts_), a(row_of_past_);
   }
+  // What came later, which older states lack.
+  template <class A>
+  void VisitLater(A& a) {
+    a(zeros_);
+  }
   bool Consistent() const;
 
  private:
-  enum class Kind : uint8_t { kNonfinite, kLimit, kPast, kPastLong };  // kPastLong: so long that it is a warning.
+  // kPastLong: so long that it is a warning.
+  enum class Kind : uint8_t { kNonfinite, kLimit, kPast, kPastLong, kApart };
   // A cell that is wrong, or was so lately.
   struct Wrong {
     uint32_t row = 0;
@@ -100,6 +110,16 @@ class OwnWatch {
       a(row), a(side), a(sum), a(count), a(batches), a(oldest), a(off), a(since);
     }
   };
+  // Of a cell that compares policies.
+  struct Zeros {
+    uint16_t zeros = 0;   // In a row, kOwnZeros at most,
+    uint16_t others = 0;  // and behind them of others.
+    int64_t since = 0;
+    template <class A>
+    void Visit(A& a) {
+      a(zeros), a(others), a(since);
+    }
+  };
   // Of one cell in one sample.
   struct Reading {
     uint32_t row = 0;
@@ -113,6 +133,7 @@ class OwnWatch {
   static bool IsPast(Kind kind) { return kind == Kind::kPast || kind == Kind::kPastLong; }
   void Grow(const RunRows& rows);
   void Take(uint32_t row, float value, const OwnSignal& signal, const Context& context, int64_t step);
+  void Compare(uint32_t row, size_t past, float value, int64_t step);
   // A batch of `past` is whole.
   void Judge(float batch, int64_t step, Past* past);
   void Remember(int64_t step, int64_t quiet_steps);
@@ -122,6 +143,7 @@ class OwnWatch {
   std::vector<uint8_t> finite_;        // By row: finite values in a row, own.finite_values at most.
   std::vector<uint16_t> row_of_past_;  // By row: 1 + the index of its past; 0: it has none.
   std::vector<Past> pasts_;
+  std::vector<Zeros> zeros_;  // By index of pasts_, as far as any compares policies.
   std::vector<Wrong> wrong_;  // At most kOwnWrongMax.
   News news_;
   uint64_t cells_left_out_ = 0;

@@ -103,8 +103,10 @@ constexpr const char* kBuiltinSentences[] = {
     "Critical, from one sample on, at any step. All questions of a run share one probability of a false alarm, "
     "{arithmetic.chance}. It ends where the named layers have been asked again and found right.",
     "A number that the job logs by a name of its own (mon.log) is not finite, after {own.finite_values} finite ones in "
-    "a row. Or it is beyond a limit that the job has declared for it. A warning, from one value on, at any step. The "
-    "alert names the numbers, and is told again for another one.",
+    "a row. Or it is beyond a limit that the job has declared for it. A warning, from one value on, at any step. So is "
+    "one that compares the policy that is trained with the one that samples, as rollout_probs_diff, if it was exactly "
+    "0 "
+    "in 32 values in a row and is not in two. The alert names the numbers, and is told again for another one.",
     "A number that the job logs by a name that the field has leaves its own past to the bad side. A reward, an "
     "entropy or an effective sample size falls; a KL divergence, a share of clipped tokens or a loss of a router "
     "rises. Means of {own.batch_values} values are held "

@@ -243,6 +243,7 @@ struct RunJudge::State {
   void VisitBatches(A& a) {
     a(jump);
     loss.VisitLater(a);
+    own.VisitLater(a);
     sequences.VisitLater(a);
   }
   // The part that belongs to the rules that people wrote.

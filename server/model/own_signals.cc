@@ -125,4 +125,9 @@ PastSide PastOf(std::string_view name) {
   return side == PastSide::kFalls && folder == "loss" ? PastSide::kNone : side;
 }
 
+bool ComparesPolicies(std::string_view name) {
+  const auto has = [name](std::string_view part) { return name.find(part) != std::string_view::npos; };
+  return has("rollout_probs_diff") || has("rollout_corr/") || has("sampling_logp_difference") || has("vllm_kl");
+}
+
 }  // namespace bellwether::server

@@ -46,6 +46,8 @@ std::string OwnCellName(const OwnSignal& signal, int32_t layer, int32_t head);
 // To which side a signal of that name goes when it is bad, however the job prefixes it: train/kl is a kl.
 enum class PastSide : uint8_t { kNone, kFalls, kRises, kRisesLate };  // kRisesLate: not in the first steps.
 PastSide PastOf(std::string_view name);
+// Whether it says how far the policy that is trained is from the one that samples, which may be 0 exactly.
+bool ComparesPolicies(std::string_view name);
 
 }  // namespace bellwether::server
 

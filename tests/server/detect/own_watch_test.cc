@@ -338,6 +338,28 @@ TEST(OwnWatchTest, PastsBeyondTheRoomAreCounted) {
   EXPECT_LT(run.watch.memory_bytes(), kOwnPastsMax * 1024);
 }
 
+TEST(OwnWatchTest, PoliciesThatWereTheSameAndAreNotAreApart) {
+  Watched run({{.name = "training/rollout_probs_diff_mean"}, {.name = "loss/aux"}});
+  for (int i = 0; i < 40; ++i) EXPECT_THAT(run.At({0, 0}), IsEmpty());
+  EXPECT_THAT(run.At({1e-6f, 1}), IsEmpty()) << "one value";
+  EXPECT_THAT(run.At({0, 1}), IsEmpty());
+  for (int i = 0; i < 40; ++i) run.At({0, 1});
+  EXPECT_THAT(run.At({1e-6f, 1}), IsEmpty());
+  const std::vector<Finding> found = run.At({2e-6f, 1});
+  ASSERT_THAT(found, SizeIs(1));
+  EXPECT_EQ(found[0].severity, Severity::kWarning);
+  EXPECT_EQ(found[0].cause, "rollout apart");
+  EXPECT_THAT(found[0].summary,
+              HasSubstr("training/rollout_probs_diff_mean was exactly 0 and is 2e-06, since step 82"));
+  EXPECT_THAT(run.At({0, 1}), IsEmpty()) << "the same again";
+}
+
+TEST(OwnWatchTest, PoliciesThatWereNeverTheSameAreNotJudgedSo) {
+  Watched run({{.name = "rollout_corr/kl"}});
+  for (int i = 0; i < 200; ++i) EXPECT_THAT(run.At({i % 20 == 0 ? 1e-4f : 0}), IsEmpty());
+  for (int i = 0; i < 200; ++i) EXPECT_THAT(run.At({1e-4f}), IsEmpty());
+}
+
 TEST(OwnWatchTest, APastIsToldBesideALimitThatIsBroken) {
   Watched run({{.name = "kl"}, {.name = "clip_share", .high = 0.7}});
   for (int i = 0; i < 400; ++i) EXPECT_THAT(run.At({i % 3 == 0 ? 0.1f : 0.12f, 0.5f}), IsEmpty());
