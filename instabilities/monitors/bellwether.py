@@ -27,11 +27,10 @@ def alarm_of(line: dict[str, Any]) -> Alarm:
     expert, rank = _EXPERT.search(summary), _RANK.search(summary)
     layer = line.get("layer")
     heads = [head for of, head in line.get("heads", ()) if of == layer and head is not None]
-    cause = str(line.get("cause") or "unknown")
     return Alarm(
         step=int(line["step"]),
         severity=str(line["severity"]),
-        cause=cause,
+        cause=str(line.get("cause") or "unknown"),
         layer=layer,
         heads=tuple(heads),
         tensors=tuple(_TENSOR.findall(summary)),

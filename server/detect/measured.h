@@ -13,11 +13,11 @@
 
 namespace bellwether::server {
 
-// NotMeasured() is a NaN.
 // That of a row which others of the sample may have, and these may not.
 inline float ValueAt(std::span<const float> values, size_t row) {
   return row < values.size() ? values[row] : NotMeasured();
 }
+// NotMeasured() is a NaN.
 inline bool IsNumber(float value) { return std::isfinite(value); }
 inline bool IsAtLeast0(float value) { return IsNumber(value) && value >= 0; }
 inline bool IsAbove0(float value) { return IsNumber(value) && value > 0; }

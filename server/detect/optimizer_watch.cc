@@ -20,7 +20,7 @@ namespace {
 
 // Parameters that must show a step that is too wide, in two samples at least.
 constexpr int32_t kWideRowsMin = 3;
-constexpr double kWideFar = 2;
+constexpr double kWideFar = 2;  // Times change_share.
 constexpr int32_t kHeldMax = 8;
 // A step this much larger than gradients say, where second moments are beyond: they hold less than they saw.
 constexpr double kLagOfUnderflow = 1.5;

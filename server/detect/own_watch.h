@@ -14,6 +14,7 @@
 // like; so no distribution is assumed.  own.hold_batches in a row are information, own.persist_batches a
 // warning.  What is off enters no past until it has been so for own.relearn_batches; then it is the new
 // normal, learnt afresh.
+//
 // apart      What compares the policy that is trained with the one that samples was 0 exactly, in kOwnZeros values
 //            in a row, and is not in two: both computed the same, and do no more.  A warning, until it is so for
 //            kOwnApartMax values.

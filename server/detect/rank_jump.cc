@@ -1,8 +1,8 @@
 #include "server/detect/rank_jump.h"
 
 #include <algorithm>
-#include <cmath>
 #include <iterator>
+#include <utility>
 
 #include "server/detect/median.h"
 
@@ -13,10 +13,10 @@ constexpr double kRankBack = 0.3;       // Of what lies between the past's middl
 constexpr int32_t kRankHeldMax = 1000;  // Values; then it is the new normal.
 constexpr ptrdiff_t kRankFoot = 8, kRankEdge = 4, kRankHalf = 4;
 constexpr double kRankLow = 0.3, kRankHigh = 0.6, kRankRises = 0.4;  // Of the rise.
-
-constexpr double kRankFar = 1.5, kRankWanders = 2;
-constexpr int32_t kRankWanderEach = 5;  // Values.
-constexpr float kRankForgets = 0.99f;   // Each time.
+constexpr double kRankFar = 1.5;                                     // Times as far as the highest of the past,
+constexpr double kRankWanders = 2;                                   // and as the past has wandered.
+constexpr int32_t kRankWanderEach = 5;                               // Values.
+constexpr float kRankForgets = 0.99f;                                // Each time.
 
 template <class It>
 double MiddleOf(It begin, It end) {

@@ -17,3 +17,18 @@ export async function launch() {
   }
   return chromium.launch({ executablePath, args: ['--no-sandbox'], timeout: 120000 });
 }
+
+/**
+ * The connected page of a server, and what prints a line of JSON: `say` here, and in the page `globalThis.say`.
+ * @param {string} address
+ */
+export async function openTelling(address) {
+  const say = (what) => process.stdout.write(`${JSON.stringify(what)}\n`);
+  const browser = await launch();
+  const page = await browser.newPage();
+  page.setDefaultTimeout(120000);
+  await page.exposeFunction('say', say);
+  await page.goto(address);
+  await page.waitForSelector('.conn.live');
+  return { browser, page, say };
+}

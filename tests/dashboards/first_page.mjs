@@ -4,15 +4,9 @@
 //
 // {"live":true} once the page is connected; then {"run","stage","head","step"},
 // the texts of a row, whenever its stage or its head changes. Ends with its input.
-import { launch } from './chromium.mjs';
+import { openTelling } from './chromium.mjs';
 
-const say = (what) => process.stdout.write(`${JSON.stringify(what)}\n`);
-const browser = await launch();
-const page = await browser.newPage();
-page.setDefaultTimeout(120000);
-await page.exposeFunction('say', say);
-await page.goto(process.argv[2]);
-await page.waitForSelector('.conn.live');
+const { browser, page, say } = await openTelling(process.argv[2]);
 await page.evaluate(() => {
   const seen = new Map();
   const look = () => {

@@ -5,15 +5,9 @@
 // {"live":true} once the page is connected.  Each line of its input is the name of a run, whose page it opens.
 // {"run","cause"} whenever the cause in the verdict changes; "" while no alert fires.  Ends with its input.
 import { createInterface } from 'node:readline';
-import { launch } from './chromium.mjs';
+import { openTelling } from './chromium.mjs';
 
-const say = (what) => process.stdout.write(`${JSON.stringify(what)}\n`);
-const browser = await launch();
-const page = await browser.newPage();
-page.setDefaultTimeout(120000);
-await page.exposeFunction('say', say);
-await page.goto(process.argv[2]);
-await page.waitForSelector('.conn.live');
+const { browser, page, say } = await openTelling(process.argv[2]);
 await page.evaluate(() => {
   let said = '';
   const look = () => {

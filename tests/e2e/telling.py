@@ -1,7 +1,9 @@
-"""Those that tell people of alerts: a real Alertmanager, and commands that print lines of JSON."""
+"""Those that tell people of alerts: a real Alertmanager, commands that print lines of JSON, and the other end of a
+webhook."""
 
 from __future__ import annotations
 
+import http.server
 import json
 import shutil
 import subprocess
@@ -47,6 +49,25 @@ def alertmanager(folder: Path, receiver: str) -> Iterator[str]:
             yield address
         finally:
             process.terminate()
+
+
+@contextmanager
+def receiver(take: Callable[[str, dict[str, Any]], None]) -> Iterator[str]:
+    """The address of one that takes what is posted to it: the path, and the JSON."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            take(self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}/"
+        server.shutdown()
 
 
 @contextmanager

@@ -5,19 +5,16 @@ Method: a recorded failing run is sent by the real client to the real server; th
 
 from __future__ import annotations
 
-import http.server
 import json
 import signal
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
 from bellwether_process import ROOT, Server, wait_for
+from telling import receiver
 
 from bellwether.client import Block, RunClient, RunOptions
 
@@ -81,26 +78,6 @@ class Trainer:
 
     def __exit__(self, *_: object) -> None:
         self.client.close()
-
-
-@contextmanager
-def webhook(advice: list[str]) -> Iterator[str]:
-    """The address of a webhook's other end, which keeps what each notification advises."""
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            alerts = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["alerts"]
-            advice.append(" ".join(alert["annotations"]["advice"] for alert in alerts))
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_address[1]}/hook"
-        server.shutdown()
 
 
 def actions(server: Server, run: str) -> list[dict[str, Any]]:
@@ -222,8 +199,12 @@ def test_proposal_after_confirm_steps_reaches_the_webhooks(tmp_path: Path) -> No
     policy = tmp_path / "policy.yml"
     policy.write_text(POLICY.format(mode="propose", confirm=100))
     advice: list[str] = []
+
+    def advise(_: str, body: dict[str, Any]) -> None:
+        advice.append(" ".join(alert["annotations"]["advice"] for alert in body["alerts"]))
+
     with (
-        webhook(advice) as url,
+        receiver(advise) as url,
         Server(
             tmp_path, f"alerting:\n  webhooks:\n    - url: {url}\n", f"--policy.file={policy}"
         ) as server,

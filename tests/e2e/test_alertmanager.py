@@ -8,11 +8,9 @@ seconds instead of five minutes, so that an end is one within the test.
 
 from __future__ import annotations
 
-import http.server
 import json
 import re
 import sys
-import threading
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +21,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 from bellwether_process import ROOT, Server, wait_for
 from scraping import DASHBOARDS, Trainer, prometheus_of
-from telling import alertmanager
+from telling import alertmanager, receiver
 
 FAILING = "gpt-flash-s4"
 SLACK = ROOT / "deploy/webhook/slack.json"
@@ -35,33 +33,17 @@ class Sink:
     def __init__(self) -> None:
         self.told: list[tuple[str, dict[str, str]]] = []
         self.chat: list[dict[str, Any]] = []
-        told, chat = self.told, self.chat
 
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                if self.path == "/chat":
-                    chat.append(body)
-                else:
-                    told.extend((alert["status"], alert["labels"]) for alert in body["alerts"])
-                self.send_response(200)
-                self.end_headers()
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/"
+    def take(self, path: str, body: dict[str, Any]) -> None:
+        if path == "/chat":
+            self.chat.append(body)
+        else:
+            self.told.extend((alert["status"], alert["labels"]) for alert in body["alerts"])
 
     def heard(self, status: str, by_prometheus: bool, **labels: str) -> bool:
         return any(
             said == status and labels.items() <= of.items() and ("instance" in of) == by_prometheus for said, of in self.told
         )
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
 
 
 @pytest.fixture(scope="module")
@@ -70,16 +52,15 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Sin
     sink = Sink()
     rules = folder / "rules.yml"
     rules.write_text((DASHBOARDS / "alerts/rules.yml").read_text().replace("[5m]", "[5s]"))
-    with alertmanager(folder, sink.url) as address:
+    with receiver(sink.take) as url, alertmanager(folder, url) as address:
         # Longer than a flush waits for a busy disk: else whoever reports would fall silent at each.
         config = (
             "ingest:\n  step_deadline_ms: 1000\n  silence_ms_min: 3000\n"
             f"alerting:\n  alertmanagers:\n    - {{url: 'http://{address}', severity: info, resend_seconds: 1}}\n"
-            f"  webhooks:\n    - {{url: '{sink.url}chat', name: chat, template_file: {SLACK}, severity: critical}}\n"
+            f"  webhooks:\n    - {{url: '{url}chat', name: chat, template_file: {SLACK}, severity: critical}}\n"
         )
         with Server(folder, config) as server, prometheus_of(server, folder, alertmanager=address, rules=rules):
             yield server, sink, address
-    sink.close()
 
 
 def is_slacks_message(message: dict[str, Any]) -> None:
@@ -124,9 +105,11 @@ def test_a_failing_run_is_told_by_both_ways(told: tuple[Server, Sink, str]) -> N
 
 def test_import_notifies_only_on_request_and_stays_marked(tmp_path: Path) -> None:
     sink = Sink()
-    config = f"alerting: {{webhooks: [{{url: '{sink.url}', severity: info}}]}}\n"
     recording = str(ROOT / f"tests/testdata/runs/{FAILING}.bwrun")
-    with Server(tmp_path, config) as server:
+    with (
+        receiver(sink.take) as url,
+        Server(tmp_path, f"alerting: {{webhooks: [{{url: '{url}', severity: info}}]}}\n") as server,
+    ):
         server.run("run", "import", recording, "--name", "looked-at")
         server.stop()
         server.start()
@@ -144,7 +127,6 @@ def test_import_notifies_only_on_request_and_stays_marked(tmp_path: Path) -> Non
         page = server.get("/metrics")
         assert 'run="asked-for"' in page and 'run="looked-at"' not in page
         server.stop()
-    sink.close()
     assert {labels["run"] for _, labels in sink.told} == {"asked-for"}
 
 

@@ -10,8 +10,6 @@ checkpoints, which are scanned from outside.
 
 from __future__ import annotations
 
-import http.server
-import json
 import os
 import re
 import shutil
@@ -28,7 +26,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 from bellwether_process import BIN, ROOT, Server, wait_for
-from telling import lines_of
+from telling import lines_of, receiver
 
 SCANNED_SEED = 3
 SEEDS = (1, 2, 3, 4) if os.environ.get("BELLWETHER_LONG") else (SCANNED_SEED,)
@@ -48,29 +46,13 @@ class Progress:
     def reached(self, run: str, step: int) -> None:
         self._reached[run] = step
 
+    def from_post(self, _: str, body: dict[str, Any]) -> None:
+        for alert in body["alerts"]:
+            self.tell("webhook", alert["labels"]["run"], int(alert["labels"].get("layer", -1)))
+
     def tell(self, place: str, run: str, layer: int) -> None:
         if layer == SICK_LAYER:
             self.told.setdefault((place, run), self._reached.get(run, 0) + PROGRESS_STEPS)
-
-
-@contextmanager
-def webhook(progress: Progress) -> Iterator[str]:
-    """The address of a webhook's other end."""
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            for alert in json.loads(self.rfile.read(int(self.headers["Content-Length"])))["alerts"]:
-                progress.tell("webhook", alert["labels"]["run"], int(alert["labels"].get("layer", -1)))
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_address[1]}/hook"
-        server.shutdown()
 
 
 @contextmanager
@@ -122,7 +104,7 @@ def train(server: Server, progress: Progress, attention: str, seed: int) -> None
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Progress]]:
     progress = Progress()
-    with webhook(progress) as url, Server(
+    with receiver(progress.from_post) as url, Server(
         tmp_path_factory.mktemp("server"), f"alerting:\n  webhooks:\n    - url: {url}\n"
     ) as server:
         with watching(server, progress), ThreadPoolExecutor(2) as pool:

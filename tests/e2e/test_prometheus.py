@@ -11,14 +11,12 @@ heads, so that an alert of the server itself fires; its rules are read again, an
 
 from __future__ import annotations
 
-import http.server
 import json
 import math
 import re
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +26,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 from bellwether_process import ROOT, Server, wait_for
 from scraping import DASHBOARDS, Prometheus, Trainer, prometheus_of
+from telling import receiver
 
 RECORDED = ("gpt-flash-s4", "gpt-flash-hp-at-sigma30-s4")
 SERIES = 2900  # Of some 3,080: not all single heads fit.
@@ -101,29 +100,10 @@ def spiking(server: Server) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def told() -> Iterator[str]:
-    """The address of a receiver of notifications."""
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_address[1]}/"
-        server.shutdown()
-
-
 @pytest.fixture(scope="module")
 def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Prometheus, Trainer, Server]]:
     folder = tmp_path_factory.mktemp("server")
-    with told() as webhook:
+    with receiver(lambda path, body: None) as webhook:
         config = (
             "ingest:\n  step_deadline_ms: 1000\n  silence_ms_min: 500\n"
             f"limits:\n  exported_series_max: {SERIES}\n"

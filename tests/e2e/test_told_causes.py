@@ -8,15 +8,13 @@ gRPC, to one bellwetherd; a real Alertmanager and Chromium.  Each run is healthy
 
 from __future__ import annotations
 
-import http.server
-import json
 import random
 import shutil
 import sys
 import threading
 from collections import defaultdict
 from collections.abc import Hashable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any
 
@@ -24,7 +22,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 from bellwether_process import BIN, ROOT, Server, wait_for
-from telling import alertmanager, lines_of
+from telling import alertmanager, lines_of, receiver
 
 from bellwether.client import Block, RunClient, RunOptions
 
@@ -77,11 +75,14 @@ class Told:
     def from_watch(self, alert: dict[str, Any]) -> None:
         self.tell("watch", alert["run"], alert["key"], alert["cause"], alert["state"] == "ALERT_STATE_FIRING")
 
-    def from_post(self, place: str, alert: dict[str, Any]) -> None:
-        labels, notes = alert["labels"], alert["annotations"]
-        # An Alertmanager tells alerts apart by their labels, of which one may change under a key.
-        of: Hashable = notes["alert"] if place == "webhook" else frozenset(labels.items())
-        self.tell(place, labels["run"], of, notes["cause"], alert["status"] == "firing")
+    def from_post(self, path: str, body: dict[str, Any]) -> None:
+        """What a webhook and an Alertmanager tell, each at the path of its name."""
+        place = path.strip("/")
+        for alert in body["alerts"]:
+            labels, notes = alert["labels"], alert["annotations"]
+            # An Alertmanager tells alerts apart by their labels, of which one may change under a key.
+            of: Hashable = notes["alert"] if place == "webhook" else frozenset(labels.items())
+            self.tell(place, labels["run"], of, notes["cause"], alert["status"] == "firing")
 
     def from_page(self, line: dict[str, Any]) -> None:
         if "live" in line:
@@ -90,26 +91,6 @@ class Told:
         if not line["cause"]:
             self.shown.add(line["run"])
         self.tell("page", line["run"], "verdict", line["cause"], bool(line["cause"]))
-
-
-@contextmanager
-def receiver(told: Told) -> Iterator[str]:
-    """The address of one that takes what a webhook and an Alertmanager tell, each at the path of its name."""
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            for alert in json.loads(self.rfile.read(int(self.headers["Content-Length"])))["alerts"]:
-                told.from_post(self.path.strip("/"), alert)
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_address[1]}/"
-        server.shutdown()
 
 
 class Job:
@@ -163,7 +144,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Tol
     node = shutil.which("node")
     assert node, "Debian's package nodejs is missing"
     with ExitStack() as stack:
-        url = stack.enter_context(receiver(told))
+        url = stack.enter_context(receiver(told.from_post))
         address = stack.enter_context(alertmanager(folder, f"{url}alertmanager"))
         # No rank is silent, however busy the machine is.
         config = (
