@@ -1,13 +1,8 @@
-"""Bellwether's own detectors, as `bellwether replay` runs them over the recording.
-
-A line of its JSON has step, state, severity, cause, layer, head and heads.  It has no field for
-tensor, expert and rank: these are read from its summary.
-"""
+"""Bellwether's own detectors, as `bellwether replay` runs them over the recording."""
 
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 from typing import Any
 
@@ -16,16 +11,11 @@ from . import SEVERITIES, Alarm, Run
 NAME = "bellwether"
 TIMEOUT = 600  # Seconds.
 
-_EXPERT = re.compile(r"\bexperts? (\d+)")
-_RANK = re.compile(r"\branks? (\d+)")
-_TENSOR = re.compile(r"\b[\w.]+\.weight\b|\b[\w.]+\.bias\b")
-
 
 def alarm_of(line: dict[str, Any]) -> Alarm:
     """Of one transition that fires."""
-    summary = str(line.get("summary", ""))
-    expert, rank = _EXPERT.search(summary), _RANK.search(summary)
     layer = line.get("layer")
+    experts, ranks = line.get("experts") or [], line.get("ranks") or []
     heads = [head for of, head in line.get("heads", ()) if of == layer and head is not None]
     return Alarm(
         step=int(line["step"]),
@@ -33,12 +23,12 @@ def alarm_of(line: dict[str, Any]) -> Alarm:
         cause=str(line.get("cause") or "unknown"),
         layer=layer,
         heads=tuple(heads),
-        tensors=tuple(_TENSOR.findall(summary)),
-        expert=int(expert[1]) if expert else None,
-        rank=int(rank[1]) if rank else None,
+        tensors=tuple(line.get("tensors") or ()),
+        expert=experts[0][1] if experts else None,
+        rank=ranks[0] if ranks else None,
         key=str(line.get("key", "")),
-        text=summary,
-        more={"rule": line.get("rule")},
+        text=str(line.get("summary", "")),
+        more={"rule": line.get("rule"), "advice": line.get("advice", "")},
     )
 
 

@@ -203,6 +203,11 @@ void ExpertWatch::Tell(int64_t step) {
                     .first_step = router.since,
                     .detector = "breadth"};
     Finding& finding = of_layer(layer, Severity::kWarning, fact);
+    finding.Add({.signal = FindSignal(SignalId::kExpertShare)->name,
+                 .where = {layer, router.busiest},
+                 .value = fact.value,
+                 .first_step = router.since,
+                 .detector = "breadth"});
     finding.news = !router.told && news_.Take();
     router.told = true;
     finding.cause = "dead experts";

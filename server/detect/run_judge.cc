@@ -40,6 +40,7 @@
 #include "server/detect/tensor_pasts.h"
 #include "server/detect/tensor_watch.h"
 #include "server/detect/user_rules.h"
+#include "server/model/alert_places.h"
 
 namespace bellwether::server {
 namespace {
@@ -82,6 +83,15 @@ constexpr size_t kChangesAheadMax = 16;
 constexpr int32_t kExcusedSamplesLeast = 4;
 
 // Which of two ranks is wrong cannot be said; of more, the fewer differ.
+std::vector<uint32_t> DifferingRanks(const StepSample::Disagreement& found) {
+  const uint32_t same = found.reporters > found.ranks_total ? found.reporters - found.ranks_total : 1;
+  std::vector<uint32_t> ranks = found.ranks;
+  if (same > 1) return ranks;
+  if (found.ranks_total > 1) ranks.clear();
+  ranks.insert(ranks.begin(), found.first_rank);
+  return ranks;
+}
+
 std::string RanksThatDiffer(const StepSample::Disagreement& found) {
   const uint32_t same = found.reporters > found.ranks_total ? found.reporters - found.ranks_total : 1;
   if (same == 1) {
@@ -553,6 +563,10 @@ void RunJudge::State::JudgeReplicas(const StepSample& sample, std::vector<Findin
                                     .threshold = first->low,
                                     .first_step = sample.step,
                                     .detector = "equal"});
+  for (const uint32_t rank : DifferingRanks(*first)) {
+    finding.Add(
+        {.signal = kDifferingRank, .value = static_cast<double>(rank), .first_step = sample.step, .detector = "equal"});
+  }
   finding.score = std::numeric_limits<double>::infinity();  // What heads have differs because tensors do.
   finding.summary =
       absl::StrCat("the copies of ", name(row), " differ at step ", sample.step, ": ", RanksThatDiffer(*first));

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "server/model/alert_places.h"
 #include "server/query/call_access.h"
 #include "server/query/json_text.h"
 #include "server/util/status_macros.h"
@@ -153,6 +154,16 @@ std::string TransitionToJson(const AlertTransition& transition) {
   json["first_step"] = transition.first_step;
   json["summary"] = transition.summary;
   json["cause"] = transition.cause;
+  json["heads_total"] = transition.heads_total;
+  json["advice"] = transition.advice;
+  const AlertPlaces places = PlacesOf(transition.evidence);
+  json["tensors"] = places.tensors;
+  json["experts"] = nlohmann::ordered_json::array();
+  for (const Head& expert : places.experts) json["experts"].push_back({Index(expert.layer), Index(expert.head)});
+  json["ranks"] = places.ranks;
+  json["modules"] = places.modules;
+  json["sequences"] =
+      places.sequences.empty() ? nlohmann::ordered_json(nullptr) : nlohmann::ordered_json(places.sequences);
   // Names come from clients: what is not UTF-8 must not throw here.
   return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }

@@ -41,10 +41,14 @@ std::vector<std::string_view> JsonMethods();
 //   {"run","step","state":"firing|resolved","severity":"info|warning|critical",
 //    "stage","layer","head","heads":[[layer,head],...],"eta_steps",
 //    "evidence":{signal: value,...},"rule","key","k","first_step","summary",
-//    "cause"}
+//    "cause","heads_total","advice","tensors":[name,...],
+//    "experts":[[layer,expert],...],"ranks":[...],"modules":[name,...],
+//    "sequences"}
 // layer and head are 0-based and null if there is none, eta_steps is null if
 // unknown, heads are strongest first, and a value that is not finite is null.
 // Of several pieces of evidence on one signal the first, the strongest, counts.
+// The places from "tensors" on are those of alert_places.h; "sequences" is null
+// if none is named.
 std::string TransitionToJson(const AlertTransition& transition);
 
 }  // namespace bellwether::server

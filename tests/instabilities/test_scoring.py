@@ -25,14 +25,15 @@ def line(step: int, severity: str, cause: str, **more: Any) -> str:
 
 def test_a_replay_is_read_with_its_places() -> None:
     printed = "\n".join([
-        line(110, "warning", "dead experts", layer=1, summary="expert 3 of layer 1 gets no tokens"),
+        line(110, "warning", "dead experts", layer=1, experts=[[1, 3], [1, 5]], advice="Wait."),
         line(120, "critical", "replicas apart", layer=1, heads=[[0, 7], [1, 2], [1, 0]], key="b1",
-             summary=f"the copies of {WEIGHT} differ: rank 4 differs"),
+             tensors=[WEIGHT], ranks=[4]),
         line(130, "warning", "unknown", rule="overhead"),
         line(140, "warning", "unknown", state="resolved"),
     ])  # fmt: skip
     first, second = bellwether.alarms_in(printed)
     assert (first.cause, first.layer, first.expert) == ("dead experts", 1, 3)
+    assert first.more["advice"] == "Wait." and first.tensors == () and first.rank is None
     assert (second.heads, second.tensors, second.rank) == ((2, 0), (WEIGHT,), 4)
 
 

@@ -229,6 +229,8 @@ TEST_F(ExpertWatchTest, ARouterThatCollapsesIsNamedInTwoSamples) {
   EXPECT_EQ(found.where, (Head{1, -1}));
   EXPECT_EQ(found.severity, Severity::kWarning);
   EXPECT_EQ(found.cause, "dead experts");
+  EXPECT_EQ(found.facts[1].signal, std::string("expert_share"));
+  EXPECT_THAT(found.facts[1].where, testing::AnyOf(Head{1, 3}, Head{1, 7}));
   EXPECT_THAT(found.summary, AllOf(HasSubstr("the router of layer 1 sends its tokens to the same few experts"),
                                    HasSubstr("the entropy of its softmax is 0.25 of the largest, since step 1100")));
   EXPECT_NEAR(found.facts[0].value, 8, 0.2);

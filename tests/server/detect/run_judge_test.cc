@@ -622,6 +622,7 @@ TEST(RunJudgeTest, ReplicasThatDisagreeAreCritical) {
 TEST(RunJudgeTest, TensorsWhoseCopiesDifferAreNamedWithTheirRanks) {
   RunRows rows;
   rows.tensors = RowNames({"embed", "mlp"});
+  std::vector<double> ranks;
   const auto summary = [&](StepSample::Disagreement found) {
     RunJudge judge(JudgeOptions{}, SyntheticRun());
     judge.SetRows(std::make_shared<const RunRows>(rows));
@@ -633,13 +634,21 @@ TEST(RunJudgeTest, TensorsWhoseCopiesDifferAreNamedWithTheirRanks) {
     std::vector<AlertTransition> out;
     judge.Observe(sample, &out);
     EXPECT_EQ(out.size(), 1u);
-    return out.empty() ? "" : out[0].summary;
+    ranks.clear();
+    for (const Evidence& piece : out[0].evidence) {
+      if (piece.signal == "differing_rank") ranks.push_back(piece.value);
+    }
+    return out[0].summary;
   };
   const std::string copies = "synthetic: the copies of mlp differ at step 50: ";
   EXPECT_EQ(summary({.first_rank = 2, .ranks = {5}, .reporters = 2}), copies + "rank 2 differs from rank 5");
+  EXPECT_THAT(ranks, testing::ElementsAre(2, 5));
   EXPECT_EQ(summary({.first_rank = 2, .ranks = {5}, .reporters = 4}), copies + "rank 5 differs from 3 others");
+  EXPECT_THAT(ranks, testing::ElementsAre(5));
   EXPECT_EQ(summary({.first_rank = 2, .ranks = {0, 5}, .reporters = 3}), copies + "rank 2 differs from the 2 others");
+  EXPECT_THAT(ranks, testing::ElementsAre(2));
   EXPECT_EQ(summary({.first_rank = 2, .ranks = {0, 5}, .reporters = 4}), copies + "ranks 0, 5 differ from 2 others");
+  EXPECT_THAT(ranks, testing::ElementsAre(0, 5));
 }
 
 TEST(RunJudgeTest, DisagreementsThatAreLeftOutAreTold) {

@@ -42,11 +42,35 @@ TEST(TransitionToJsonTest, TransitionHasTheDocumentedJson) {
                          {.signal = "drift_ratio", .value = 4.0}};
   transition.summary = "L1 \"H2\"";
   transition.cause = "rounding drift";
+  transition.heads_total = 5;
+  transition.advice = "Centre the keys.";
   EXPECT_EQ(TransitionToJson(transition),
             R"({"run":"gpt","step":300,"state":"firing","severity":"warning","stage":1,"layer":1,"head":2,)"
             R"("heads":[[1,2],[0,3]],"eta_steps":1200.0,"evidence":{"drift_ratio":4.5,"key_leak":null},)"
             R"("rule":"drift","key":"drift/1/2/220","k":3,"first_step":220,"summary":"L1 \"H2\"",)"
-            R"("cause":"rounding drift"})");
+            R"("cause":"rounding drift","heads_total":5,"advice":"Centre the keys.","tensors":[],"experts":[],)"
+            R"("ranks":[],"modules":[],"sequences":null})");
+}
+
+TEST(TransitionToJsonTest, PlacesOfOtherKindsComeFromTheEvidence) {
+  AlertTransition transition;
+  transition.evidence = {
+      {.signal = "tensor_grad_norm", .text = "layers.0.q.weight, layers.1.q.weight, ..."},
+      {.signal = "tensor_weight_rms", .text = "layers.1.q.weight"},
+      {.signal = "tensor_update_ratio", .text = "all parameters"},
+      {.signal = "expert_load", .where = {1, 3}},
+      {.signal = "expert_largest_share", .where = {1, -1}},
+      {.signal = "differing_rank", .value = 4},
+      {.signal = "law_z", .text = "layers.2.mlp A2"},
+      {.signal = "loss_sequence_max", .text = "9.1 (a1b2), 8.7 (c3d4)"},
+      {.signal = "a_signal_of_the_users_own", .text = "not a tensor"},
+  };
+  const auto json = nlohmann::json::parse(TransitionToJson(transition));
+  EXPECT_EQ(json["tensors"], nlohmann::json::parse(R"(["layers.0.q.weight", "layers.1.q.weight"])"));
+  EXPECT_EQ(json["experts"], nlohmann::json::parse("[[1, 3]]"));
+  EXPECT_EQ(json["ranks"], nlohmann::json::parse("[4]"));
+  EXPECT_EQ(json["modules"], nlohmann::json::parse(R"(["layers.2.mlp"])"));
+  EXPECT_EQ(json["sequences"], "9.1 (a1b2), 8.7 (c3d4)");
 }
 
 TEST(TransitionToJsonTest, UnknownValuesAreNull) {
