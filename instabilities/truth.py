@@ -11,6 +11,7 @@ from .causes import CAUSES, HEALTHY, family
 from .settings import SPLITS
 
 KINDS = ("injected", "slow", "healthy")
+FIELD = "field"  # The split of runs that were not made here.
 PLACES = ("layer", "head", "tensor", "expert", "rank")
 # Field -> what it may be; None where it may be null.
 _FIELDS: dict[str, tuple[Any, ...]] = {
@@ -38,6 +39,8 @@ _FIELDS: dict[str, tuple[Any, ...]] = {
     "stats": (str,),
     "versions": (dict,),
 }
+# Of a run whose alerts people called false alarms: which, who and why.
+_OPTIONAL: dict[str, tuple[Any, ...]] = {"false_alarms": (list,)}
 
 SMOOTHED = 20  # Steps of which a loss is the mean.
 UP = 1.05
@@ -52,10 +55,12 @@ def check(truth: dict[str, Any]) -> None:
         if name not in truth:
             raise ValueError(f"{name} is missing")
         _check_type(name, truth[name], kinds)
-    unknown = sorted(truth.keys() - _FIELDS.keys())
+    for name in _OPTIONAL.keys() & truth.keys():
+        _check_type(name, truth[name], _OPTIONAL[name])
+    unknown = sorted(truth.keys() - _FIELDS.keys() - _OPTIONAL.keys())
     if unknown:
         raise ValueError(f"{unknown[0]} is no field")
-    legal = {"cause": CAUSES, "split": set(SPLITS), "kind": set(KINDS)}
+    legal = {"cause": CAUSES, "split": {*SPLITS, FIELD}, "kind": set(KINDS)}
     for name, values in legal.items():
         if truth[name] not in values:
             raise ValueError(f"{name} is {truth[name]!r}, legal are {', '.join(sorted(values))}")

@@ -1,4 +1,4 @@
-// alert list, get, watch, ack, silence.
+// alert list, get, watch, ack, silence, false-alarm.
 #include <cstdint>
 #include <cstdlib>
 #include <map>
@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/benchmark_case.h"
 #include "cli/cli.h"
 #include "cli/follow.h"
 
@@ -20,6 +21,13 @@ int Colour(const v1::Transition& transition) {
                                                          : -1;
 }
 
+std::string FalseAlarmText(const v1::Alert& alert) {
+  const v1::FalseAlarm& said = alert.false_alarm();
+  const std::string by = said.by().empty() ? "" : " by " + said.by();
+  return "false alarm" + by + " (" + said.reason() + ")" +
+         (alert.muted() ? "" : std::string(" as ") + SeverityName(said.severity()) + " only");
+}
+
 std::string Notes(const v1::Alert& alert) {
   std::string notes;
   if (alert.acknowledged()) notes = "acknowledged";
@@ -27,6 +35,7 @@ std::string Notes(const v1::Alert& alert) {
   if (alert.silenced_until_unix_ns() != 0) {
     notes += (notes.empty() ? "" : ", ") + ("silenced until " + Time(alert.silenced_until_unix_ns()));
   }
+  if (alert.has_false_alarm()) notes += (notes.empty() ? "" : ", ") + FalseAlarmText(alert);
   return notes + (alert.comment().empty() ? "" : (notes.empty() ? "" : ": ") + alert.comment());
 }
 
@@ -36,9 +45,10 @@ Table AlertTable() {
 
 std::vector<Cell> AlertRow(const v1::Alert& alert) {
   const v1::Transition& last = alert.last();
+  const int colour = alert.muted() ? -1 : Colour(last);
   return {last.run(),
-          Cell(StateName(last.state()), Colour(last)),
-          Cell(SeverityName(last.severity()), Colour(last)),
+          Cell(StateName(last.state()), colour),
+          Cell(SeverityName(last.severity()), colour),
           last.rule(),
           HeadText(last.layer(), last.head()),
           Integer(last.first_step()),
@@ -75,7 +85,7 @@ ExitCode ListAlerts(Cli* cli, const ListAlertsOptions& options) {
         bool firing = false;
         for (const v1::Alert& alert : response.alerts()) {
           table.rows.push_back(AlertRow(alert));
-          firing = firing || alert.last().state() == v1::ALERT_STATE_FIRING;
+          firing = firing || (alert.last().state() == v1::ALERT_STATE_FIRING && !alert.muted());
         }
         Print(cli->output, table, response);
         ComplainOf(response.unanswered(), "alerts stand here without people's notes");
@@ -134,13 +144,21 @@ ExitCode GetAlert(Cli* cli, const GetAlertOptions& options) {
                                         SeverityName(transition.severity()), Stage(transition.stage()),
                                         Integer(transition.step()), transition.summary()});
         }
-        if (response.actions().empty()) {
-          Print(cli->output, {facts, evidence, history}, response);
-          return kOk;
+        std::vector<Section> sections = {facts, evidence, history};
+        if (!alert.false_alarm_history().empty()) {
+          Section& said = sections.emplace_back(Section{.title = "false alarm"});
+          said.table.columns = {"TIME", "SAID", "BY", "REASON", "KEY", "SEVERITY", "STEP", "CAUSE"};
+          for (const v1::FalseAlarm& mark : alert.false_alarm_history()) {
+            said.table.rows.push_back({Time(mark.time_unix_ns()), mark.undone() ? "undone" : "false alarm", mark.by(),
+                                       mark.reason(), mark.key(), SeverityName(mark.severity()), Integer(mark.step()),
+                                       mark.cause()});
+          }
         }
-        Section actions{.title = "actions", .table = ActionTable()};
-        for (const v1::Action& action : response.actions()) actions.table.rows.push_back(ActionRow(action));
-        Print(cli->output, {facts, evidence, history, actions}, response);
+        if (!response.actions().empty()) {
+          Section& actions = sections.emplace_back(Section{.title = "actions", .table = ActionTable()});
+          for (const v1::Action& action : response.actions()) actions.table.rows.push_back(ActionRow(action));
+        }
+        Print(cli->output, sections, response);
         return kOk;
       });
 }
@@ -233,6 +251,34 @@ ExitCode Silence(Cli* cli, const RecordOptions& options) {
       cli, &v1::Query::Stub::SilenceAlert, request, [cli](const v1::Alert& alert) { return PrintAlert(cli, alert); });
 }
 
+struct FalseAlarmOptions {
+  std::string run, key, reason, directory, by = UserName();
+  bool undo = false;
+};
+
+ExitCode MarkFalseAlarm(Cli* cli, const FalseAlarmOptions& options) {
+  if (options.reason.empty() && !options.undo) {
+    Complain("--reason is required: why is it a false alarm?");
+    return kUsage;
+  }
+  ExitCode code = kOk;
+  const std::unique_ptr<Connection> connection = Connect(cli->connect, &code);
+  if (connection == nullptr) return code;
+  v1::MarkFalseAlarmRequest request;
+  request.set_run(options.run);
+  request.set_key(options.key);
+  request.set_by(options.by);
+  request.set_reason(options.reason);
+  request.set_undo(options.undo);
+  v1::Alert alert;
+  grpc::ClientContext context;
+  connection->Prepare(&context);
+  const grpc::Status status = connection->stub().MarkFalseAlarm(&context, request, &alert);
+  if (!status.ok()) return Report(*connection, status);
+  PrintAlert(cli, alert);
+  return options.directory.empty() ? kOk : WriteBenchmarkCase(connection.get(), options.run, options.directory);
+}
+
 void AddSeverity(CLI::App* command, v1::Severity* severity) {
   AddChoice<v1::Severity>(
       command, "--severity", severity,
@@ -260,7 +306,7 @@ void AddAlerts(Cli* cli) {
   command->add_flag("--firing", list->firing, "only those that fire");
   AddSeverity(command, &list->severity);
   command->add_option("--limit", list->limit, "at most so many, 1..1000")->capture_default_str();
-  command->add_flag("--exit-code", list->exit_code, "exit with 3 if a listed alert fires");
+  command->add_flag("--exit-code", list->exit_code, "exit with 3 if a listed alert fires that is not muted");
   AddWatch(cli, command);
 
   auto* const get = AddCommand<GetAlertOptions>(cli, noun, "get", "Shows an alert with its evidence and history",
@@ -289,6 +335,18 @@ void AddAlerts(Cli* cli) {
                                         CLI::AsNumberWithUnit::UNIT_REQUIRED, "TIME"))
       ->check(CLI::Range(uint32_t{1}, uint32_t{2'592'000}))
       ->required();
+
+  auto* const mark = AddCommand<FalseAlarmOptions>(
+      cli, noun, "false-alarm", "Marks an alert as a false alarm: its illness is muted in this run",
+      "bellwether alert false-alarm my-run a1 --reason \"the data mix changed\"", &MarkFalseAlarm, &command);
+  command->add_option("run", mark->run, "the run's name or uuid")->required()->type_name("RUN");
+  command->add_option("key", mark->key, "the alert's key, as `alert list` shows it")->required()->type_name("KEY");
+  command->add_option("--reason", mark->reason, "why, up to 256 bytes; required without --undo");
+  command->add_option("--by", mark->by, "your name; else $USER, else your login");
+  auto* const undo = command->add_flag("--undo", mark->undo, "takes the mark back: people are notified again");
+  command->add_option("--export", mark->directory, "also writes the run there, as a healthy case of the benchmark")
+      ->type_name("DIR")
+      ->excludes(undo);
 }
 
 }  // namespace bellwether::cli

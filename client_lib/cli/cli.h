@@ -108,6 +108,9 @@ std::string UserName();
 Table RunTable();
 std::vector<Cell> RunRow(const v1::Run& run);
 
+// Fetches a run as a recording into a file, which is whole or not there (runs.cc).
+ExitCode ExportTo(Connection* connection, const std::string& run, const std::string& file);
+
 // An action as a line (actions.cc).
 Table ActionTable();
 std::vector<Cell> ActionRow(const v1::Action& action);

@@ -292,21 +292,29 @@ ExitCode Export(Cli* cli, const ExportOptions& options) {
   if (connection == nullptr) return code;
   uint64_t bytes = 0;
   if (options.file == "-") return Receive(connection.get(), options.run, &std::cout, &bytes);
+  return ExportTo(connection.get(), options.run, options.file);
+}
+
+}  // namespace
+
+ExitCode ExportTo(Connection* connection, const std::string& run, const std::string& file_name) {
+  ExitCode code = kOk;
+  uint64_t bytes = 0;
   // Under another name until it is whole.
-  const std::string part = options.file + ".part";
-  if (!CanReplace(options.file)) return kFailed;
+  const std::string part = file_name + ".part";
+  if (!CanReplace(file_name)) return kFailed;
   std::ofstream file(part, std::ios::binary | std::ios::trunc);
   if (!file) {
     Complain(part + ": cannot be written");
     return kFailed;
   }
-  code = Receive(connection.get(), options.run, &file, &bytes);
+  code = Receive(connection, run, &file, &bytes);
   file.close();
   std::error_code error;
   if (code == kOk) {
-    std::filesystem::rename(part, options.file, error);
+    std::filesystem::rename(part, file_name, error);
     if (error) {
-      Complain(options.file + ": " + error.message());
+      Complain(file_name + ": " + error.message());
       code = kFailed;
     }
   }
@@ -314,11 +322,9 @@ ExitCode Export(Cli* cli, const ExportOptions& options) {
     std::filesystem::remove(part, error);
     return code;
   }
-  Complain("wrote " + std::to_string(bytes) + " bytes to " + options.file);
+  Complain("wrote " + std::to_string(bytes) + " bytes to " + file_name);
   return kOk;
 }
-
-}  // namespace
 
 Table RunTable() { return {.columns = {"RUN", "STEP", "STAGE", "LOSS", "FIRING", "ETA", "LAST REPORT", "STATE"}}; }
 

@@ -53,12 +53,16 @@ Table Alerts(const v1::ListAlertsResponse& alerts) {
   for (int i = 0; i < std::min(alerts.alerts_size(), kAlertsMax); ++i) {
     const v1::Alert& alert = alerts.alerts(i);
     const v1::Transition& last = alert.last();
-    const int colour = last.severity() == v1::SEVERITY_CRITICAL  ? 196
-                       : last.severity() == v1::SEVERITY_WARNING ? 214
-                                                                 : -1;
+    const int colour = alert.muted()                              ? -1
+                       : last.severity() == v1::SEVERITY_CRITICAL ? 196
+                       : last.severity() == v1::SEVERITY_WARNING  ? 214
+                                                                  : -1;
     table.rows.push_back({Cell(SeverityName(last.severity()), colour), last.rule(), HeadText(last.layer(), last.head()),
                           Integer(last.first_step()), EtaText(last.eta()),
-                          (alert.acknowledged() ? "(acknowledged) " : "") + last.summary()});
+                          (alert.muted()          ? "(false alarm) "
+                           : alert.acknowledged() ? "(acknowledged) "
+                                                  : "") +
+                              last.summary()});
   }
   return table;
 }

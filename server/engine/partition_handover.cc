@@ -50,6 +50,7 @@ absl::Status PartitionHandover::Recover(uint32_t partition, uint64_t epoch) {
       return runs_.database->TakeUpRows(rows, /*only_missing=*/false);
     }));
   }
+  BW_RETURN_IF_ERROR(runs_.alerts->LoadNotes(first, end));
   std::map<RunId, std::unique_ptr<LiveRun>> live;
   BW_ASSIGN_OR_RETURN(const std::vector<RunRecord> records, runs_.database->ListRuns(first, end));
   std::map<RunId, Lsn> applied;

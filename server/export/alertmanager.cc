@@ -117,7 +117,7 @@ Alertmanager::State Alertmanager::Firing(int64_t now_ns) const {
   for (const AlertView& alert : alerts_->List(/*run=*/0, /*firing_only=*/true)) {
     const AlertTransition& last = alert.last;
     if (last.severity < options_.severity_min || past.contains(last.run)) continue;
-    if (alert.note.silenced_until_unix_ns > now_ns) continue;
+    if (!alert.notifies(now_ns)) continue;
     StringMap labels = AlertLabels(last);
     const auto same = firing.find(labels);  // Two alerts that differ only in when they began are one there.
     if (same != firing.end()) {

@@ -80,6 +80,7 @@ std::string Exporter::Render() {
 
 std::vector<RunSnapshotPtr> Exporter::ExportedRuns(int64_t now_ns) const {
   std::vector<RunSnapshotPtr> exported = CurrentRuns(*runs_, options_.holds, now_ns);
+  for (RunSnapshotPtr& run : exported) run = alerts_->WithoutMuted(std::move(run));
   std::sort(exported.begin(), exported.end(), [](const RunSnapshotPtr& a, const RunSnapshotPtr& b) {
     return std::make_tuple(-a->record.stage, a->record.id) < std::make_tuple(-b->record.stage, b->record.id);
   });
@@ -112,7 +113,7 @@ void Exporter::AddAlerts(const std::vector<RunSnapshotPtr>& runs, int64_t now_ns
                    [](const AlertView& a, const AlertView& b) { return a.last.severity > b.last.severity; });
   for (const AlertView& alert : alerts) {
     const AlertTransition& last = alert.last;
-    if (alert.note.silenced_until_unix_ns > now_ns) continue;
+    if (!alert.notifies(now_ns)) continue;
     const auto run = by_id.find(last.run);
     if (run == by_id.end() || !seen.insert({last.run, last.rule, last.severity, last.strongest}).second) continue;
     if (*budget == 0) {

@@ -141,7 +141,7 @@ void Webhook::Note(const AlertTransition& transition) {
 
 bool Webhook::IsToldOf(const AlertView& alert) const {
   return alert.last.state == AlertState::kFiring && alert.last.severity >= options_.severity_min &&
-         alert.note.silenced_until_unix_ns <= Clock::System()->UnixNanos();
+         alert.notifies(Clock::System()->UnixNanos());
 }
 
 void Webhook::RecordAction(RunId run, const Action& action, size_t fresh) {
@@ -266,8 +266,7 @@ std::string Webhook::Body(RunId run, const Pending& pending, uint64_t* told) con
   }
   for (const auto& [key, transition] : pending.resolved) {
     const auto newest = alerts_->Get(run, key);
-    if (newest.ok() && (newest->last.state == AlertState::kFiring || newest->note.silenced_until_unix_ns > now_ns))
-      continue;
+    if (newest.ok() && (newest->last.state == AlertState::kFiring || !newest->notifies(now_ns))) continue;
     alerts.push_back(AlertJson(transition, options_.external_url));
     *told = std::max(*told, transition.id);
   }

@@ -1,4 +1,4 @@
-// ListAlerts, GetAlert, AcknowledgeAlert, SilenceAlert.
+// ListAlerts, GetAlert, AcknowledgeAlert, SilenceAlert, MarkFalseAlarm.
 #include <algorithm>
 #include <functional>
 #include <map>
@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "server/act/proposals.h"
 #include "server/query/convert.h"
 #include "server/query/query_engine.h"
@@ -72,6 +73,9 @@ absl::StatusOr<v1::GetAlertResponse> QueryEngine::GetAlert(const v1::GetAlertReq
     }
   }
 
+  for (const FalseAlarm& said : stores_.alerts->FalseAlarmsOf(alert)) {
+    *response.mutable_alert()->add_false_alarm_history() = ToProto(said);
+  }
   HideSiblings(stores_, context.grant.get(), run->record.id, response.mutable_alert());
 
   BW_ASSIGN_OR_RETURN(const std::vector<Action> actions, stores_.actions->List(run->record.id));
@@ -106,13 +110,13 @@ absl::StatusOr<v1::GetAlertResponse> QueryEngine::GetAlert(const v1::GetAlertReq
 
 absl::StatusOr<v1::Alert> QueryEngine::PutNote(const std::string& run, const std::string& key,
                                                const CallContext& context,
-                                               const std::function<void(Database::AlertNote*)>& change) const {
+                                               const std::function<absl::Status(AlertView*)>& change) const {
   BW_ASSIGN_OR_RETURN(const RunSnapshotPtr found, FindRun(run));
   const RunId id = found->record.id;
   {
     absl::MutexLock lock(&notes_mutex_);
     BW_ASSIGN_OR_RETURN(AlertView alert, stores_.alerts->Get(id, key));
-    change(&alert.note);
+    BW_RETURN_IF_ERROR(change(&alert));
     BW_RETURN_IF_ERROR(stores_.control->NoteAlert(id, key, alert.note));
   }
   BW_ASSIGN_OR_RETURN(const AlertView alert, stores_.alerts->Get(id, key));
@@ -125,10 +129,11 @@ absl::StatusOr<v1::Alert> QueryEngine::AcknowledgeAlert(const v1::AcknowledgeAle
                                                         const CallContext& context) const {
   BW_RETURN_IF_ERROR(Text("by", request.by(), options_.name_bytes_max));
   BW_RETURN_IF_ERROR(Text("comment", request.comment(), options_.text_bytes_max));
-  return PutNote(request.run(), request.key(), context, [&request](Database::AlertNote* note) {
-    note->acknowledged = true;
-    note->by = request.by();
-    note->comment = request.comment();
+  return PutNote(request.run(), request.key(), context, [&request](AlertView* alert) {
+    alert->note.acknowledged = true;
+    alert->note.by = request.by();
+    alert->note.comment = request.comment();
+    return absl::OkStatus();
   });
 }
 
@@ -137,11 +142,46 @@ absl::StatusOr<v1::Alert> QueryEngine::SilenceAlert(const v1::SilenceAlertReques
   BW_RETURN_IF_ERROR(Range("seconds", request.seconds(), 1, options_.silence_seconds_max));
   BW_RETURN_IF_ERROR(Text("by", request.by(), options_.name_bytes_max));
   BW_RETURN_IF_ERROR(Text("comment", request.comment(), options_.text_bytes_max));
-  return PutNote(request.run(), request.key(), context, [this, &request](Database::AlertNote* note) {
-    note->silenced_until_unix_ns = stores_.clock->UnixNanos() + int64_t{request.seconds()} * 1'000'000'000;
+  return PutNote(request.run(), request.key(), context, [this, &request](AlertView* alert) {
+    Database::AlertNote& note = alert->note;
+    note.silenced_until_unix_ns = stores_.clock->UnixNanos() + int64_t{request.seconds()} * 1'000'000'000;
     // Who acknowledged it stays; who silences it is in the audit, and his words are kept.
-    if (!note->acknowledged) note->by = request.by();
-    if (!note->acknowledged || !request.comment().empty()) note->comment = request.comment();
+    if (!note.acknowledged) note.by = request.by();
+    if (!note.acknowledged || !request.comment().empty()) note.comment = request.comment();
+    return absl::OkStatus();
+  });
+}
+
+absl::StatusOr<v1::Alert> QueryEngine::MarkFalseAlarm(const v1::MarkFalseAlarmRequest& request,
+                                                      const CallContext& context) const {
+  BW_RETURN_IF_ERROR(Text("by", request.by(), options_.name_bytes_max));
+  BW_RETURN_IF_ERROR(Text("reason", request.reason(), options_.text_bytes_max));
+  if (request.reason().empty() && !request.undo()) {
+    return absl::InvalidArgumentError("reason \"\": who calls an alert a false alarm says why");
+  }
+  return PutNote(request.run(), request.key(), context, [this, &request](AlertView* alert) -> absl::Status {
+    const std::vector<FalseAlarm> before = stores_.alerts->FalseAlarmsOf(*alert);
+    if (request.undo() && !alert->false_alarm.has_value()) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("alert \"", request.key(), "\": its illness is not marked as a false alarm"));
+    }
+    if (alert->note.false_alarms.size() >= options_.false_alarms_max) {
+      stores_.counters->counter("bellwether_query_limit_refused_total", {{"limit", "false_alarms"}})->Add();
+      return absl::ResourceExhaustedError(
+          absl::StrCat("false_alarms of alert \"", request.key(), "\": at most ", options_.false_alarms_max));
+    }
+    FalseAlarm& said = alert->note.false_alarms.emplace_back();
+    said.by = request.by();
+    said.reason = request.reason();
+    // The last one counts, whatever the clock does.
+    said.time_unix_ns = stores_.clock->UnixNanos();
+    if (!before.empty()) said.time_unix_ns = std::max(said.time_unix_ns, before.back().time_unix_ns + 1);
+    said.severity = alert->last.severity;
+    said.step = alert->last.step;
+    said.undone = request.undo();
+    // All that was marked is taken back, also where this alert is at fewer places.
+    said.illness = request.undo() ? alert->false_alarm->illness : alert->illness;
+    return absl::OkStatus();
   });
 }
 

@@ -14,12 +14,13 @@ CallRule RuleOf(std::string_view method) {
       {"ListAlerts", {Role::kRead, false}},     {"GetAlert", {Role::kRead, false}},
       {"WatchAlerts", {Role::kRead, false}},    {"WatchRun", {Role::kRead, false}},
       {"AcknowledgeAlert", {Role::kAct, true}}, {"SilenceAlert", {Role::kAct, true}},
-      {"Annotate", {Role::kAct, true}},         {"ListEvents", {Role::kRead, false}},
-      {"ListActions", {Role::kRead, false}},    {"ProposeAction", {Role::kAct, true}},
-      {"ApproveAction", {Role::kAct, true}},    {"RejectAction", {Role::kAct, true}},
-      {"UndoAction", {Role::kAct, true}},       {"GetPolicy", {Role::kRead, false}},
-      {"SetPolicy", {Role::kAdmin, true}},      {"ImportRun", {Role::kWrite, true}},
-      {"ExportRun", {Role::kRead, true}},       {"GetServerInfo", {Role::kRead, false}},
+      {"MarkFalseAlarm", {Role::kAct, true}},   {"Annotate", {Role::kAct, true}},
+      {"ListEvents", {Role::kRead, false}},     {"ListActions", {Role::kRead, false}},
+      {"ProposeAction", {Role::kAct, true}},    {"ApproveAction", {Role::kAct, true}},
+      {"RejectAction", {Role::kAct, true}},     {"UndoAction", {Role::kAct, true}},
+      {"GetPolicy", {Role::kRead, false}},      {"SetPolicy", {Role::kAdmin, true}},
+      {"ImportRun", {Role::kWrite, true}},      {"ExportRun", {Role::kRead, true}},
+      {"GetServerInfo", {Role::kRead, false}},
   };
   const auto found = rules->find(method);
   return found == rules->end() ? CallRule{} : found->second;

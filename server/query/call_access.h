@@ -134,6 +134,7 @@ absl::StatusOr<Response> CallFor(const QueryEngine& engine, const char* method, 
   }
   if constexpr (requires { request.id(); }) detail += (detail.empty() ? "" : ", ") + request.id();
   if constexpr (requires { request.key(); }) detail += (detail.empty() ? "" : ", ") + request.key();
+  if constexpr (requires { request.undo(); }) detail += request.undo() ? ", undo" : "";
   grant->Note(method, run, response.status(), changes, detail);
   return response;
 }

@@ -157,6 +157,21 @@ v1::Alert ToProto(const AlertView& alert, const RunTable& runs) {
   proto.set_acknowledged_by(alert.note.by);
   proto.set_comment(alert.note.comment);
   proto.set_silenced_until_unix_ns(alert.note.silenced_until_unix_ns);
+  if (alert.false_alarm.has_value()) *proto.mutable_false_alarm() = ToProto(*alert.false_alarm);
+  proto.set_muted(alert.muted);
+  return proto;
+}
+
+v1::FalseAlarm ToProto(const FalseAlarm& said) {
+  v1::FalseAlarm proto;
+  proto.set_key(said.key);
+  proto.set_by(said.by);
+  proto.set_reason(said.reason);
+  proto.set_time_unix_ns(said.time_unix_ns);
+  proto.set_severity(static_cast<v1::Severity>(said.severity));
+  proto.set_step(said.step);
+  proto.set_cause(said.illness.cause);
+  proto.set_undone(said.undone);
   return proto;
 }
 

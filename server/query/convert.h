@@ -28,6 +28,7 @@ v1::SiblingBand ToProto(const SiblingBand& band);
 // `runs` knows the uuid; a run that left the table has none.
 v1::Transition ToProto(const AlertTransition& transition, const RunTable& runs);
 v1::Alert ToProto(const AlertView& alert, const RunTable& runs);
+v1::FalseAlarm ToProto(const FalseAlarm& said);
 // `uuid` is the run's.
 v1::Action ToProto(const Action& action, const RunUuid& uuid);
 v1::AuditEntry ToProto(const AuditEntry& entry);

@@ -63,6 +63,7 @@ const std::map<std::string_view, Handler>& Methods() {
       BW_METHOD(GetAlert, GetAlertRequest, GetAlertResponse),
       BW_METHOD(AcknowledgeAlert, AcknowledgeAlertRequest, Alert),
       BW_METHOD(SilenceAlert, SilenceAlertRequest, Alert),
+      BW_METHOD(MarkFalseAlarm, MarkFalseAlarmRequest, Alert),
       BW_METHOD(Annotate, AnnotateRequest, AnnotateResponse),
       BW_METHOD(ListEvents, ListEventsRequest, ListEventsResponse),
       BW_METHOD(ListActions, ListActionsRequest, ListActionsResponse),

@@ -91,6 +91,7 @@ absl::StatusOr<v1::ListRunsResponse> QueryEngine::ListRuns(const v1::ListRunsReq
     return (request.live_only() && run->record.ended) || !context.Sees(run->record.description.name) ||
            run->record.description.name.find(request.name_contains()) == std::string::npos;
   });
+  for (RunSnapshotPtr& run : runs) run = stores_.alerts->WithoutMuted(std::move(run));
   std::stable_sort(runs.begin(), runs.end(), [](const RunSnapshotPtr& a, const RunSnapshotPtr& b) {
     if (a->record.ended != b->record.ended) return b->record.ended;
     if (a->record.stage != b->record.stage) return a->record.stage > b->record.stage;
@@ -104,7 +105,7 @@ absl::StatusOr<v1::ListRunsResponse> QueryEngine::ListRuns(const v1::ListRunsReq
 
 absl::StatusOr<v1::Run> QueryEngine::GetRun(const v1::GetRunRequest& request, const CallContext&) const {
   BW_ASSIGN_OR_RETURN(const RunSnapshotPtr run, FindRun(request.run()));
-  v1::Run proto = ToProto(*run);
+  v1::Run proto = ToProto(*stores_.alerts->WithoutMuted(run));
   if (run->rows == nullptr && run->record.description.layout.own > 0) {
     BW_ASSIGN_OR_RETURN(const std::shared_ptr<const RunRows> rows, RowsOf(*run, *stores_.database));
     AddOwnSignals(*rows, &proto);

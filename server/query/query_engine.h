@@ -96,6 +96,7 @@ class QueryEngine {
     uint32_t name_bytes_max = 128;       // "by", names
     uint32_t text_bytes_max = 256;       // comments, event texts
     uint32_t silence_seconds_max = 2'592'000;
+    uint32_t false_alarms_max = 64;  // marks of one alert, with those that were taken back
     uint32_t watch_signals_max = 8;  // matrices per WatchRun
     uint32_t watch_interval_ms_min = 100;
     uint32_t watch_interval_ms_max = 60'000;
@@ -151,6 +152,7 @@ class QueryEngine {
   absl::StatusOr<v1::GetAlertResponse> GetAlert(const v1::GetAlertRequest&, const CallContext&) const;
   absl::StatusOr<v1::Alert> AcknowledgeAlert(const v1::AcknowledgeAlertRequest&, const CallContext&) const;
   absl::StatusOr<v1::Alert> SilenceAlert(const v1::SilenceAlertRequest&, const CallContext&) const;
+  absl::StatusOr<v1::Alert> MarkFalseAlarm(const v1::MarkFalseAlarmRequest&, const CallContext&) const;
 
   // ---- actions and policies ----
   // What is refused, for whatever reason, stands in the run's audit; only a run
@@ -198,9 +200,9 @@ class QueryEngine {
                                         size_t points, int32_t attempt) const;
   absl::StatusOr<v1::Action> Act(const std::string& run, ActionRequest request, std::string malformed) const;
   absl::StatusOr<v1::Action> Decide(ActionRequest::Verb verb, const v1::DecideActionRequest& request) const;
-  // Changes what is noted of an alert, one caller after the other.
+  // Changes the note of an alert, one caller after the other.
   absl::StatusOr<v1::Alert> PutNote(const std::string& run, const std::string& key, const CallContext& context,
-                                    const std::function<void(Database::AlertNote* note)>& change) const;
+                                    const std::function<absl::Status(AlertView* alert)>& change) const;
 
   const Options options_;
   const QueryStores stores_;

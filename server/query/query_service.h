@@ -87,6 +87,7 @@ class QueryService final : public v1::Query::CallbackService {
   BW_UNARY(GetAlert, GetAlertRequest, GetAlertResponse);
   BW_UNARY(AcknowledgeAlert, AcknowledgeAlertRequest, Alert);
   BW_UNARY(SilenceAlert, SilenceAlertRequest, Alert);
+  BW_UNARY(MarkFalseAlarm, MarkFalseAlarmRequest, Alert);
   BW_UNARY(Annotate, AnnotateRequest, AnnotateResponse);
   BW_UNARY(ListEvents, ListEventsRequest, ListEventsResponse);
   BW_UNARY(ListActions, ListActionsRequest, ListActionsResponse);

@@ -52,7 +52,7 @@ bool RunStream::Pump(int64_t now_monotonic_ns) {
   if (run == sent_ || now_monotonic_ns < next_ns_) return true;
   sent_ = run;
   next_ns_ = now_monotonic_ns + int64_t{request_.min_interval_ms()} * 1'000'000;
-  stream_->Send(engine_->Watch(*run, request_));
+  stream_->Send(engine_->Watch(*engine_->stores().alerts->WithoutMuted(run), request_));
   if (run->record.ended) stream_->End(grpc::Status::OK);
   return !stream_->ending();
 }

@@ -1,6 +1,8 @@
 #include "server/store/alert_store.h"
 
 #include <algorithm>
+#include <iterator>
+#include <memory>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -23,16 +25,26 @@ absl::Status AlertStore::Load() {
   BW_RETURN_IF_ERROR(database_->FetchTransitions().status());  // They are listed below.
   absl::MutexLock lock(&mutex_);
   uint64_t after = 0;
+  std::set<RunId> runs;
   for (;;) {
-    BW_ASSIGN_OR_RETURN(std::vector<AlertTransition> page, database_->ListTransitions(after, 1000, 0));
-    if (page.empty()) return absl::OkStatus();
+    BW_ASSIGN_OR_RETURN(const std::vector<AlertTransition> page, database_->ListTransitions(after, 1000, 0));
+    if (page.empty()) break;
     after = page.back().id;
-    for (AlertTransition& transition : page) {
+    for (const AlertTransition& transition : page) {
       BW_ASSIGN_OR_RETURN(Database::AlertNote note, database_->GetAlertNote(transition.run, transition.key));
-      auto key = std::make_pair(transition.run, transition.key);
-      alerts_[std::move(key)] = AlertView{std::move(transition), std::move(note)};
+      Show(transition);
+      alerts_[{transition.run, transition.key}].note = std::move(note);
+      runs.insert(transition.run);
     }
   }
+  for (const RunId run : runs) GatherFalseAlarms(run);
+  return absl::OkStatus();
+}
+
+void AlertStore::Show(const AlertTransition& transition) {
+  AlertView& view = alerts_[{transition.run, transition.key}];
+  view.last = transition;
+  if (transition.state == AlertState::kFiring) view.illness = IllnessOf(transition);
 }
 
 absl::StatusOr<bool> AlertStore::Post(AlertTransition transition) {
@@ -73,8 +85,7 @@ absl::StatusOr<bool> AlertStore::Post(AlertTransition transition) {
       KeepWaiting({transition, kept});
     }
     // The run's next owner may have gone on with it while it was on its way.
-    AlertTransition& last = alerts_[{transition.run, transition.key}].last;
-    if (last.k <= transition.k) last = transition;
+    if (alerts_[{transition.run, transition.key}].last.k <= transition.k) Show(transition);
   }
   if (unstored.ok()) (void)NotifyForeign();  // What came before it.
   Tell(transition);
@@ -156,8 +167,7 @@ absl::Status AlertStore::NotifyForeign() {
     {
       absl::MutexLock lock(&mutex_);
       // One that was long on its way is no news of an alert that went on meanwhile.
-      AlertTransition& last = alerts_[{transition.run, transition.key}].last;
-      if (last.k <= transition.k) last = transition;
+      if (alerts_[{transition.run, transition.key}].last.k <= transition.k) Show(transition);
     }
     Tell(transition);
   }
@@ -189,7 +199,7 @@ std::vector<AlertView> AlertStore::List(RunId run, bool firing_only) const {
     for (const auto& [key, view] : alerts_) {
       if (run != 0 && key.first != run) continue;
       if (firing_only && view.last.state != AlertState::kFiring) continue;
-      views.push_back(view);
+      views.push_back(Judged(view));
     }
   }
   std::sort(views.begin(), views.end(), [](const AlertView& a, const AlertView& b) {
@@ -213,7 +223,7 @@ std::vector<AlertTransition> AlertStore::Newest(RunId first, RunId end, int64_t 
 absl::StatusOr<AlertView> AlertStore::Get(RunId run, const std::string& key) const {
   absl::MutexLock lock(&mutex_);
   const auto found = alerts_.find({run, key});
-  if (found != alerts_.end()) return found->second;
+  if (found != alerts_.end()) return Judged(found->second);
   std::vector<std::pair<uint64_t, std::string>> known;  // The newest first.
   for (auto at = alerts_.lower_bound({run, std::string()}); at != alerts_.end() && at->first.first == run; ++at) {
     known.emplace_back(UINT64_MAX - at->second.last.id, at->first.second);
@@ -238,7 +248,96 @@ absl::Status AlertStore::Annotate(RunId run, const std::string& key, const Datab
   BW_RETURN_IF_ERROR(database_->PutAlertNote(run, key, note));
   absl::MutexLock lock(&mutex_);
   alerts_[{run, key}].note = note;
+  GatherFalseAlarms(run);
   return absl::OkStatus();
+}
+
+absl::Status AlertStore::LoadNotes(RunId first, RunId end) {
+  absl::MutexLock lock(&mutex_);
+  RunId gathered = 0;
+  for (auto at = alerts_.lower_bound({first, std::string()}); at != alerts_.end() && at->first.first < end; ++at) {
+    const auto& [run, key] = at->first;
+    BW_ASSIGN_OR_RETURN(at->second.note, database_->GetAlertNote(run, key));
+    if (gathered != 0 && gathered != run) GatherFalseAlarms(gathered);
+    gathered = run;
+  }
+  if (gathered != 0) GatherFalseAlarms(gathered);
+  return absl::OkStatus();
+}
+
+void AlertStore::GatherFalseAlarms(RunId run) {
+  std::vector<FalseAlarm> all;
+  for (auto at = alerts_.lower_bound({run, std::string()}); at != alerts_.end() && at->first.first == run; ++at) {
+    for (const FalseAlarm& said : at->second.note.false_alarms) all.emplace_back(said).key = at->first.second;
+  }
+  std::stable_sort(all.begin(), all.end(),
+                   [](const FalseAlarm& a, const FalseAlarm& b) { return a.time_unix_ns < b.time_unix_ns; });
+  if (all.empty()) {
+    false_alarms_.erase(run);
+  } else {
+    false_alarms_[run] = std::move(all);
+  }
+}
+
+const FalseAlarm* AlertStore::LastSaid(RunId run, const Illness& illness) const {
+  const auto of_run = false_alarms_.find(run);
+  if (of_run == false_alarms_.end()) return nullptr;
+  const std::vector<FalseAlarm>& all = of_run->second;
+  const auto last =
+      std::find_if(all.rbegin(), all.rend(), [&](const FalseAlarm& said) { return Covers(said.illness, illness); });
+  return last == all.rend() ? nullptr : &*last;
+}
+
+AlertView AlertStore::Judged(AlertView view) const {
+  const FalseAlarm* const said = LastSaid(view.last.run, view.illness);
+  if (said == nullptr || said->undone) return view;
+  view.false_alarm = *said;
+  view.muted = view.last.severity <= said->severity;
+  return view;
+}
+
+std::vector<FalseAlarm> AlertStore::FalseAlarmsOf(const AlertView& alert) const {
+  absl::MutexLock lock(&mutex_);
+  const auto of_run = false_alarms_.find(alert.last.run);
+  if (of_run == false_alarms_.end()) return {};
+  std::vector<FalseAlarm> found;
+  std::copy_if(of_run->second.begin(), of_run->second.end(), std::back_inserter(found), [&](const FalseAlarm& said) {
+    return said.key == alert.last.key || Covers(said.illness, alert.illness);
+  });
+  return found;
+}
+
+RunSnapshotPtr AlertStore::WithoutMuted(RunSnapshotPtr run) const {
+  {
+    absl::MutexLock lock(&mutex_);
+    const auto of_run = false_alarms_.find(run->record.id);
+    const bool any = of_run != false_alarms_.end() &&
+                     std::any_of(of_run->second.begin(), of_run->second.end(), [&](const FalseAlarm& said) {
+                       return !LastSaid(run->record.id, said.illness)->undone;
+                     });
+    if (!any) return run;
+  }
+  auto counted = std::make_shared<RunSnapshot>(*run);
+  counted->alerts_firing = 0;
+  counted->record.stage = 0;
+  counted->eta = {};
+  Severity severity = Severity::kNone;
+  for (const AlertView& alert : List(run->record.id, /*firing_only=*/true)) {
+    const AlertTransition& last = alert.last;
+    if (alert.muted) continue;
+    ++counted->alerts_firing;
+    counted->record.stage = std::max(counted->record.stage, last.stage);
+    if (!last.eta.known) continue;
+    // As AlertEngine::eta().
+    const auto passed = static_cast<double>(std::max<int64_t>(run->record.step - last.step, 0));
+    const auto left = [passed](double steps) { return std::max(0.0, steps - passed); };
+    const double steps = left(last.eta.steps);
+    const bool sooner = last.severity == severity && steps < counted->eta.steps;
+    if (counted->eta.known && last.severity <= severity && !sooner) continue;
+    severity = last.severity;
+    counted->eta = {true, steps, left(last.eta.lower_steps), left(last.eta.upper_steps)};
+  }
+  return counted;
 }
 
 int64_t AlertStore::Subscribe(Subscriber subscriber) {

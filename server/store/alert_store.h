@@ -11,6 +11,10 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -18,6 +22,7 @@
 #include "absl/synchronization/mutex.h"
 #include "server/model/alert_transition.h"
 #include "server/store/database.h"
+#include "server/store/run_table.h"
 #include "server/util/counters.h"
 
 namespace bellwether::server {
@@ -26,6 +31,14 @@ namespace bellwether::server {
 struct AlertView {
   AlertTransition last;
   Database::AlertNote note;
+  Illness illness;  // As it was when it last fired.
+  // What was said last of its illness, unless that was taken back; under whatever key.
+  std::optional<FalseAlarm> false_alarm;
+  // By that: no notification goes out, and it does not count.  What is worse than was judged is news.
+  bool muted = false;
+
+  // Whether people are to hear of it now.
+  bool notifies(int64_t now_unix_ns) const { return !muted && note.silenced_until_unix_ns <= now_unix_ns; }
 };
 
 class AlertStore {
@@ -77,6 +90,12 @@ class AlertStore {
   std::vector<AlertView> List(RunId run, bool firing_only) const;
   absl::StatusOr<AlertView> Get(RunId run, const std::string& key) const;
   absl::Status Annotate(RunId run, const std::string& key, const Database::AlertNote& note);
+  // Reads people's notes of the runs in [first, end), which another server kept.
+  absl::Status LoadNotes(RunId first, RunId end);
+  // All that was said of the alert's illness, and by its key, oldest first.
+  std::vector<FalseAlarm> FalseAlarmsOf(const AlertView& alert) const;
+  // `run` with the stage, eta and number of those of its firing alerts that are not muted.
+  RunSnapshotPtr WithoutMuted(RunSnapshotPtr run) const;
 
   // Reports what other servers of a cluster stored since the last call, marked
   // so.
@@ -89,6 +108,14 @@ class AlertStore {
   static constexpr size_t kWaitingMax = 4096;
 
   void Tell(const AlertTransition& transition);
+  // Shows the transition as the newest of its alert.
+  void Show(const AlertTransition& transition) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Finds what the notes of the run's alerts say of false alarms.
+  void GatherFalseAlarms(RunId run) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // What was said last of the illness in the run; null: nothing.
+  const FalseAlarm* LastSaid(RunId run, const Illness& illness) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The view as readers are given it.
+  AlertView Judged(AlertView view) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   struct Waiting {
     AlertTransition transition;
     bool kept = false;  // With its run, in a store that does not number it.
@@ -106,8 +133,9 @@ class AlertStore {
   absl::Mutex* NotesMutex(RunId run);
   mutable absl::Mutex mutex_;
   std::map<std::pair<RunId, std::string>, AlertView> alerts_ ABSL_GUARDED_BY(mutex_);
-  std::map<uint32_t, absl::Mutex> notes_mutexes_ ABSL_GUARDED_BY(mutex_);  // By store; acquired before mutex_.
-  std::deque<Waiting> waiting_ ABSL_GUARDED_BY(mutex_);                    // Reported, but not stored.
+  std::map<RunId, std::vector<FalseAlarm>> false_alarms_ ABSL_GUARDED_BY(mutex_);  // In the order of time.
+  std::map<uint32_t, absl::Mutex> notes_mutexes_ ABSL_GUARDED_BY(mutex_);          // By store; acquired before mutex_.
+  std::deque<Waiting> waiting_ ABSL_GUARDED_BY(mutex_);                            // Reported, but not stored.
   bool full_said_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Mutex subscribers_mutex_ ABSL_ACQUIRED_AFTER(mutex_);
   std::map<int64_t, Subscriber> subscribers_ ABSL_GUARDED_BY(subscribers_mutex_);

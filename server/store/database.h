@@ -22,7 +22,7 @@
 //   e <run> <n>                           event
 //   t <id>                                transition
 //   T <run> <key> <k>                     index: id
-//   a <run> <key>                         note: acknowledged, silenced
+//   a <run> <key>                         note: acknowledged, silenced, a false alarm
 //   d <run> <receiver>                    id of the last transition that the receiver was sent
 //   j <run>                               state: saved judge and windows
 //   J <run>                               the same of a run that has ended
@@ -52,6 +52,7 @@
 #include "absl/status/statusor.h"
 #include "server/model/action.h"
 #include "server/model/alert_transition.h"
+#include "server/model/false_alarm.h"
 #include "server/model/row_names.h"
 #include "server/model/run_coverage.h"
 #include "server/model/run_types.h"
@@ -167,6 +168,7 @@ class Database {
     std::string by;
     std::string comment;
     int64_t silenced_until_unix_ns = 0;
+    std::vector<FalseAlarm> false_alarms;  // What was said by this key, oldest first.
   };
   virtual absl::Status PutAlertNote(RunId run, const std::string& key, const AlertNote& note) = 0;
   virtual absl::StatusOr<AlertNote> GetAlertNote(RunId run, const std::string& key) const = 0;  // Default if none.

@@ -22,6 +22,8 @@ constexpr uint8_t kRecordVersion<RunRecord> = 9;  // 1 did not say whether its k
                                                   // cells own signals have.
 template <>
 constexpr uint8_t kRecordVersion<BaselinePercentiles> = 2;  // 1 had no own signals.
+template <>
+constexpr uint8_t kRecordVersion<Database::AlertNote> = 2;  // 1 had no false alarms.
 constexpr uint8_t kJudgeStateVersion = 1;
 constexpr uint8_t kRunRowsVersion = 2;  // 1 had no own signals.
 constexpr uint64_t kStateBytesMax = uint64_t{1} << 30;
@@ -305,6 +307,18 @@ void Describe(Archive& ar, Database::AlertNote& n) {
   ar.Field(n.by);
   ar.Field(n.comment);
   ar.Field(n.silenced_until_unix_ns);
+  if (ar.version() < 2) return;
+  ar.List(n.false_alarms, 23, [](Archive& list, FalseAlarm& said) {
+    list.Field(said.by);
+    list.Field(said.reason);
+    list.Field(said.time_unix_ns);
+    list.Field(said.severity);
+    list.Field(said.step);
+    list.Field(said.illness.cause);
+    list.Field(said.illness.rule);
+    list.List(said.illness.places, 1, [](Archive& places, std::string& place) { places.Field(place); });
+    list.Field(said.undone);
+  });
 }
 
 template <typename Record>
@@ -326,6 +340,8 @@ uint8_t VersionOf(const RunRecord& run) {
 }
 
 uint8_t VersionOf(const BaselinePercentiles& bands) { return bands.own.empty() ? 1 : 2; }
+
+uint8_t VersionOf(const Database::AlertNote& note) { return note.false_alarms.empty() ? 1 : 2; }
 
 template <typename Record>
 std::string Encode(Record record) {

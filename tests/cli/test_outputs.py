@@ -39,6 +39,7 @@ SHOWING = {
     "alert get": (RUN, KEY),
     "alert ack": (RUN, KEY, "--by", "ann"),
     "alert silence": (RUN, KEY, "--for", "1h"),
+    "alert false-alarm": (RUN, KEY, "--reason", "known"),
     "action list": (RUN,),
     "action get": (RUN, "00000000-1"),
     "action propose": (RUN, "stop"),
@@ -121,7 +122,8 @@ def test_formats(name: str, server: str) -> None:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    changes = name.split()[1:] in (["propose"], ["approve"], ["reject"], ["undo"], ["silence"])
+    changing = ("propose", "approve", "reject", "undo", "silence", "false-alarm")
+    changes = name.split()[1:] in [[word] for word in changing]
 
     as_json = json.loads(shown("-o", "json"))
     as_yaml = list(yaml.safe_load_all(shown("-o", "yaml")))[-1]

@@ -213,6 +213,28 @@ def test_any_server_passes_changes_to_the_runs_owner(
         assert {"set_policy", "propose"} <= whats, told
 
 
+def test_notes_of_alerts_move_with_their_run(tmp_path: Path, primary: Postgres) -> None:
+    with Cluster(tmp_path, primary, 2) as cluster:
+        cluster.add_trainers(2, PERIOD, sick_from=20)
+        cluster.await_acks(40)
+        sick = cluster.trainers[-1].run
+        wait_for(
+            "the sick run is told of", lambda: cluster.ask_all("ListAlerts", run=sick)["alerts"]
+        )
+        owner = cluster.owner_of(sick)
+        [other] = (server for server in cluster.servers if server is not owner)
+        quiet(cluster)  # Else the alert may become worse than what was judged.
+        key = other.call("ListAlerts", run=sick)["alerts"][0]["last"]["key"]
+        other.call("AcknowledgeAlert", run=sick, key=key, by="ada", comment="seen")
+        other.call("MarkFalseAlarm", run=sick, key=key, by="ada", reason="known")
+        owner.kill()
+        cluster.await_balance()
+        wait_for("its next owner", lambda: code_of(other, "GetAlert", run=sick, key=key) == 200)
+        alert = other.call("GetAlert", run=sick, key=key)["alert"]
+        assert (alert["acknowledged"], alert["comment"]) == (True, "seen")
+        assert alert["muted"] and alert["false_alarm"]["reason"] == "known"
+
+
 def test_change_voided_by_another_owner_is_not_confirmed(
     tmp_path: Path, primary: Postgres
 ) -> None:

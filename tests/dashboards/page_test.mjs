@@ -419,6 +419,41 @@ const checks = {
     await server.stop();
   },
 
+  async 'a false alarm is marked and undone by keyboard'() {
+    const server = await start('ill');
+    const page = await open(server, '#/run/gpt2-small%2Fbf16-fa2');
+    await page.waitForSelector('.conn.live');
+    const focused = () => page.evaluate(() => document.activeElement?.textContent || document.activeElement?.id);
+    await page.locator('.alert.warning').getByRole('button', { name: 'False alarm' }).focus();
+    await page.keyboard.press('Enter');
+    assert.equal(await focused(), 'false-alarm-reason', 'the reason is asked for at once');
+    await page.keyboard.press('Escape');
+    assert.equal(await focused(), 'False alarm', 'and not, by Escape');
+    await page.keyboard.press('Enter');
+    await page.keyboard.type('the data');
+    server.say('step');
+    await page.waitForFunction(() => /step 3,720/.test(document.querySelector('.title-row')?.textContent ?? ''));
+    await page.waitForTimeout(500);  // What follows the title.
+    await page.keyboard.type(' mix changed');
+    assert.equal(await page.inputValue('#false-alarm-reason'), 'the data mix changed', 'news takes nothing away');
+    assert.deepEqual(await breaches(page), []);
+    await page.keyboard.press('Enter');
+    await page.waitForSelector('.alert.false-alarm');
+    assert.match(await page.textContent('.alert.false-alarm'), /false alarm.*false alarm, by console: the data mix changed/s);
+    assert.match(await page.textContent('.verdict'), /no alert fires but 1 false alarm/);
+    assert.deepEqual(await breaches(page), []);
+    await page.goto(`http://127.0.0.1:${server.port}/#/`);
+    await page.waitForSelector('.runs tbody tr');
+    assert.equal(await page.locator('.runs tr.ill:has-text("gpt2-small/bf16-fa2")').count(), 0, 'the list does not count it');
+    await page.goBack();
+    await page.locator('.alert.false-alarm summary').click();
+    await page.getByRole('button', { name: 'Undo false alarm' }).focus();
+    await page.keyboard.press('Enter');
+    await page.waitForSelector('section[aria-label=Alerts] .alert.warning');
+    await page.waitForSelector('.verdict.warning');
+    await server.stop();
+  },
+
   async 'news do not move a slider that is held'() {
     const server = await start('ill');
     const page = await open(server, '#/run/gpt2-small%2Fbf16-fa2');
@@ -559,8 +594,8 @@ const checks = {
     const alice = await open(server, `?token=${tokens.alice}${run}`);
     await alice.waitForSelector('header >> text=alice (reads)');
     await alice.waitForSelector('text=You are alice, who may read. To approve, reject or undo takes the role act.');
-    await alice.waitForSelector('text=To acknowledge or silence an alert takes the role act.');
-    for (const name of ['Acknowledge', 'Approve', 'Reject', 'Undo']) assert.equal(await alice.getByRole('button', { name }).count(), 0);
+    await alice.waitForSelector('text=To acknowledge or silence an alert, or call it a false alarm, takes the role act.');
+    for (const name of ['Acknowledge', 'False alarm', 'Approve', 'Reject', 'Undo']) assert.equal(await alice.getByRole('button', { name }).count(), 0);
     assert.equal(await alice.locator('[aria-label="Silence this alert"], #who:visible').count(), 0);
     assert.deepEqual(await breaches(alice), []);
     await picture(alice, 'reader');

@@ -79,6 +79,21 @@ def test_alerts_are_read_acknowledged_and_silenced(client: bellwether.Client) ->
         client.silence(RUN, key, 0, by="a")
 
 
+def test_false_alarms_are_marked_and_undone(client: bellwether.Client) -> None:
+    key = client.alerts(RUN)[0]["last"]["key"]
+    marked = client.mark_false_alarm(RUN, key, by="a", reason="12")
+    assert marked["muted"] and marked["false_alarm"]["reason"] == "12"
+    assert isinstance(marked["false_alarm"]["step"], int)
+    with pytest.raises(QueryError, match="says why"):
+        client.mark_false_alarm(RUN, key, by="a", reason="")
+    assert not client.undo_false_alarm(RUN, key, by="b")["muted"]
+    said = client.alert(RUN, key)["alert"]["false_alarm_history"]
+    assert [(one["by"], one["undone"]) for one in said] == [("a", False), ("b", True)]
+    with pytest.raises(QueryError, match="not marked") as refused:
+        client.undo_false_alarm(RUN, key, by="b")
+    assert refused.value.status == 400
+
+
 def test_a_watch_goes_on_over_a_restart(server: Server, client: bellwether.Client) -> None:
     total = sum(len(client.alert(RUN, a["last"]["key"])["alert"]["history"]) for a in client.alerts(RUN))
     assert total >= 4

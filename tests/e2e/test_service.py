@@ -121,6 +121,11 @@ def test_requests_do_not_change_answers_about_an_ended_run(server: Server) -> No
         server.call("GetPolicy", run=RUN)  # Comes behind what is concluded of the request.
         assert answers() == before, method
         assert actions_waiting(server) == []
+    # This is to change them, until it is undone.
+    server.call("MarkFalseAlarm", run=RUN, key=key, by="ann", reason="known")
+    assert answers() != before
+    server.call("MarkFalseAlarm", run=RUN, key=key, by="ann", undo=True)
+    assert answers() == before
     rules.write_text("off: [overhead]\n")
     assert server.process is not None
     server.process.send_signal(signal.SIGHUP)

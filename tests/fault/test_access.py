@@ -306,6 +306,30 @@ def test_actions_are_their_identitys_and_stand_in_the_audit(server: SecureServer
     ]
 
 
+def test_false_alarms_are_their_callers_and_audited(server: SecureServer) -> None:
+    run = "team-a/1"
+    with server.trainer(run, server.client_certificate("trainers")) as trainer:
+        trainer.push(0, [Block("loss", [math.nan])])
+        assert trainer.flush(20)
+    alice, carol, root = server.token("alice"), server.token("carol"), server.token("root")
+    wait_for("the tokens are read", lambda: server.ask("ListRuns", root, {})[0] == 200)
+    alerts = wait_for(
+        "an alert", lambda: json.loads(server.ask("ListAlerts", alice, {"run": run})[1])["alerts"]
+    )
+    key = alerts[0]["last"]["key"]
+    mark = {"run": run, "key": key, "by": "mallory", "reason": "a test"}
+    status, said = server.ask("MarkFalseAlarm", alice, mark)
+    assert status == 200 and json.loads(said)["false_alarm"]["by"] == "alice"
+    assert server.ask("MarkFalseAlarm", carol, {**mark, "undo": True})[0] == 403
+    assert server.ask("MarkFalseAlarm", alice, {"run": run, "key": key, "undo": True})[0] == 200
+    lines = [line for line in server.audit() if line["call"] == "MarkFalseAlarm"]
+    assert [(line["who"], line["result"], line.get("detail", "")) for line in lines] == [
+        ("alice", "OK", f"as mallory, {key}"),
+        ("carol", "PERMISSION_DENIED", lines[1].get("detail", "")),
+        ("alice", "OK", f"as , {key}, undo"),
+    ]
+
+
 def test_reloads_and_their_results_are_audited(tmp_path: Path) -> None:
     with SecureServer(tmp_path, ACCESS, "web: {enable_reload: true}") as server:
         root = server.token("root")

@@ -41,6 +41,15 @@ def test_a_faulty_truth_is_refused(
         truths.read(path)
 
 
+def test_a_case_from_a_false_alarm_is_taken(truth: dict[str, Any]) -> None:
+    nowhere = dict.fromkeys((*truths.PLACES, "onset", "until", "strength", "loss_up"))
+    healthy = {"cause": "healthy", "family": "healthy", "kind": "healthy", "harmless": True}
+    case = {**truth, **nowhere, **healthy, "split": truths.FIELD, "false_alarms": [{"by": "ann"}]}
+    truths.check(case)
+    with pytest.raises(ValueError, match="false_alarms is 'ann', list is legal"):
+        truths.check({**case, "false_alarms": "ann"})
+
+
 def test_a_truth_without_a_field_is_refused(truth: dict[str, Any]) -> None:
     for name in list(truth):
         with pytest.raises(ValueError, match=f"{name} is missing"):

@@ -217,6 +217,14 @@ class Client:
         request = {"seconds": seconds, "by": by, "comment": comment}
         return self.call("SilenceAlert", run=run, key=key, **request)
 
+    def mark_false_alarm(self, run: str, key: str, by: str, reason: str) -> dict[str, Any]:
+        """Mutes the alert's illness, the same cause at the same place, in this run.  If it becomes
+        worse than it is now, people are notified again."""
+        return self.call("MarkFalseAlarm", run=run, key=key, by=by, reason=reason)
+
+    def undo_false_alarm(self, run: str, key: str, by: str, reason: str = "") -> dict[str, Any]:
+        return self.call("MarkFalseAlarm", run=run, key=key, by=by, reason=reason, undo=True)
+
     def watch(self, run: str = "", *, after: Optional[int] = None) -> Iterator[dict[str, Any]]:
         """Each transition of an alert as it happens, for ever; over a lost connection and a
         restarted server it goes on behind the last one, so none is missed and none comes twice.

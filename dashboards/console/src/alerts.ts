@@ -6,6 +6,11 @@ export function isFiring(alert: Alert): boolean {
   return alert.last.state === 'ALERT_STATE_FIRING';
 }
 
+/** It fires, and nobody has called it a false alarm: it counts in what is said of the run. */
+export function counts(alert: Alert): boolean {
+  return isFiring(alert) && !alert.muted;
+}
+
 export function severityOf(alert: Alert): string {
   return alert.last.severity.replace('SEVERITY_', '').toLowerCase();
 }
@@ -22,22 +27,22 @@ function rankOf(alert: Alert): number {
 }
 
 /**
- * The firing alert that tells what to look at: one that names a head before one that does not, for a loss that
+ * The alert that counts and tells what to look at: one that names a head before one that does not, for a loss that
  * leaves its course is what the head has done to it; then the worst, then the earliest.
  */
 export function leading(alerts: Alert[]): Alert | undefined {
   const names = (a: Alert) => Number(a.last.head >= 0 && rankOf(a) > 0);
-  return alerts.filter(isFiring).sort((a, b) =>
+  return alerts.filter(counts).sort((a, b) =>
     names(b) - names(a) || rankOf(b) - rankOf(a) || num(a.last.first_step) - num(b.last.first_step))[0];
 }
 
-/** Of the firing ones; 'info' if none fires. */
+/** Of those that count; 'info' if none does. */
 export function worstSeverity(alerts: Alert[]): string {
-  return severities[Math.max(0, ...alerts.filter(isFiring).map(rankOf))];
+  return severities[Math.max(0, ...alerts.filter(counts).map(rankOf))];
 }
 
-/** Firing ones first and in the order in which they began: cause, then consequence. */
+/** Firing ones first and in the order in which they began: cause, then consequence. False alarms stand behind them. */
 export function inOrder(alerts: Alert[]): Alert[] {
-  return [...alerts].sort((a, b) => Number(isFiring(b)) - Number(isFiring(a)) ||
+  return [...alerts].sort((a, b) => Number(counts(b)) - Number(counts(a)) || Number(isFiring(b)) - Number(isFiring(a)) ||
     (isFiring(a) ? num(a.last.first_step) - num(b.last.first_step) : num(b.last.id) - num(a.last.id)));
 }

@@ -1,9 +1,9 @@
 // What was concluded, on what evidence, and what to do.
-import { headName, inOrder, isFiring, severityOf } from './alerts';
+import { counts, headName, inOrder, isFiring, severityOf } from './alerts';
 import { api, num } from './api';
 import { stageBadge } from './badges';
 import { caller, whyNot } from './caller';
-import { Openings, fill, h, labelled, showRefusal, tableHead } from './dom';
+import { Openings, fill, focusIn, h, labelled, showRefusal, tableHead } from './dom';
 import { ago, duration, integer, number } from './format';
 import { findSignal } from './signals';
 import type { Alert, Evidence } from './wire';
@@ -41,14 +41,14 @@ function summary(run: string, alert: Alert): HTMLElement {
   const { last } = alert;
   const mood = moodOf(alert);
   return h('summary', {},
-    h('span', { class: `badge sev-${mood}` }, mood),
+    h('span', { class: `badge sev-${mood}` }, mood.replace('-', ' ')),
     last.stage > 0 ? stageBadge(last.stage, mood) : null,
     h('span', { class: 'alert-summary' }, last.summary.replace(`${run}: `, '')),
     h('span', { class: 'muted small' }, `${last.key} · ${ago(num(last.time_unix_ns))}`));
 }
 
 function moodOf(alert: Alert): string {
-  return isFiring(alert) ? severityOf(alert) : 'resolved';
+  return !isFiring(alert) ? 'resolved' : alert.muted ? 'false-alarm' : severityOf(alert);
 }
 
 export class AlertsView {
@@ -57,6 +57,13 @@ export class AlertsView {
   private readonly trouble = h('p', { class: 'state error', role: 'alert', hidden: true });
   private readonly list = h('div');
   private readonly openings = new Openings();
+  // Of the alert that is being called a false alarm. One form, so that news does not take away what is typed.
+  private readonly reason = h('input', { id: 'false-alarm-reason', type: 'text', maxlength: 256, required: true, autocomplete: 'off' });
+  private readonly form = h('form', { class: 'buttons', onsubmit: (event) => this.mark(event), onkeydown: (event) => this.escape(event) },
+    h('label', { for: 'false-alarm-reason' }, 'Why is it a false alarm?'), this.reason,
+    h('button', { type: 'submit' }, 'Mark'), h('button', { type: 'button', onclick: () => this.judge('') }, 'Cancel'));
+  private judged = '';  // Its key; '' = none.
+  private drawn: [run: string, alerts: Alert[], asked: string | null] = ['', [], null];
 
   constructor(private readonly show: (layer: number, head: number) => void, private readonly changed: () => void) {
     this.element.append(h('h2', {}, 'Alerts'), this.trouble, this.list);
@@ -64,12 +71,16 @@ export class AlertsView {
 
   /** `asked`: the key of the alert that is shown open. */
   draw(run: string, alerts: Alert[], asked: string | null): void {
-    const why = alerts.some(isFiring) ? whyNot('acknowledge or silence an alert') : '';
+    if (run !== this.drawn[0]) this.judged = '';
+    this.drawn = [run, alerts, asked];
+    const focus = focusIn(this.list);
+    const why = alerts.some(isFiring) ? whyNot('acknowledge or silence an alert, or call it a false alarm,') : '';
     const shown = inOrder(alerts).filter((a, i) => i < shownMax || a.last.key === asked);
     fill(this.list,
       why ? h('p', { class: 'muted' }, why) : null,
       alerts.length === 0 ? h('p', { class: 'state' }, 'No alert so far.') : null,
       ...shown.map((a) => this.card(run, a, asked)));
+    focus();
   }
 
   private async ask(call: Promise<unknown>): Promise<void> {
@@ -98,6 +109,50 @@ export class AlertsView {
     return h('button', { onclick: () => void this.ask(api.acknowledge(run, alert.last.key)) }, 'Acknowledge');
   }
 
+  /** What was said of it, and the way to say it or to take it back. */
+  private falseAlarm(run: string, { last: { key }, false_alarm: said, muted }: Alert): HTMLElement | null {
+    const button = (words: string, onclick: () => void) =>
+      (caller.may_act ? h('button', { 'data-focus': `false-alarm ${key}`, onclick }, words) : null);
+    if (said && muted) {
+      const words = `false alarm${said.by ? `, by ${said.by}` : ''}: ${said.reason}`;
+      const undo = button('Undo false alarm', () => void this.ask(api.undoFalseAlarm(run, key)));
+      return h('span', {}, h('span', { class: 'muted' }, words, ' '), undo);
+    }
+    return key === this.judged ? this.form : button('False alarm', () => this.judge(key));
+  }
+
+  /** What a milder one was called is no judgment of this one. */
+  private calledBefore({ false_alarm: said, muted }: Alert): HTMLElement | null {
+    if (!said || muted) return null;
+    const severity = said.severity.replace('SEVERITY_', '').toLowerCase();
+    const by = said.by ? ` by ${said.by}` : '';
+    return labelled('False alarm', `it was called one as ${severity}${by} (${said.reason}), and is worse now`);
+  }
+
+  /** Opens the form in the alert's card, or closes it. */
+  private judge(key: string): void {
+    const before = this.judged;
+    this.judged = key;
+    this.reason.value = '';
+    this.draw(...this.drawn);
+    if (key) this.reason.focus();
+    else this.list.querySelector<HTMLElement>(`[data-focus="false-alarm ${CSS.escape(before)}"]`)?.focus();
+  }
+
+  private mark(event: Event): void {
+    event.preventDefault();
+    const [run] = this.drawn;
+    const key = this.judged;
+    const reason = this.reason.value.trim();
+    if (reason === '') return;
+    this.judge('');
+    void this.ask(api.markFalseAlarm(run, key, reason));
+  }
+
+  private escape(event: Event): void {
+    if ((event as KeyboardEvent).key === 'Escape') this.judge('');
+  }
+
   private shower({ last: { layer, head } }: Alert): HTMLElement | null {
     if (layer < 0 || head < 0) return null;
     return h('button', { onclick: () => this.show(layer, head) }, `Show layer ${layer} head ${head}`);
@@ -106,13 +161,15 @@ export class AlertsView {
   private card(run: string, alert: Alert, asked: string | null): HTMLElement {
     const { last } = alert;
     const firing = isFiring(alert);
-    const open = asked === null ? firing : last.key === asked;
+    const open = asked === null ? counts(alert) : last.key === asked;
     return this.openings.details(`${run} ${last.key} ${firing}`, open, { class: `alert ${moodOf(alert)}` },
       summary(run, alert),
       evidenceTable(last.evidence),
       labelled('Siblings', last.siblings, 'siblings'),
       labelled('Do', last.advice),
+      this.calledBefore(alert),
       h('div', { class: 'buttons' },
-        this.shower(alert), this.acknowledger(run, alert), firing ? this.silencer(run, alert) : null));
+        this.shower(alert), this.acknowledger(run, alert), firing && !alert.muted ? this.silencer(run, alert) : null,
+        this.falseAlarm(run, alert)));
   }
 }

@@ -50,6 +50,17 @@ export class Openings {
   }
 }
 
+/** Remembers what has the focus in `place`; the result gives it back after `place` was drawn anew. */
+export function focusIn(place: HTMLElement): () => void {
+  const element = document.activeElement as HTMLElement | null;
+  if (!element || !place.contains(element)) return () => undefined;
+  const name = element.dataset['focus'];
+  return () => {
+    const now = place.contains(element) ? element : name ? place.querySelector<HTMLElement>(`[data-focus="${CSS.escape(name)}"]`) : null;
+    now?.focus({ preventScroll: true });
+  };
+}
+
 /** Waits for the server's answer; `place` shows a refusal, or nothing. */
 export async function showRefusal(place: HTMLElement, call: Promise<unknown>): Promise<void> {
   try {

@@ -1,6 +1,6 @@
 // One run: the verdict, every head or tensor at a step, one of them over all steps, alerts.
 import { ActionsView } from './actions_view';
-import { isFiring, leading, worstSeverity } from './alerts';
+import { counts, leading, worstSeverity } from './alerts';
 import { AlertsView } from './alerts_view';
 import { ApiError, api, num, nums } from './api';
 import { importedBadge, runBadge, runWords } from './badges';
@@ -345,7 +345,7 @@ export class RunPage {
   }
 
   private firing(): Alert[] {
-    return this.alerts.filter(isFiring);
+    return this.alerts.filter(counts);
   }
   private evidence(): Evidence[] {
     return this.firing().flatMap((a) => a.last.evidence);
@@ -440,7 +440,7 @@ export class RunPage {
   /** What the charts of a head show beside its series. */
   private marks({ kind, layer, head, name }: Subject): ChartMarks {
     const isHere = (at: Cell) => name === '' && kind === 'head' && at.layer === layer && at.head === head;
-    const alerts = this.alerts.filter((a) => isFiring(a) && a.last.heads.some(isHere)).map((a) => a.last);
+    const alerts = this.alerts.filter((a) => counts(a) && a.last.heads.some(isHere)).map((a) => a.last);
     const evidence = name ? this.alerts.flatMap((a) => a.last.evidence) : alerts.flatMap((a) => a.evidence.filter(isHere));
     return {
       thresholds: new Map(evidence.map((e) => [e.signal, [num(e.threshold)].filter(Number.isFinite)])),

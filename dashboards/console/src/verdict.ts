@@ -1,5 +1,5 @@
 // The state of a run in one look: how bad it is, which head, and how long is left.
-import { headName, isFiring, leading, worstSeverity } from './alerts';
+import { counts, headName, isFiring, leading, worstSeverity } from './alerts';
 import { num } from './api';
 import { partlyJudged, silentFor } from './badges';
 import { h, labelled } from './dom';
@@ -37,24 +37,26 @@ function evidenceFact(strongest: Evidence | undefined): HTMLElement | null {
   return fact(findSignal(strongest.signal).label, number(num(strongest.value)), threshold);
 }
 
-/** No alert fires: the run is healthy, silent, ended, or judged in part. */
-function calm(run: Run): HTMLElement {
+/** No alert counts: the run is healthy, silent, ended, or judged in part. */
+function calm(run: Run, alerts: Alert[]): HTMLElement {
   const silent = silentFor(run);
   if (silent !== null) {
     const why = 'A silent run is not a healthy run: it has stopped, it hangs, or its client has disabled itself.';
     return box('warning', headline('Silent', `no report for ${duration(silent)}`), h('p', {}, why), notJudged(run));
   }
   const partly = partlyJudged(run);
+  const muted = alerts.filter(isFiring).length;
+  const noAlert = muted === 0 ? 'no alert fires' : `no alert fires but ${muted} false alarm${muted === 1 ? '' : 's'}`;
   const words = [run.ended ? 'Ended' : '', partly ?? (run.ended ? '' : 'Healthy')].filter((word) => word !== '');
-  return box(partly !== null ? 'info' : 'healthy', headline(words.join(' · '), 'no alert fires'), notJudged(run));
+  return box(partly !== null ? 'info' : 'healthy', headline(words.join(' · '), noAlert), notJudged(run));
 }
 
 export function verdict(run: Run, alerts: Alert[], secondsPerStep: number): HTMLElement {
   const alert = leading(alerts);
-  if (!alert) return calm(run);
+  if (!alert) return calm(run, alerts);
   const { last } = alert;
   const severity = worstSeverity(alerts);
-  const stage = Math.max(...alerts.filter(isFiring).map((a) => a.last.stage));
+  const stage = Math.max(...alerts.filter(counts).map((a) => a.last.stage));
   const left = stepsLeft(run, stage, alert, secondsPerStep);
   const others = last.heads_total > 1 ? h('span', { class: 'small' }, ` + ${last.heads_total - 1} other heads`) : null;
   return box(severity,

@@ -196,6 +196,20 @@ export interface Alert {
   acknowledged_by: string;
   comment: string;
   silenced_until_unix_ns: string;
+  false_alarm?: FalseAlarm;
+  muted: boolean;
+  false_alarm_history: FalseAlarm[];
+}
+
+export interface FalseAlarm {
+  key: string;
+  by: string;
+  reason: string;
+  time_unix_ns: string;
+  severity: Severity;
+  step: string;
+  cause: string;
+  undone: boolean;
 }
 
 export type Severity =
@@ -428,6 +442,14 @@ export interface SilenceAlertRequest {
   comment: string;
 }
 
+export interface MarkFalseAlarmRequest {
+  run: string;
+  key: string;
+  by: string;
+  reason: string;
+  undo: boolean;
+}
+
 export interface AnnotateRequest {
   run: string;
   event?: Event;
@@ -546,6 +568,7 @@ export interface Query {
   GetAlert: { request: GetAlertRequest; response: GetAlertResponse };
   AcknowledgeAlert: { request: AcknowledgeAlertRequest; response: Alert };
   SilenceAlert: { request: SilenceAlertRequest; response: Alert };
+  MarkFalseAlarm: { request: MarkFalseAlarmRequest; response: Alert };
   Annotate: { request: AnnotateRequest; response: AnnotateResponse };
   ListEvents: { request: ListEventsRequest; response: ListEventsResponse };
   ListActions: { request: ListActionsRequest; response: ListActionsResponse };

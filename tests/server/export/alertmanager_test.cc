@@ -174,6 +174,17 @@ TEST_F(AlertmanagerTest, SilencedAlertEndsAtAlertmanager) {
   EXPECT_THAT(Await([](const auto& push) { return !push.empty() && Ended(push[0]); }), SizeIs(1));
 }
 
+TEST_F(AlertmanagerTest, FalseAlarmEndsAtAlertmanager) {
+  auto alertmanager = Start({.resend_ns = 10'000'000});
+  Post(run_);
+  receiver_.Await(1);
+  const AlertView alert = alerts_.List(0, true)[0];
+  FalseAlarm said{.severity = alert.last.severity};
+  said.illness = alert.illness;
+  ASSERT_TRUE(alerts_.Annotate(alert.last.run, alert.last.key, {.false_alarms = {said}}).ok());
+  EXPECT_THAT(Await([](const auto& push) { return !push.empty() && Ended(push[0]); }), SizeIs(1));
+}
+
 TEST_F(AlertmanagerTest, ReturnedReceiverGetsTheNewestState) {
   receiver_.Refuse(7);
   receiver_.Stall(true);

@@ -241,6 +241,22 @@ TEST_F(PrometheusTest, ASilencedAlertIsNotActiveUntilTheSilenceEnds) {
   EXPECT_EQ(CountOf(Parse(exporter.Render()), "bellwether_alert_active"), 1);
 }
 
+TEST_F(PrometheusTest, FalseAlarmsAreNotActiveAndLeaveTheRunHealthy) {
+  const SyntheticRun run{.id = 7, .name = "ill", .failing = {1, 0}, .stage = 1};
+  Publish(run);
+  Exporter& exporter = this->exporter();
+  const AlertTransition alert = MakeAlert(run, Severity::kWarning, "drift", 0);
+  ASSERT_TRUE(alerts_.Post(alert).ok());
+  auto page = Parse(exporter.Render());
+  EXPECT_EQ(page.at(R"(bellwether_run_stage{run="ill"})"), 1);
+  FalseAlarm said{.severity = Severity::kWarning};
+  said.illness = IllnessOf(alert);
+  ASSERT_TRUE(alerts_.Annotate(run.id, alert.key, {.false_alarms = {said}}).ok());
+  page = Parse(exporter.Render());
+  EXPECT_EQ(CountOf(page, "bellwether_alert_active"), 0);
+  EXPECT_EQ(page.at(R"(bellwether_run_stage{run="ill"})"), 0);
+}
+
 TEST_F(PrometheusTest, SilentImportExportsNothingAndHidesNoNamesake) {
   Publish({.id = 1, .name = "twice", .steps = 100});
   const auto import = [](bool notifies) {

@@ -216,6 +216,32 @@ TEST_F(WebhookTest, SilencedAndMilderAlertsAreNotSent) {
   EXPECT_EQ(receiver_.Await(1).size(), 1u);
 }
 
+TEST_F(WebhookTest, FalseAlarmIsNotSentUntilItIsWorse) {
+  auto webhook = Start({});
+  const AlertTransition alert = Post(run_, AlertState::kFiring, Severity::kWarning);
+  receiver_.Await(1);
+  AwaitCount("delivered", 1);
+  FalseAlarm said{.by = "ann", .reason = "known", .severity = Severity::kWarning};
+  said.illness = IllnessOf(alert);
+  ASSERT_TRUE(alerts_.Annotate(alert.run, alert.key, {.false_alarms = {said}}).ok());
+  Post(run_, AlertState::kFiring, Severity::kWarning);
+  Post(run_, AlertState::kResolved, Severity::kWarning);
+  AlertTransition back = alert;
+  back.id = 0;
+  back.key = "z9";
+  ASSERT_TRUE(alerts_.Post(back).ok());
+  SyntheticRun other = run_;
+  other.id = 2;
+  other.name = "other";
+  Post(other, AlertState::kFiring, Severity::kWarning);
+  EXPECT_EQ(receiver_.Await(2)[1]["groupLabels"]["run"], "other") << "the same illness of another run is another one";
+  ++back.k;
+  back.severity = Severity::kCritical;
+  ASSERT_TRUE(alerts_.Post(back).ok());
+  EXPECT_EQ(receiver_.Await(3)[2]["alerts"][0]["labels"]["severity"], "critical");
+  webhook->Stop();
+}
+
 std::string Ids(const std::vector<Action>& actions, const AlertTransition& alert) {
   std::string ids;
   for (const Action& action : actions) {

@@ -545,6 +545,102 @@ TEST_F(QueryEngineTest, AcknowledgementsAndSilencesAreKeptAndBounded) {
   EXPECT_EQ(stack_.refused("comment"), 1);
 }
 
+v1::MarkFalseAlarmRequest Mark(const std::string& key, const std::string& by, const std::string& reason,
+                               bool undo = false) {
+  v1::MarkFalseAlarmRequest request;
+  request.set_run("r");
+  request.set_key(key);
+  request.set_by(by);
+  request.set_reason(reason);
+  request.set_undo(undo);
+  return request;
+}
+
+TEST_F(QueryEngineTest, FalseAlarmMutesTheIllnessInItsRun) {
+  const RunId run = stack_.AddRun({.name = "r", .steps = 5, .stage = 1});
+  const auto post = [&](const std::string& key, uint32_t k, Severity severity, const std::string& cause,
+                        int32_t layer = 1) {
+    AlertTransition transition = stack_.MakeTransition(run, key, k, AlertState::kFiring, severity);
+    transition.cause = cause;
+    transition.strongest.layer = layer;
+    transition.heads = {transition.strongest};
+    stack_.Post(transition);
+  };
+  const auto alert = [this](const std::string& key) {
+    v1::GetAlertRequest get;
+    get.set_run("r");
+    get.set_key(key);
+    return engine_.GetAlert(get, context())->alert();
+  };
+  post("a1", 0, Severity::kWarning, "rounding drift");
+  const auto marked = engine_.MarkFalseAlarm(Mark("a1", "ann", "known"), context());
+  ASSERT_TRUE(marked.ok()) << marked.status();
+  EXPECT_TRUE(marked->muted());
+  EXPECT_EQ(marked->false_alarm().by(), "ann");
+  EXPECT_EQ(marked->false_alarm().reason(), "known");
+  EXPECT_EQ(marked->false_alarm().cause(), "rounding drift");
+  EXPECT_EQ(marked->false_alarm().severity(), v1::SEVERITY_WARNING);
+  EXPECT_GT(marked->false_alarm().time_unix_ns(), 0);
+
+  // It comes back under another key; others do not.
+  stack_.Post(stack_.MakeTransition(run, "a1", 1, AlertState::kResolved, Severity::kWarning));
+  post("a2", 0, Severity::kWarning, "rounding drift");
+  EXPECT_TRUE(alert("a2").muted());
+  EXPECT_EQ(alert("a2").false_alarm().key(), "a1");
+  EXPECT_EQ(alert("a2").last().state(), v1::ALERT_STATE_FIRING) << "it is there still";
+  v1::GetRunRequest get_run;
+  get_run.set_run("r");
+  EXPECT_EQ(engine_.GetRun(get_run, context())->alerts_firing(), 0u);
+  EXPECT_EQ(engine_.GetRun(get_run, context())->stage(), 0u);
+  EXPECT_FALSE(engine_.GetRun(get_run, context())->eta().known());
+  EXPECT_EQ(engine_.ListRuns({}, context())->runs(0).stage(), 0u);
+  post("b1", 0, Severity::kWarning, "logit growth");
+  post("a3", 0, Severity::kWarning, "rounding drift", 2);
+  EXPECT_FALSE(alert("b1").muted());
+  EXPECT_FALSE(alert("a3").muted());
+  EXPECT_EQ(engine_.GetRun(get_run, context())->alerts_firing(), 2u);
+  EXPECT_EQ(engine_.GetRun(get_run, context())->stage(), 1u);
+
+  // What is worse than was judged is news.
+  post("a2", 1, Severity::kCritical, "rounding drift");
+  EXPECT_FALSE(alert("a2").muted());
+  EXPECT_EQ(alert("a2").false_alarm().reason(), "known");
+  EXPECT_EQ(engine_.GetRun(get_run, context())->alerts_firing(), 3u);
+  EXPECT_TRUE(engine_.MarkFalseAlarm(Mark("a2", "bob", "still known"), context())->muted());
+
+  // Undone by one key it is undone for all, and that stays to be seen.
+  const auto undone = engine_.MarkFalseAlarm(Mark("a1", "eve", "it was real", /*undo=*/true), context());
+  ASSERT_TRUE(undone.ok()) << undone.status();
+  EXPECT_FALSE(undone->has_false_alarm());
+  EXPECT_FALSE(alert("a2").muted());
+  const v1::Alert history = alert("a2");
+  ASSERT_EQ(history.false_alarm_history_size(), 3);
+  EXPECT_EQ(history.false_alarm_history(1).by(), "bob");
+  EXPECT_FALSE(history.false_alarm_history(1).undone());
+  EXPECT_TRUE(history.false_alarm_history(2).undone());
+  EXPECT_EQ(history.false_alarm_history(2).by(), "eve");
+  EXPECT_EQ(alert("b1").false_alarm_history_size(), 0);
+}
+
+TEST_F(QueryEngineTest, FalseAlarmsAreBoundedAndNeedAReason) {
+  const RunId run = stack_.AddRun({.name = "r", .steps = 5});
+  stack_.Post(stack_.MakeTransition(run, "k", 0, AlertState::kFiring, Severity::kWarning));
+  ExpectRefused(engine_.MarkFalseAlarm(Mark("k", "ann", ""), context()).status(), "reason \"\"", "why");
+  ExpectRefused(engine_.MarkFalseAlarm(Mark("k", "ann", std::string(257, 'x')), context()).status(), "reason: 257",
+                "at most 256");
+  ExpectRefused(engine_.MarkFalseAlarm(Mark("k", std::string(129, 'x'), "y"), context()).status(), "by: 129",
+                "at most 128");
+  EXPECT_EQ(engine_.MarkFalseAlarm(Mark("no", "ann", "y"), context()).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(engine_.MarkFalseAlarm(Mark("k", "ann", "", true), context()).status().code(),
+            absl::StatusCode::kFailedPrecondition);
+  const QueryEngine engine({.false_alarms_max = 2}, stack_.stores());
+  EXPECT_TRUE(engine.MarkFalseAlarm(Mark("k", "ann", "y"), context()).ok());
+  EXPECT_TRUE(engine.MarkFalseAlarm(Mark("k", "ann", "", true), context()).ok());
+  EXPECT_EQ(engine.MarkFalseAlarm(Mark("k", "ann", "y"), context()).status().code(),
+            absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(stack_.refused("false_alarms"), 1);
+}
+
 TEST_F(QueryEngineTest, AnAnnotationBecomesAnEvent) {
   stack_.AddRun({.name = "r", .steps = 5});
   v1::AnnotateRequest request;

@@ -827,6 +827,80 @@ TEST_F(DatabaseTest, AlertLogTellsEachTransitionOnceAndKeepsNotes) {
   EXPECT_FALSE(log.Get(4, "a").ok());
 }
 
+FalseAlarm Said(const AlertTransition& of, int64_t time_unix_ns, bool undone = false) {
+  FalseAlarm said{.by = "ann", .reason = "known", .time_unix_ns = time_unix_ns};
+  said.severity = of.severity;
+  said.step = of.step;
+  said.illness = IllnessOf(of);
+  said.undone = undone;
+  return said;
+}
+
+TEST_F(DatabaseTest, FalseAlarmMutesItsIllnessAfterRestart) {
+  const AlertTransition first = FullTransition("a", 1);
+  {
+    AlertStore log(database_.get());
+    ASSERT_TRUE(log.Load().ok());
+    ASSERT_TRUE(*log.Post(first));
+    ASSERT_TRUE(log.Annotate(3, "a", {.false_alarms = {Said(first, 5)}}).ok());
+    AlertTransition resolved = FullTransition("a", 2);
+    resolved.state = AlertState::kResolved;
+    resolved.heads.clear();
+    resolved.evidence.clear();
+    ASSERT_TRUE(*log.Post(resolved));
+  }
+  Crash();
+  AlertStore log(database_.get());
+  ASSERT_TRUE(log.Load().ok());
+  EXPECT_TRUE(log.Get(3, "a")->muted) << "as it was when it fired";
+  ASSERT_TRUE(*log.Post(FullTransition("b", 1)));
+  const AlertView back = *log.Get(3, "b");
+  EXPECT_TRUE(back.muted);
+  EXPECT_EQ(back.false_alarm->key, "a");
+  EXPECT_EQ(back.false_alarm->reason, "known");
+  EXPECT_FALSE(back.notifies(1));
+  AlertTransition of_other_run = FullTransition("b", 1);
+  of_other_run.run = 4;
+  ASSERT_TRUE(*log.Post(of_other_run));
+  EXPECT_FALSE(log.Get(4, "b")->muted);
+
+  // Taken back by the other key.
+  ASSERT_TRUE(log.Annotate(3, "b", {.false_alarms = {Said(first, 6, /*undone=*/true)}}).ok());
+  EXPECT_FALSE(log.Get(3, "b")->muted);
+  EXPECT_FALSE(log.Get(3, "a")->false_alarm.has_value());
+  const std::vector<FalseAlarm> history = log.FalseAlarmsOf(*log.Get(3, "a"));
+  ASSERT_EQ(history.size(), 2u);
+  EXPECT_EQ(history[0].key, "a");
+  EXPECT_TRUE(history[1].undone);
+}
+
+TEST_F(DatabaseTest, NotesOfATakenOverRunAreRead) {
+  AlertStore log(database_.get());
+  const AlertTransition first = FullTransition("a", 1);
+  ASSERT_TRUE(*log.Post(first));
+  // As its owner of before wrote it.
+  ASSERT_TRUE(database_->PutAlertNote(3, "a", {.acknowledged = true, .false_alarms = {Said(first, 5)}}).ok());
+  EXPECT_FALSE(log.Get(3, "a")->muted);
+  ASSERT_TRUE(log.LoadNotes(4, 5).ok());
+  EXPECT_FALSE(log.Get(3, "a")->muted);
+  ASSERT_TRUE(log.LoadNotes(3, 4).ok());
+  EXPECT_TRUE(log.Get(3, "a")->muted);
+  EXPECT_TRUE(log.Get(3, "a")->note.acknowledged);
+}
+
+TEST(RecordCodecTest, NotesWithoutFalseAlarmsAreAsBefore) {
+  const Database::AlertNote plain = {.acknowledged = true, .by = "ann", .silenced_until_unix_ns = 7};
+  const std::string before(
+      "\x01\x01\x03"
+      "ann\x00\x07\0\0\0\0\0\0\0",
+      15);
+  EXPECT_EQ(EncodeAlertNote(plain), before) << "servers of before read it";
+  const auto read = DecodeAlertNote(before);
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(read->by, "ann");
+  EXPECT_TRUE(read->false_alarms.empty());
+}
+
 TEST(RecordCodecTest, DamageIsAStatusNeverACrash) {
   std::mt19937 random(5);
   const std::string run = EncodeRunRecord(FullRun());
