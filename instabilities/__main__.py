@@ -12,7 +12,7 @@ from . import causes
 
 def _list(args: argparse.Namespace) -> int:
     for name, family in causes.FAMILIES.items():
-        print(f"{name:26}{family.meaning}")
+        print(f"{name:26}{family.meaning}{'; on a GPU' if family.gpu else ''}")
     return 0
 
 
@@ -31,9 +31,10 @@ def _make(args: argparse.Namespace) -> int:
 
 
 def _score(args: argparse.Namespace) -> int:
-    from .score import main
+    from .report import Asked, main
 
-    return main(args.folder, args.monitor, args.json, args.severity)
+    return main(Asked(folders=args.folder, monitors=args.monitor, severity=args.severity,
+                      as_json=args.json, synthetic=args.synthetic, bars=args.bars))  # fmt: skip
 
 
 def parser() -> argparse.ArgumentParser:
@@ -63,11 +64,16 @@ def parser() -> argparse.ArgumentParser:
     many.add_argument("--jobs", type=int, default=1, help="processes at a time")
     many.set_defaults(does=_make)
     scored = commands.add_parser("score", help="what monitors say of the runs of a folder")
-    scored.add_argument("folder", type=Path)
+    scored.add_argument("folder", type=Path, nargs="+",
+                        help="runs with their truths, or recordings with labels.json, or both")  # fmt: skip
     scored.add_argument("--monitor", action="append", help="these only; default: all of monitors/")
     scored.add_argument("--severity", default="warning", choices=("info", "warning", "critical"),
                         help="the least that counts as an alarm")  # fmt: skip
     scored.add_argument("--json", action="store_true")
+    scored.add_argument("--synthetic", action="store_true",
+                        help="the bars of made-up runs, too (minutes)")  # fmt: skip
+    scored.add_argument("--bars", action="store_true",
+                        help="exit with 1 if a bar is missed; else it is a report")  # fmt: skip
     scored.set_defaults(does=_score)
     return top
 

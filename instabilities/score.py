@@ -18,7 +18,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import statistics
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,9 +25,10 @@ from typing import Any, Optional
 
 from . import truth as truths
 from .causes import FAMILIES, UNKNOWN
-from .monitors import SEVERITIES, Alarm, Monitor, Run, all_monitors
+from .monitors import SEVERITIES, Alarm, Monitor, Run
 
 HEADS_NAMED = 3
+LABELS = "labels.json"
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def deadline(truth: dict[str, Any]) -> int:
     """The step of the second sample, from the first bad step on, that covers the place."""
     every = int(truth["every"])
     in_turn = FAMILIES[truth["family"]].in_turn
-    samples = 2 * in_turn * int(truth["setting"]["layers"]) if in_turn else 2
+    samples = 2 * int(truth["setting"]["layers"]) if in_turn else 2
     return -(-int(truth["onset"]) // every) * every + (samples - 1) * every
 
 
@@ -130,12 +130,14 @@ def runs_of(folder: Path) -> list[tuple[Run, dict[str, Any]]]:
     """Raises ValueError for a truth that is none, or a run without a recording; OSError."""
     found = []
     for path in sorted(folder.glob("*.json")):
+        if path.name == LABELS:
+            continue  # Of recordings without truths: bars.py.
         known = truths.read(path)
         recording = path.with_suffix(".bwrun")
         if not recording.exists():
             raise ValueError(f"{path}: {recording.name} is missing")
         found.append((Run(recording), known))
-    if not found:
+    if not found and not (folder / LABELS).exists():
         raise ValueError(f"{folder}: no runs (NAME.json and NAME.bwrun)")
     return found
 
@@ -241,43 +243,3 @@ def leaderboard(split: str, scores: dict[str, dict[str, Any]]) -> str:
         cells.append(f"{faults['harmless_alarmed']} of {faults['runs'] - faults['counted']}")
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
-
-
-def main(folder: Path, names: Optional[list[str]], as_json: bool, severity: str) -> int:
-    runs = runs_of(folder)
-    monitors = all_monitors()
-    for name in names or ():
-        if name not in monitors:
-            raise ValueError(f"monitor {name!r} is not one of {', '.join(monitors)}")
-    chosen = {name: monitors[name] for name in names or monitors}
-
-    def progress(name: str) -> Callable[[int], None]:
-        def say(done: int) -> None:
-            if sys.stderr.isatty():
-                end = "\n" if done == len(runs) else ""
-                print(f"\r{name}: {done}/{len(runs)}\x1b[K", end=end, file=sys.stderr, flush=True)
-
-        return say
-
-    verdicts = {
-        name: verdicts_of(runs, monitor, severity, progress(name))
-        for name, monitor in chosen.items()
-    }
-    scores = {name: scored(of) for name, of in verdicts.items()}
-    if as_json:
-        told = {
-            name: {"splits": scores[name], "runs": [dataclasses.asdict(v) for v in verdicts[name]]}
-            for name in chosen
-        }
-        print(json.dumps({"severity": severity, "monitors": told}, indent=1))
-        return 0
-    for split in sorted({known["split"] for _, known in runs}):
-        first = next(iter(scores))
-        quiet = scores[first][split]["healthy"]
-        print(f"## {split} split\n\n{leaderboard(split, scores)}\n")
-        print(f"### {first}\n\n{family_table(scores[first][split])}\n")
-        print(
-            f"{quiet['runs']} healthy runs of {quiet['steps']} steps: "
-            f"{quiet['warnings']} warnings, {quiet['criticals']} criticals by {first}.\n"
-        )
-    return 0

@@ -61,7 +61,7 @@ ExitCode Replay(Cli*, const ReplayOptions& options) {
 struct ScorecardOptions {
   std::string folder, labels, rules;
   std::vector<std::string> without;
-  bool json = false, ablate = false, tune = false, synthetic = false;
+  bool json = false, bars = false, ablate = false, tune = false, synthetic = false;
   std::string runs, seed;
 };
 
@@ -74,6 +74,7 @@ ExitCode Scorecard(Cli*, const ScorecardOptions& options) {
     if (!text.empty()) arguments.insert(arguments.end(), {name, text});
   };
   flag("--json", options.json);
+  flag("--bars", options.bars);
   flag("--ablate", options.ablate);
   flag("--tune", options.tune);
   flag("--synthetic", options.synthetic);
@@ -173,6 +174,7 @@ void AddReplay(Cli* cli) {
       ->allow_extra_args(false);
   command->add_flag("--json", scorecard->json,
                     "one JSON object a line per run, then one with \"run\": null for the set");
+  command->add_flag("--bars", scorecard->bars, "exit with 1 if a bar is missed; else it is a report");
   command->add_flag("--ablate", scorecard->ablate, "what each test is worth: the runs without it");
   command->add_flag("--tune", scorecard->tune,
                     "what tuning wins on all runs, and on runs that it did not see (minutes)");

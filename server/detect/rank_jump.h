@@ -8,8 +8,9 @@
 //
 // And the past ended as low as it was, the first values above it are as high as all, and they rise no more: what
 // rises from step to step is no jump.  It has to be twice as far as the middle of kRankNewest values has wandered
-// above those before, lately.  It is over once the newest values lie in the past again, or the new level is the usual
-// one.
+// above those before, lately.  Where neighbours of the past are alike, eight in a row say little.  There the first of
+// them must come at once: by 1.5 times as much as any two neighbours of the past differ.  It is over once the newest
+// values lie in the past again, or the new level is the usual one.
 //
 // Plain values; not thread-safe.
 

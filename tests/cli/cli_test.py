@@ -708,6 +708,8 @@ class ServerBinaryTest(unittest.TestCase):
         self.assertEqual(result.returncode, 1)
         synthetic = self.call("scorecard", "--synthetic", "--runs", "2", "--seed", "7")
         self.assertEqual(synthetic.stdout, f"{self.folder.name} lab scorecard --synthetic --runs 2 --seed 7\n")
+        bars = self.call("scorecard", folder, "--bars")
+        self.assertEqual(bars.stdout, f"{self.folder.name} lab scorecard --bars {folder}\n")
 
     def test_beside_before_path(self) -> None:
         self.fake(self.folder / "elsewhere", 0)

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from instabilities.bars import of_faults, told_by_scorecard
 from instabilities.monitors import Alarm, Run, all_monitors, bellwether
-from instabilities.score import deadline, family_table, judged, runs_of, scored, summary
+from instabilities.score import Verdict, deadline, family_table, judged, runs_of, scored, summary
 
 WEIGHT = "layers.1.self_attn.q_proj.weight"
 
@@ -39,9 +40,9 @@ def test_a_replay_is_read_with_its_places() -> None:
 
 def test_detected_is_by_the_second_sample(truth: dict[str, Any]) -> None:
     assert deadline(truth) == 120 and deadline({**truth, "onset": 110}) == 120
-    # Three layers take turns, or their modules in six samples.
-    for family, until in (("faulty-kernel", 160), ("fp8-saturation", 220)):
-        assert deadline({**truth, "family": family, "setting": {"layers": 3}}) == until
+    # Three layers take turns.
+    kernel = {**truth, "family": "faulty-kernel", "setting": {"layers": 3}}
+    assert deadline(kernel) == 160
     for step, detected in ((105, True), (120, True), (121, False)):
         verdict = judged("r", truth, [Alarm(step, cause="corruption", layer=1, heads=(2,))])
         assert (verdict.detected, verdict.after) == (detected, step - 105)
@@ -128,6 +129,41 @@ def test_splits_are_scored_apart(truth: dict[str, Any]) -> None:
     found = scored(verdicts)
     assert [found[split]["all"]["runs"] for split in ("train", "test")] == [1, 2]
     assert "| corruption | 2 | 0 of 0 | 0 |" in family_table(found["test"])
+
+
+def of_kind(truth: dict[str, Any], kind: str, alarms: list[Alarm], count: int) -> list[Verdict]:
+    known = {**truth, "kind": kind, "loss_up": 200}
+    if kind == "healthy":
+        known |= {"cause": "healthy", "family": "healthy", "onset": None, "steps": 1000}
+        known |= dict.fromkeys(("layer", "head", "tensor"))
+    return [judged("r", known, alarms)] * count
+
+
+def test_bars_say_what_is_met_missed_or_not_judged(truth: dict[str, Any]) -> None:
+    right, late = Alarm(110, cause="corruption", layer=1), Alarm(190, cause="corruption")
+    verdicts = of_kind(truth, "injected", [right], 19) + of_kind(truth, "injected", [late], 1)
+    told = {bar.bar: bar for bar in of_faults(verdicts)}
+    detected, cause, place, in_time, warnings, criticals = told.values()
+    assert (detected.figure, detected.met) == (95, True)
+    assert cause.met and place.figure == 95 and place.met
+    assert (in_time.figure, in_time.met) == (None, None)
+    assert "| - | at least 90 | not judged: no such runs |" in in_time.row()
+    assert (warnings.figure, criticals.figure) == (0, 0)
+    verdicts += of_kind(truth, "slow", [], 1) + of_kind(truth, "healthy", [right], 1)
+    verdicts += of_kind(truth, "injected", [], 1)
+    states = [bar.met for bar in of_faults(verdicts)]
+    assert states == [False, True, True, False, False, True]
+    assert "| 90.5 | at least 95 | missed |" in of_faults(verdicts)[0].row()
+
+
+def test_bars_of_recordings_are_those_of_the_scorecard() -> None:
+    bars = told_by_scorecard(
+        '{"run":"a"}\n{"run":null,"bars":[{"bar":"least lead","figure":612.0,"limit":500,'
+        '"at_least":true,"goal":1000,"met":true},{"bar":"criticals","figure":null,"limit":0,'
+        '"at_least":false,"goal":null,"met":null}]}\n'
+    )
+    assert [bar.met for bar in bars] == [True, None]
+    assert bars[0].row() == "| least lead | 612 | at least 500, goal 1000 | met |"
 
 
 def recorded(folder: Path, losses: list[float]) -> Run:

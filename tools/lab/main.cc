@@ -17,6 +17,7 @@
 #include "server/detect/thresholds.h"
 #include "server/util/status_macros.h"
 #include "tools/lab/ablation.h"
+#include "tools/lab/bars.h"
 #include "tools/lab/run_set.h"
 #include "tools/lab/scorecard.h"
 #include "tools/lab/scorecard_text.h"
@@ -36,7 +37,8 @@ struct Command {
   std::string folder, labels;  // As OpenRunFolder; not for synthetic.
   std::string rules;           // A file; "" = what is built in.
   JudgeOptions judge;
-  bool json = false;  // Not for ablate and tune.
+  bool json = false;  // Not for ablate and tune; nor is bars.
+  bool bars = false;  // A bar that is missed is a failure.
   // At most one of these; none: the scorecard itself.
   bool ablate = false, tune = false, synthetic = false;
   int64_t synthetic_runs = 5;  // Of each kind, 25,000 steps each; 1..10000.
@@ -44,7 +46,7 @@ struct Command {
 };
 
 // A bar that is drawn over itself; nothing where standard error is no terminal.
-Progress Bar(const std::string& what) {
+Progress ProgressBar(const std::string& what) {
   if (isatty(STDERR_FILENO) == 0) return nullptr;
   return [what](size_t done, size_t of) {
     const size_t full = of == 0 ? kBarWidth : done * kBarWidth / of;
@@ -61,30 +63,48 @@ absl::Status Tell(const std::vector<std::string>& failures) {
   return absl::DataLossError(absl::StrCat(failures.size(), " recordings could not be read and are not scored"));
 }
 
+// FAILED_PRECONDITION: a bar is missed, where that is asked for.
+absl::Status Hold(const Command& command, const std::vector<Bar>& bars) {
+  if (!command.bars || !AnyMissed(bars)) return absl::OkStatus();
+  return absl::FailedPreconditionError("a bar is missed");
+}
+
 // DATA_LOSS: all is printed, but files could not be read, each of which is named.
 absl::Status Run(const Command& command) {
   if (command.synthetic) {
     const auto scores = ScoreSynthetic({.runs = command.synthetic_runs,
                                         .run = {.seed = command.seed},
                                         .judge = command.judge,
-                                        .progress = Bar("synthetic runs")});
+                                        .progress = ProgressBar("synthetic runs")});
+    const std::vector<Bar> bars = BarsOf(scores);
     Print(command.json ? ToJsonLines(scores) : ToTable(scores));
-    return absl::OkStatus();
+    return Hold(command, bars);
   }
   if (command.ablate || command.tune) {
-    BW_ASSIGN_OR_RETURN(const RunSet runs, RunSet::Read(command.folder, command.labels, Bar("recordings read")));
+    BW_ASSIGN_OR_RETURN(const RunSet runs,
+                        RunSet::Read(command.folder, command.labels, ProgressBar("recordings read")));
     if (runs.size() > 0) {
-      Print(command.ablate ? ToTable(Ablate(runs, command.judge, Bar("sets of tests")))
-                           : ToTable(Tune(runs, command.judge, Bar("searches"))));
+      Print(command.ablate ? ToTable(Ablate(runs, command.judge, ProgressBar("sets of tests")))
+                           : ToTable(Tune(runs, command.judge, ProgressBar("searches"))));
     }
     return Tell(runs.failures());
   }
-  BW_ASSIGN_OR_RETURN(
-      const Scorecard card,
-      ScoreRuns({.folder = command.folder, .labels = command.labels, .judge = command.judge, .progress = Bar("runs")}));
+  BW_ASSIGN_OR_RETURN(const Scorecard card, ScoreRuns({.folder = command.folder,
+                                                       .labels = command.labels,
+                                                       .judge = command.judge,
+                                                       .progress = ProgressBar("runs")}));
   const ScorecardTotals totals = AddUp(card.scores);
+  const std::vector<Bar> bars = BarsOf(card.scores);
   Print(command.json ? ToJsonLines(card, totals) : ToTable(card, totals));
-  return Tell(card.failures);
+  if (!command.json && card.of_benchmark > 0) {
+    Print(absl::StrCat("\n", card.of_benchmark,
+                       " runs of the benchmark have their truths beside them.  Its bars: "
+                       "python -m instabilities score ",
+                       command.folder, "\n"));
+  }
+  if (!command.json) Print("\nBars of made-up runs: bellwether scorecard --synthetic\n");
+  BW_RETURN_IF_ERROR(Tell(card.failures));
+  return Hold(command, bars);
 }
 
 void AddScorecard(CLI::App* app, Command* command) {
@@ -109,13 +129,14 @@ void AddScorecard(CLI::App* app, Command* command) {
       ->allow_extra_args(false);
   auto* const json =
       scorecard->add_flag("--json", command->json, "one JSON object a line per run, then one for the set");
+  auto* const bars = scorecard->add_flag("--bars", command->bars, "exit with 1 if a bar is missed");
   auto* const ablate = scorecard->add_flag("--ablate", command->ablate, "what each test is worth: the runs without it");
   auto* const tune = scorecard->add_flag("--tune", command->tune,
                                          "what tuning wins on all runs, and on runs that it did not see (minutes)");
   auto* const synthetic = scorecard->add_flag("--synthetic", command->synthetic,
                                               "false alarms in made-up healthy runs of 1,024 heads (minutes)");
-  ablate->excludes(tune)->excludes(synthetic)->excludes(json);
-  tune->excludes(synthetic)->excludes(json);
+  ablate->excludes(tune)->excludes(synthetic)->excludes(json)->excludes(bars);
+  tune->excludes(synthetic)->excludes(json)->excludes(bars);
   scorecard->add_option("--runs", command->synthetic_runs, "synthetic runs of each kind, 25,000 steps each")
       ->check(CLI::Range(1, 10000))
       ->capture_default_str()

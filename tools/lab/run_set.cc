@@ -13,9 +13,10 @@ namespace bellwether::server {
 struct RunSet::Kept final : RunListener {
   std::string name;
   std::optional<RunLabel> label;
-  std::vector<std::variant<RunDescription, StepSample, RunEvent>> items;
+  std::vector<std::variant<RunDescription, StepSample, RunEvent, RunRows>> items;
 
   void OnHello(const RunDescription& run) override { items.emplace_back(run); }
+  void OnRows(const RunRows& rows) override { items.emplace_back(rows); }
   void OnSample(const StepSample& sample) override { items.emplace_back(sample); }
   void OnEvent(const RunEvent& event) override { items.emplace_back(event); }
 
@@ -25,6 +26,8 @@ struct RunSet::Kept final : RunListener {
         listener->OnSample(*sample);
       } else if (const auto* event = std::get_if<RunEvent>(&item)) {
         listener->OnEvent(*event);
+      } else if (const auto* rows = std::get_if<RunRows>(&item)) {
+        listener->OnRows(*rows);
       } else {
         listener->OnHello(std::get<RunDescription>(item));
       }

@@ -71,6 +71,8 @@ class Scorer final : public RunListener {
     Note();
   }
 
+  void OnRows(const RunRows& rows) override { judge_->SetRows(std::make_shared<const RunRows>(rows)); }
+
   void OnSample(const StepSample& sample) override {
     truth_.Observe(sample);
     if (peers_) peers_->Observe(sample);
@@ -110,13 +112,17 @@ class Scorer final : public RunListener {
       }
       if (warned_.insert(transition.key).second) {
         ++score_->warnings;
+        ++score_->warned_rules[transition.rule];
         ++score_->warned_by[transition.evidence.empty()
                                 ? transition.rule
                                 : absl::StrCat(transition.evidence[0].signal, " ", transition.evidence[0].detector)];
       }
       if (transition.severity < Severity::kCritical) continue;
       if (score_->first_critical < 0) score_->first_critical = transition.step;
-      if (critical_.insert(transition.key).second) ++score_->criticals;
+      if (critical_.insert(transition.key).second) {
+        ++score_->criticals;
+        ++score_->critical_rules[transition.rule];
+      }
     }
     transitions_.clear();
   }
@@ -179,7 +185,10 @@ absl::StatusOr<RunScore> ScoreRun(const std::string& file, const RunLabel* label
 }
 
 const RunLabel* RunFolder::LabelOf(const std::string& file) const {
-  const auto label = labels.find(std::filesystem::path(file).stem().string());
+  static const RunLabel kOfBenchmark = {.family = "benchmark", .truth = {}};
+  const std::string name = std::filesystem::path(file).stem().string();
+  if (of_benchmark.contains(name)) return &kOfBenchmark;
+  const auto label = labels.find(name);
   return label == labels.end() ? nullptr : &label->second;
 }
 
@@ -200,6 +209,12 @@ absl::StatusOr<RunFolder> OpenRunFolder(const std::string& folder, const std::st
             : absl::StrCat(folder, " holds ", traces, " *.npz and no *", kEnding, ": convert each with `", how, "`"));
   }
   std::sort(runs.files.begin(), runs.files.end());
+  for (const std::string& file : runs.files) {
+    const std::filesystem::path recording(file);
+    if (std::filesystem::exists(std::filesystem::path(recording).replace_extension(".json"), error)) {
+      runs.of_benchmark.insert(recording.stem().string());
+    }
+  }
   if (const std::filesystem::path beside = std::filesystem::path(folder) / "labels.json";
       !labels.empty() || std::filesystem::exists(beside)) {
     BW_ASSIGN_OR_RETURN(runs.labels, ReadRunLabels(labels.empty() ? beside.string() : labels));
@@ -210,6 +225,7 @@ absl::StatusOr<RunFolder> OpenRunFolder(const std::string& folder, const std::st
 absl::StatusOr<Scorecard> ScoreRuns(const ScorecardOptions& options) {
   BW_ASSIGN_OR_RETURN(const RunFolder folder, OpenRunFolder(options.folder, options.labels));
   Scorecard card;
+  card.of_benchmark = folder.of_benchmark.size();
   size_t done = 0;
   for (const std::string& file : folder.files) {
     absl::StatusOr<RunScore> score = ScoreRun(file, folder.LabelOf(file), options.judge);

@@ -12,6 +12,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -54,6 +55,7 @@ struct RunScore {
   int64_t warnings = 0, criticals = 0;  // Alerts that got so far.
   // The warnings by their first evidence: "drift_ratio growth".
   std::map<std::string, int64_t> warned_by;
+  std::map<std::string, int64_t> warned_rules, critical_rules;  // The same by their rules as first told.
   std::vector<PeerScore> peers;
   double judge_seconds = 0;
   int64_t samples = 0, values = 0;  // That the judge was given.
@@ -85,6 +87,9 @@ absl::StatusOr<RunScore> ScoreRun(const std::string& file, const RunLabel* label
 struct RunFolder {
   std::vector<std::string> files;  // .bwrun, by rising name; others are left alone.
   RunLabels labels;
+  // Runs of the benchmark (instabilities/): each has its truth as NAME.json beside it, which is not read
+  // here.  They are of the family "benchmark": neither quiet nor a failure.
+  std::set<std::string> of_benchmark;
 
   // Null if nothing is known.
   const RunLabel* LabelOf(const std::string& file) const;
@@ -104,6 +109,7 @@ struct ScorecardOptions {
 struct Scorecard {
   std::vector<RunScore> scores;       // By rising name.
   std::vector<std::string> failures;  // "FILE: why", of runs that cannot be read.
+  size_t of_benchmark = 0;            // Files that are runs of the benchmark.
 };
 
 // Errors as OpenRunFolder; a file that cannot be read is a failure of its own.

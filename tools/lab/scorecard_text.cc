@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "tools/lab/bars.h"
 
 namespace bellwether::server {
 namespace {
@@ -131,6 +132,7 @@ Json ToJson(const ScorecardTotals& totals, const Scorecard& card) {
       {"asked", totals.etas_asked}, {"known", totals.etas_known}, {"within_35_percent", totals.etas_within_35_percent}};
   json["false_criticals"] = RateJson(totals.false_criticals_rate);
   json["ns_per_value"] = totals.ns_per_value;
+  json["bars"] = BarsJson(BarsOf(card.scores));
   return json;
 }
 
@@ -238,7 +240,7 @@ std::string ToTable(const Scorecard& card, const ScorecardTotals& totals) {
                   ".\nTime left, at mid-course: said in ", totals.etas_known, " of ", totals.etas_asked,
                   " runs, within 35 % in ", totals.etas_within_35_percent,
                   ".\nFalse criticals per 1,000 steps: ", RateText(totals.false_criticals_rate),
-                  absl::StrFormat(".\nCost: %.1f ns a value.\n", totals.ns_per_value));
+                  absl::StrFormat(".\nCost: %.1f ns a value.\n\n", totals.ns_per_value), BarTable(BarsOf(card.scores)));
   return text;
 }
 

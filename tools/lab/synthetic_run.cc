@@ -6,9 +6,12 @@
 #include <cstddef>
 #include <limits>
 #include <numbers>
-#include <random>
+#include <optional>
 #include <string>
 #include <vector>
+
+#include "tools/lab/synthetic_noise.h"
+#include "tools/lab/synthetic_places.h"
 
 namespace bellwether::server {
 namespace {
@@ -44,7 +47,8 @@ class Generator {
   explicit Generator(const SyntheticOptions& options)
       : options_(options),
         heads_(static_cast<size_t>(options.layers) * static_cast<size_t>(options.heads)),
-        random_(options.seed * 1000 + static_cast<uint64_t>(options.kind)) {
+        random_(options.kind, options.seed * 1000 + static_cast<uint64_t>(options.kind)) {
+    if (options.places) places_.emplace(options);
     for (size_t series = 0; series < kSeriesEnd; ++series) {
       const Statistics& s = kStatistics[series];
       const bool grows = options.kind == SyntheticKind::kLogGrowth && series != kSigma && series != kLeak;
@@ -69,7 +73,9 @@ class Generator {
     run.layout = {.layers = options_.layers, .heads = options_.heads, .kv_heads = options_.heads};
     run.attention.kernel = "flash";
     run.attention.score_dtype = "bf16";
+    if (places_) places_->Describe(&run);
     listener->OnHello(run);
+    if (places_) listener->OnRows(places_->rows());
     int64_t restart_at = NextRestart(0);
     for (int64_t step = 0; step <= options_.steps; ++step) {
       if (step >= restart_at) {
@@ -88,7 +94,11 @@ class Generator {
       sample_.step = step;
       sample_.ranks = 1;
       AddScalars();
-      if (step % PeriodAt(step) == 0) AddHeads();
+      if (places_) places_->AddEach(&sample_);
+      if (step % PeriodAt(step) == 0) {
+        AddHeads();
+        if (places_) places_->AddSampled(&sample_);
+      }
       listener->OnSample(sample_);
     }
   }
@@ -100,9 +110,9 @@ class Generator {
     double wave_steps, wave_begin;
   };
 
-  double Normal() { return normal_(random_); }
-  double Uniform() { return uniform_(random_); }
-  bool Misses(double share) { return options_.kind == SyntheticKind::kMissing && Uniform() < share; }
+  double Normal() { return random_.Normal(); }
+  double Uniform() { return random_.Uniform(); }
+  bool Misses(double share) { return random_.Misses(share); }
 
   int64_t NextRestart(int64_t step) {
     if (options_.kind != SyntheticKind::kRestarts) return options_.steps + 1;
@@ -121,29 +131,6 @@ class Generator {
   // The norm of a weight is its own past, whatever the noise of the samples.
   SyntheticKind NoiseOf(Series series) const { return series == kSigma ? SyntheticKind::kAr90 : options_.kind; }
 
-  // Of variance 1.  `kept`: the correlation with the last one.
-  double Noise(SyntheticKind kind, double kept, Cell* cell) {
-    const auto correlated = [&] {
-      cell->slow = kept * cell->slow + std::sqrt(1 - kept * kept) * Normal();
-      return cell->slow;
-    };
-    switch (kind) {
-      case SyntheticKind::kAr90:
-      case SyntheticKind::kAr98:
-        return correlated();
-      case SyntheticKind::kHeavyTails: {
-        double squares = 0;
-        for (int i = 0; i < 3; ++i) {
-          const double x = Normal();
-          squares += x * x;
-        }
-        return Normal() / std::sqrt(squares);  // Variance of t3: 3.
-      }
-      default:
-        return std::sqrt(kSlowShare) * correlated() + std::sqrt(1 - kSlowShare) * Normal();
-    }
-  }
-
   void Fill(Series series, std::vector<double>* out) {
     const auto step = static_cast<double>(sample_.step);
     const int64_t gap = sampled_at_ < 0 ? kPeriod : sample_.step - sampled_at_;
@@ -155,7 +142,7 @@ class Generator {
     out->clear();
     for (Cell& cell : cells_[series]) {
       double x = cell.level + cell.exponent * time + cell.wander * std::sin(kWanderRate * time + cell.phase) +
-                 cell.noise * Noise(kind, kept, &cell);
+                 cell.noise * random_.Of(kind, kept, kSlowShare, 3, &cell.slow);
       if (waves) {
         const double turns = step / cell.wave_steps + cell.wave_begin;
         x += std::numbers::sqrt2 * cell.noise * std::sin(2 * std::numbers::pi * turns);
@@ -177,11 +164,12 @@ class Generator {
   void AddScalars() {
     const auto step = static_cast<double>(sample_.step);
     const double loss = 1.65 + 9.2 * std::exp(-step / 300), gradient = 0.55 + 9.5 * std::exp(-step / 200);
-    if (!Misses(0.05)) sample_.Add(SignalId::kLoss)[0] = static_cast<float>(loss * std::exp(0.08 * Normal()));
-    // Student's t with 5 degrees of freedom: kurtosis 9.
-    double squares = 0;
-    for (int i = 0; i < 5; ++i) squares += std::pow(Normal(), 2);
-    const double noise = Normal() / std::sqrt(squares / 3);
+    if (!Misses(0.05)) {
+      const double white = 0.08 * Normal();
+      const double noise = places_ ? places_->NextLoss(sample_.step) : white;
+      sample_.Add(SignalId::kLoss)[0] = static_cast<float>(loss * std::exp(noise));
+    }
+    const double noise = random_.StudentT(5);  // Kurtosis 9.
     if (!Misses(0.05)) sample_.Add(SignalId::kGradNorm)[0] = static_cast<float>(gradient * std::exp(0.1 * noise));
     sample_.Add(SignalId::kStepSeconds)[0] = static_cast<float>(0.3 * std::exp(0.05 * Normal()));
     sample_.Add(SignalId::kHookSeconds)[0] = 0.0015f;
@@ -214,9 +202,8 @@ class Generator {
 
   const SyntheticOptions options_;
   const size_t heads_;
-  std::mt19937_64 random_;
-  std::normal_distribution<double> normal_;
-  std::uniform_real_distribution<double> uniform_;
+  SyntheticNoise random_;
+  std::optional<SyntheticPlaces> places_;
   std::array<std::vector<Cell>, kSeriesEnd> cells_;
   StepSample sample_;
   std::vector<double> ratio_, values_;

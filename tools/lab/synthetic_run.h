@@ -33,6 +33,8 @@
 //     correlation of neighbours of 0.4 (0.5);
 //   * exponents of step, 5 and 95 % of heads, -0.59 and 0.57 (-0.52 and 0.73).
 //
+// What is no head: synthetic_places.h.
+//
 // The key-gradient leak, which those runs do not report: level 4e-4, sigma 0.2
 // as in the healthy layer of tests/testdata/tiny/bf16-*; its spread over heads
 // (0.5) is assumed.
@@ -67,6 +69,7 @@ struct SyntheticOptions {
   int32_t layers = 32, heads = 32;
   int64_t steps = 25000;
   bool key_leak = false;  // Whether the run reports it.
+  bool places = true;     // Whether it reports what is no head: synthetic_places.h.
   uint64_t seed = 1;
 };
 

@@ -3,6 +3,8 @@
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
+#include "server/detect/finding.h"
+#include "tools/lab/bars.h"
 #include "tools/lab/scorecard_text.h"
 
 namespace bellwether::server {
@@ -21,6 +23,8 @@ void Add(const RunScore& run, SyntheticScore* score) {
   score->criticals += run.criticals;
   score->judge_seconds += run.judge_seconds;
   for (const auto& [cause, count] : run.warned_by) score->warned_by[cause] += count;
+  for (const auto& [rule, count] : run.warned_rules) score->warned_rules[rule] += count;
+  for (const auto& [rule, count] : run.critical_rules) score->critical_rules[rule] += count;
 }
 
 SyntheticScore Sum(const std::vector<SyntheticScore>& scores) {
@@ -31,6 +35,8 @@ SyntheticScore Sum(const std::vector<SyntheticScore>& scores) {
     sum.warnings += score.warnings;
     sum.criticals += score.criticals;
     for (const auto& [cause, count] : score.warned_by) sum.warned_by[cause] += count;
+    for (const auto& [rule, count] : score.warned_rules) sum.warned_rules[rule] += count;
+    for (const auto& [rule, count] : score.critical_rules) sum.critical_rules[rule] += count;
   }
   return sum;
 }
@@ -39,6 +45,32 @@ std::string Row(const std::string& name, const SyntheticScore& score) {
   return absl::StrCat("| ", name, " | ", score.runs, " | ", score.run_steps, " | ",
                       RateText(MakeRate(score.warnings, score.run_steps)), " | ", CausesText(score.warned_by), " | ",
                       RateText(MakeRate(score.criticals, score.run_steps)), " |\n");
+}
+
+// Rules by kinds: warnings, and how many of them became critical.
+std::string RuleTable(std::vector<SyntheticScore> scores) {
+  std::string text = "| rule |", line = "| --- |";
+  for (const SyntheticScore& score : scores) {
+    absl::StrAppend(&text, " ", NameOf(score.kind), " |");
+    line += " --- |";
+  }
+  scores.push_back(Sum(scores));
+  absl::StrAppend(&text, " all | per 1,000 run-steps (95 %) |\n", line, " --- | --- |\n");
+  for (int i = 0; i < static_cast<int>(Rule::kUser); ++i) {
+    const std::string rule = NameOf(static_cast<Rule>(i));
+    const auto of = [&](const std::map<std::string, int64_t>& counts) {
+      const auto found = counts.find(rule);
+      return found == counts.end() ? 0 : found->second;
+    };
+    absl::StrAppend(&text, "| ", rule, " |");
+    for (const SyntheticScore& score : scores) {
+      const int64_t critical = of(score.critical_rules);
+      absl::StrAppend(&text, " ", of(score.warned_rules), critical > 0 ? absl::StrCat(", critical ", critical) : "",
+                      " |");
+    }
+    absl::StrAppend(&text, " ", RateText(MakeRate(of(scores.back().warned_rules), scores.back().run_steps)), " |\n");
+  }
+  return text;
 }
 
 }  // namespace
@@ -73,7 +105,7 @@ std::string ToTable(const std::vector<SyntheticScore>& scores) {
       "|\n"
       "| --- | --- | --- | --- | --- | --- |\n";
   for (const SyntheticScore& score : scores) text += Row(NameOf(score.kind), score);
-  return text + Row("all", Sum(scores));
+  return absl::StrCat(text, Row("all", Sum(scores)), "\n", RuleTable(scores), "\n", BarTable(BarsOf(scores)));
 }
 
 std::string ToJsonLines(const std::vector<SyntheticScore>& scores) {
@@ -81,9 +113,12 @@ std::string ToJsonLines(const std::vector<SyntheticScore>& scores) {
   for (const SyntheticScore& score : scores) {
     nlohmann::ordered_json json = {{"kind", NameOf(score.kind)},         {"runs", score.runs},
                                    {"run_steps", score.run_steps},       {"false_warnings", score.warnings},
-                                   {"false_criticals", score.criticals}, {"warned_by", score.warned_by}};
+                                   {"false_criticals", score.criticals}, {"warned_by", score.warned_by},
+                                   {"warned_rules", score.warned_rules}, {"critical_rules", score.critical_rules}};
     absl::StrAppend(&text, json.dump(), "\n");
   }
+  const nlohmann::ordered_json all = {{"kind", nullptr}, {"bars", BarsJson(BarsOf(scores))}};
+  absl::StrAppend(&text, all.dump(), "\n");
   return text;
 }
 

@@ -25,15 +25,15 @@ struct SyntheticSet {
 struct SyntheticScore {
   SyntheticKind kind = SyntheticKind::kAsRecorded;
   int64_t runs = 0, run_steps = 0;
-  int64_t warnings = 0, criticals = 0;       // All of them wrong.
-  std::map<std::string, int64_t> warned_by;  // As RunScore.
+  int64_t warnings = 0, criticals = 0;                                     // All of them wrong.
+  std::map<std::string, int64_t> warned_by, warned_rules, critical_rules;  // As RunScore.
   double judge_seconds = 0;
 };
 
 std::vector<SyntheticScore> ScoreSynthetic(const SyntheticSet& set);
 
 std::string ToTable(const std::vector<SyntheticScore>& scores);      // Markdown.
-std::string ToJsonLines(const std::vector<SyntheticScore>& scores);  // One object a kind.
+std::string ToJsonLines(const std::vector<SyntheticScore>& scores);  // One object a kind, then the bars.
 
 }  // namespace bellwether::server
 

@@ -47,6 +47,29 @@ TEST_F(RankJumpTest, JumpAboveThePastIsSeenWithinTenValues) {
   EXPECT_NEAR(jump_.value(), 1.8, 0.1);
 }
 
+// An AR(r) of deviation 1: one value says much of the next.
+TEST_F(RankJumpTest, ValuesThatAreLikeTheirNeighboursJumpOnlyAtOnce) {
+  for (const double kept : {0.9, 0.98}) {
+    jump_.Forget();
+    double state = 0;
+    const auto next = [&] {
+      state = kept * state + std::sqrt(1 - kept * kept) * normal_(random_);
+      return std::exp(0.08 * state);
+    };
+    int found = 0;
+    for (int i = 0; i < 200000; ++i) {
+      jump_.Observe(step_++, next(), 0.05);
+      if (!jump_.holds()) continue;
+      ++found;
+      jump_.Forget();
+    }
+    EXPECT_LE(found, 2) << kept;
+    for (int i = 0; i < 100; ++i) jump_.Observe(step_++, next(), 0.05);
+    for (int i = 0; i < 10 && !jump_.holds(); ++i) jump_.Observe(step_++, 1.8 * next(), 0.05);
+    EXPECT_TRUE(jump_.holds()) << kept;
+  }
+}
+
 TEST_F(RankJumpTest, ScatterOfAnyKindIsNone) {
   std::student_t_distribution<double> heavy(1.5);
   std::uniform_int_distribution<int> length(5, 25);

@@ -105,6 +105,43 @@ TEST(ScorecardTest, AFolderIsScoredByNameAndPrintedAsLines) {
   EXPECT_THAT(ToTable(*card, AddUp(card->scores)), HasSubstr("| bellwether | 1 of 1 |"));
 }
 
+TEST(ScorecardTest, RunsOfTheBenchmarkAreNeitherQuietNorFailures) {
+  TempDirectory folder;
+  std::filesystem::copy(kRuns + "gpt-flash-s17.bwrun", folder.path() + "/stall-train-1.bwrun");
+  std::ofstream(folder.path() + "/stall-train-1.json") << "{}";
+  const auto card = ScoreRuns({.folder = folder.path()});
+  ASSERT_TRUE(card.ok()) << card.status();
+  EXPECT_EQ(card->of_benchmark, 1u);
+  EXPECT_EQ(card->scores[0].family, "benchmark");
+  EXPECT_FALSE(card->scores[0].quiet());
+  EXPECT_FALSE(card->scores[0].fails());
+  EXPECT_GT(card->scores[0].warnings, 0);
+}
+
+// A job's own signal is judged by its name, which only the rows of the run have.
+TEST(ScorecardTest, TheJudgeKnowsTheRowsOfARun) {
+  const auto walk = [](RunListener* listener) {
+    RunDescription run;
+    run.layout = {.layers = 2, .heads = 1, .kv_heads = 1, .own = 1};
+    listener->OnHello(run);
+    RunRows rows;
+    rows.own_signals.emplace_back().name = "kl";
+    rows.AddOwnCell({.signal = 0});
+    listener->OnRows(rows);
+    for (int64_t step = 0; step < 40; ++step) {
+      StepSample sample;
+      sample.Reset(run.layout);
+      sample.step = step;
+      sample.Add(SignalId::kOwnMean)[0] = step < 20 ? 1 : std::nanf("");
+      listener->OnSample(sample);
+    }
+    return absl::OkStatus();
+  };
+  const auto score = ScoreWalk("r", walk, nullptr, {}, false);
+  ASSERT_TRUE(score.ok());
+  EXPECT_TRUE(score->warned_rules.contains("own"));
+}
+
 TEST(ScorecardTest, UnreadableRunsAreNamedAndTheRestScored) {
   TempDirectory folder;
   const std::string good = kRuns + "gpt-flash-s17.bwrun";

@@ -21,14 +21,18 @@ struct Kept final : RunListener {
   std::vector<RunDescription> hellos;
   std::vector<StepSample> samples;
   std::vector<RunEvent> events;
+  RunRows rows;
   void OnHello(const RunDescription& run) override { hellos.push_back(run); }
+  void OnRows(const RunRows& named) override { rows = named; }
   void OnSample(const StepSample& sample) override { samples.push_back(sample); }
   void OnEvent(const RunEvent& event) override { events.push_back(event); }
 };
 
-Kept Walk(SyntheticKind kind, uint64_t seed = 1, int64_t steps = 10000) {
+Kept Walk(SyntheticKind kind, uint64_t seed = 1, int64_t steps = 10000, bool places = false) {
   Kept kept;
-  WalkSyntheticRun({.kind = kind, .layers = 4, .heads = 16, .steps = steps, .key_leak = true, .seed = seed}, &kept);
+  WalkSyntheticRun(
+      {.kind = kind, .layers = 4, .heads = 16, .steps = steps, .key_leak = true, .places = places, .seed = seed},
+      &kept);
   return kept;
 }
 
@@ -111,6 +115,38 @@ TEST(SyntheticRunTest, LevelsAndNoiseAreTheRecordedOnes) {
     EXPECT_NEAR(std::sqrt(Variance(levels)), e.head, 0.25 * e.head);
     EXPECT_NEAR(Median(noises), e.noise * std::sqrt(2 * (2 + 0.02) / 3), 0.2 * e.noise);
   }
+}
+
+TEST(SyntheticRunTest, EveryGranularityIsReportedWithItsNames) {
+  const Kept run = Walk(SyntheticKind::kAsRecorded, 1, 1000, true);
+  std::set<Granularity> found;
+  for (const StepSample& sample : run.samples) {
+    for (const SignalId signal : sample.signals()) found.insert(FindSignal(signal)->granularity);
+  }
+  EXPECT_EQ(found.size(), 9u);
+  const Layout& layout = run.hellos[0].layout;
+  EXPECT_EQ(layout.tensors, run.rows.tensors.size());
+  EXPECT_EQ(layout.modules, run.rows.modules.size());
+  EXPECT_EQ(layout.own, run.rows.own.size());
+  EXPECT_EQ(run.rows.tensors.names().back(), "lm_head.weight");
+}
+
+// Of the table of synthetic_places.h.
+TEST(SyntheticRunTest, PlacesHaveTheRecordedNoise) {
+  const Kept run = Walk(SyntheticKind::kAsRecorded, 1, 6000, true);
+  const auto noise_of = [&run](SignalId signal) {
+    std::vector<double> noises;
+    for (const auto& row : LogsOf(run, signal)) {
+      if (row.size() > 10) noises.push_back(std::sqrt(DifferenceVariance(row) / 2));
+    }
+    return Median(noises);
+  };
+  EXPECT_NEAR(noise_of(SignalId::kTensorGradNorm), std::hypot(0.20, 0.21), 0.04);
+  EXPECT_NEAR(noise_of(SignalId::kTensorMomentLag), std::hypot(0.14, 0.13), 0.04);
+  EXPECT_NEAR(noise_of(SignalId::kTensorUpdateRatio), 0.10, 0.02);
+  EXPECT_NEAR(noise_of(SignalId::kExpertShare), 0.18, 0.03);
+  EXPECT_NEAR(noise_of(SignalId::kMomentLagMax), 0.19, 0.03);
+  EXPECT_LT(noise_of(SignalId::kTensorWeightRms), 0.003);
 }
 
 TEST(SyntheticRunTest, NoiseHasTheCorrelationAndTailsOfItsKind) {
@@ -201,11 +237,12 @@ TEST(SyntheticRunTest, FewHeadsFallUnderLogGrowth) {
 // The bars of the scorecard, on a slice: 180,000 run-steps of 64 heads.
 TEST(SyntheticScorecardTest, HealthySyntheticRunsHaveFewWarnings) {
   size_t told = 0;
-  const auto scores = ScoreSynthetic(
-      {.runs = 2, .run = {.layers = 8, .heads = 8, .steps = 10000}, .progress = [&](size_t done, size_t of) {
-         EXPECT_EQ(done, ++told);
-         EXPECT_EQ(of, 18u);
-       }});
+  const auto scores = ScoreSynthetic({.runs = 2,
+                                      .run = {.layers = 8, .heads = 8, .steps = 10000, .places = false},
+                                      .progress = [&](size_t done, size_t of) {
+                                        EXPECT_EQ(done, ++told);
+                                        EXPECT_EQ(of, 18u);
+                                      }});
   ASSERT_EQ(scores.size(), static_cast<size_t>(kSyntheticKinds));
   int64_t steps = 0, warnings = 0;
   for (const SyntheticScore& score : scores) {
@@ -220,6 +257,19 @@ TEST(SyntheticScorecardTest, HealthySyntheticRunsHaveFewWarnings) {
   EXPECT_THAT(ToTable(scores), ::testing::HasSubstr("| AR(0.98) | 2 | 20000 |"));
 }
 
+// And of what is no head: 36,000 run-steps, in which the families of other granularities say nothing.
+TEST(SyntheticScorecardTest, HealthyPlacesHaveFewWarnings) {
+  const auto scores = ScoreSynthetic({.runs = 1, .run = {.layers = 4, .heads = 4, .steps = 4000}});
+  int64_t warnings = 0;
+  for (const SyntheticScore& score : scores) {
+    EXPECT_EQ(score.criticals, 0) << NameOf(score.kind);
+    for (const auto& [rule, count] : score.warned_rules) {
+      if (rule != "drift" && rule != "ties") warnings += count;
+    }
+  }
+  EXPECT_LE(warnings, 3) << ToTable(scores);
+}
+
 // What finds nothing must be able to find: a judge that takes every rise for a
 // drift fails the bar above.
 TEST(SyntheticScorecardTest, OverlySensitiveJudgeExceedsTheWarningLimit) {
@@ -228,7 +278,8 @@ TEST(SyntheticScorecardTest, OverlySensitiveJudgeExceedsTheWarningLimit) {
   nervous.drift.level_rise_min = 1.01;
   nervous.alert.resolve_steps = 100;
   nervous.alert.cooldown_steps = 0;
-  const auto scores = ScoreSynthetic({.runs = 1, .run = {.layers = 8, .heads = 8, .steps = 10000}, .judge = nervous});
+  const auto scores =
+      ScoreSynthetic({.runs = 1, .run = {.layers = 8, .heads = 8, .steps = 10000, .places = false}, .judge = nervous});
   int64_t warnings = 0, steps = 0;
   std::set<std::string> causes;
   for (const SyntheticScore& score : scores) {
