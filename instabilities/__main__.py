@@ -12,7 +12,7 @@ from . import causes
 
 def _list(args: argparse.Namespace) -> int:
     for name, family in causes.FAMILIES.items():
-        print(f"{name:26}{family.meaning}{'; on a GPU' if family.gpu else ''}")
+        print(f"{name:26}{family.meaning}")
     return 0
 
 

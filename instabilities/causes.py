@@ -16,9 +16,9 @@ UNKNOWN = "unknown"  # A monitor may say so; it is not right.
 class Family:
     cause: str
     meaning: str
-    gpu: bool = False  # Made on a GPU only.
     always: bool = False  # Something is wrong whatever the loss does, and has to be told.
-    in_turn: bool = False  # Layers take turns to be compared with a reference, one a sample.
+    # Of what takes turns to be measured: samples, for each layer of the model, of one turn of all.
+    in_turn: int = 0
 
     @property
     def name(self) -> str:
@@ -28,12 +28,12 @@ class Family:
 
 _ALL = (
     Family(HEALTHY, "no fault; every warning is a false one"),
-    Family("rounding drift", "biased rounding of a low-precision kernel pushes W_Q", gpu=True),
+    Family("rounding drift", "biased rounding of a low-precision kernel pushes W_Q"),
     Family(
         "faulty kernel",
         "attention of one layer returns a wrong output or gradient",
         always=True,
-        in_turn=True,
+        in_turn=1,  # A layer a sample is compared with a reference.
     ),
     Family("logit growth", "queries and keys of a layer grow, and scores with them"),
     Family("learning rate too high", "from the start, or from one step on"),
@@ -54,7 +54,12 @@ _ALL = (
     Family("dead experts", "an expert gets no tokens, or two get all", always=True),
     Family("residual growth", "what a block adds to the residual stream grows"),
     Family("head growth", "the output layer or the embedding grows"),
-    Family("FP8 saturation", "values beyond what 8 bits hold", gpu=True),
+    Family(
+        "FP8 saturation",
+        "the scale of a tensor in 8 bits does not fit: values clamp, or become 0",
+        always=True,
+        in_turn=2,  # Four modules a sample, of at most eight.
+    ),
     Family("corruption", "one bit of a weight, one gradient element, or one activation"),
     Family("replicas apart", "copies of a weight at two ranks differ", always=True),
     Family("rollout apart", "the policy that samples is not the one that is trained"),

@@ -14,6 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .corpus import VOCABULARY
+from .fp8 import Linear8
+from .rounding import CLASSES, RoundedAttention
 from .settings import Setting
 
 TOP_K = 2
@@ -23,6 +25,11 @@ def norm_of(setting: Setting, width: int) -> nn.Module:
     if setting.norm == "layernorm":
         return nn.LayerNorm(width, bias=False)
     return nn.RMSNorm(width, eps=1e-6)
+
+
+def linear(setting: Setting, inner: int, outer: int) -> nn.Linear:
+    """Of a block."""
+    return Linear8(inner, outer) if setting.fp8 else nn.Linear(inner, outer, bias=False)
 
 
 @functools.cache
@@ -51,21 +58,25 @@ class Attention(nn.Module):
         narrow = self.kv_heads * self.dim
         self.rotary = setting.positions == "rotary"
         source = width // 2 if setting.latent else width
-        self.kv_latent = nn.Linear(width, source, bias=False) if setting.latent else None
-        self.q_proj = nn.Linear(width, width, bias=False)
-        self.k_proj = nn.Linear(source, narrow, bias=False)
-        self.v_proj = nn.Linear(source, narrow, bias=False)
-        self.o_proj = nn.Linear(width, width, bias=False)
+        self.kv_latent = linear(setting, width, source) if setting.latent else None
+        self.q_proj = linear(setting, width, width)
+        self.k_proj = linear(setting, source, narrow)
+        self.v_proj = linear(setting, source, narrow)
+        self.o_proj = linear(setting, width, width)
         self.q_norm = nn.RMSNorm(self.dim, eps=1e-6) if setting.qk_norm else None
         self.k_norm = nn.RMSNorm(self.dim, eps=1e-6) if setting.qk_norm else None
-        self.gate = nn.Linear(width, width, bias=False) if setting.gated else None
+        self.gate = linear(setting, width, width) if setting.gated else None
         self.sink = nn.Parameter(torch.zeros(self.heads)) if setting.sinks else None
         self.kernel: Optional[nn.Module] = None  # Another attention than PyTorch's.
+        self.rounded = RoundedAttention() if setting.attention == "bf16" else None
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if self.kernel is not None:
             attended: Tensor = self.kernel(q, k, v)
             return attended
+        if self.rounded is not None:
+            in_bf16: Tensor = self.rounded(q.bfloat16(), k.bfloat16(), v.bfloat16())
+            return in_bf16.to(q.dtype)
         if self.sink is None:
             grouped = self.kv_heads != self.heads
             return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
@@ -98,12 +109,10 @@ class MLP(nn.Module):
     def __init__(self, setting: Setting) -> None:
         super().__init__()
         width = setting.width
-        self.gate_proj = (
-            nn.Linear(width, 2 * width, bias=False) if setting.mlp == "swiglu" else None
-        )
+        self.gate_proj = linear(setting, width, 2 * width) if setting.mlp == "swiglu" else None
         hidden = 2 * width if setting.mlp == "swiglu" else 4 * width
-        self.up_proj = nn.Linear(width, hidden, bias=False)
-        self.down_proj = nn.Linear(hidden, width, bias=False)
+        self.up_proj = linear(setting, width, hidden)
+        self.down_proj = linear(setting, hidden, width)
 
     def forward(self, x: Tensor) -> Tensor:
         up = self.up_proj(x)
@@ -157,17 +166,21 @@ class Block(nn.Module):
         super().__init__()
         self.input_norm = norm_of(setting, setting.width)
         self.self_attn = Attention(setting)
-        self.mlp_norm = norm_of(setting, setting.width)
-        self.mlp = Mixture(setting) if setting.experts else MLP(setting)
+        self.mlp: Optional[nn.Module] = None
+        if setting.mlp != "none":
+            self.mlp_norm = norm_of(setting, setting.width)
+            self.mlp = Mixture(setting) if setting.experts else MLP(setting)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.self_attn(self.input_norm(x))
+        if self.mlp is None:
+            return x
         added: Tensor = x + self.mlp(self.mlp_norm(x))
         return added
 
 
 class Decoder(nn.Module):
-    """Logits [batch, tokens, VOCABULARY] of the next byte."""
+    """Logits [batch, tokens, VOCABULARY] of the next byte, or [batch, tokens, CLASSES]."""
 
     def __init__(self, setting: Setting) -> None:
         super().__init__()
@@ -176,7 +189,8 @@ class Decoder(nn.Module):
         self.embed_positions = nn.Embedding(setting.tokens, setting.width) if learned else None
         self.layers = nn.ModuleList(Block(setting) for _ in range(setting.layers))
         self.norm = norm_of(setting, setting.width)
-        self.lm_head = nn.Linear(setting.width, VOCABULARY, bias=False)
+        classes = setting.task == "classes"
+        self.lm_head = nn.Linear(setting.width, CLASSES if classes else VOCABULARY, bias=classes)
         if setting.tied:
             self.lm_head.weight = self.embed_tokens.weight
         self.dropout = setting.dropout
@@ -188,6 +202,8 @@ class Decoder(nn.Module):
                 added = name.endswith(("o_proj.weight", "down_proj.weight"))
                 spread = 0.02 / (math.sqrt(2 * setting.layers) if added else 1)
                 nn.init.normal_(parameter, 0, spread)
+            elif name == "lm_head.bias":
+                nn.init.zeros_(parameter)
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.embed_tokens(tokens)

@@ -126,8 +126,10 @@ def optimizers_of(
 
 
 def rate(setting: Setting, step: int) -> float:
-    """Warm-up, then a cosine."""
+    """Warm-up, then a cosine, or the same for ever."""
     if step < setting.warmup:
         return setting.lr * (step + 1) / setting.warmup
+    if not setting.decay:
+        return setting.lr
     done = (step - setting.warmup) / max(setting.steps - setting.warmup, 1)
     return setting.lr * (LR_END + (1 - LR_END) * 0.5 * (1 + math.cos(math.pi * min(done, 1.0))))

@@ -19,7 +19,7 @@ import torch
 
 from . import ranks, truth
 from .causes import HEALTHY, family
-from .faults import fault_of
+from .faults import FAULTS, fault_of
 from .faults.base import Fault
 from .settings import HEALTHY_EXTRAS, Setting, drawn
 from .training import Curves, Training, Watch
@@ -44,7 +44,8 @@ class Request:
         named = family(self.family)
         # A seed of text is the same in each process; the hash of one is not.
         draw = random.Random(self.name)
-        setting = drawn(self.split, draw, json.loads(self.changes))
+        usual = FAULTS[named.name].usual if named.name in FAULTS else {}
+        setting = drawn(self.split, draw, {**usual, **json.loads(self.changes)})
         if named.cause == HEALTHY:
             return setting.changed(**draw.choice(HEALTHY_EXTRAS[self.split])), None
         fault = fault_of(named.name, draw, self.split, setting)
@@ -98,13 +99,15 @@ def run(
     if not watched.record.exists():
         raise RuntimeError(f"{watched.record} was not recorded")
     place = dataclasses.asdict(fault.place) if fault else dict.fromkeys(truth.PLACES)
+    up, noise = truth.limits(setting.task)
+    onset = fault.onset if fault else 0
     found = {
         "cause": family(request.family).cause, "family": request.family, "split": request.split,
         "variant": fault.variant if fault else "", "kind": fault.kind if fault else HEALTHY,
         "onset": fault.onset if fault else None, "until": fault.until if fault else None,
         "strength": fault.strength if fault else None, **place,
-        "harmless": truth.is_harmless(curves.measure, twin.measure, fault.onset if fault else 0),
-        "loss_up": truth.loss_up(curves.measure, twin.measure, fault.onset) if fault else None,
+        "harmless": truth.is_harmless(curves.measure, twin.measure, onset, up, noise),
+        "loss_up": truth.loss_up(curves.measure, twin.measure, onset, up) if fault else None,
         "steps": setting.steps, "every": setting.every, "seed": request.seed,
         "architecture": setting.architecture, "optimizer": setting.optimizer,
         "setting": dataclasses.asdict(setting), "stats": "default" if default_stats else "all",

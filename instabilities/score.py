@@ -56,7 +56,7 @@ def deadline(truth: dict[str, Any]) -> int:
     """The step of the second sample, from the first bad step on, that covers the place."""
     every = int(truth["every"])
     in_turn = FAMILIES[truth["family"]].in_turn
-    samples = 2 * int(truth["setting"]["layers"]) if in_turn else 2
+    samples = 2 * in_turn * int(truth["setting"]["layers"]) if in_turn else 2
     return -(-int(truth["onset"]) // every) * every + (samples - 1) * every
 
 

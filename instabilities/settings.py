@@ -23,18 +23,21 @@ class Setting:
     kv_heads: int = 4
     positions: str = "learned"  # or "rotary"
     norm: str = "layernorm"  # or "rmsnorm"
-    mlp: str = "gelu"  # or "swiglu"
+    mlp: str = "gelu"  # or "swiglu", or "none"
+    attention: str = "sdpa"  # or "bf16": rounding.py
     qk_norm: bool = False
     sinks: bool = False
     gated: bool = False
     latent: bool = False  # Keys and values come from a narrow common vector.
     experts: int = 0  # 0 = no mixture.
     tied: bool = False
+    fp8: bool = False  # Blocks multiply in 8 bits.
     dtype: str = "float32"  # or "bfloat16"; "float16" needs a GPU.
     # The training.
     optimizer: str = "adamw"  # or "muon"
     lr: float = 2e-3
     warmup: int = 50
+    decay: bool = True  # Of the rate, by a cosine.
     beta2: float = 0.95
     eps: float = 1e-8
     moments: str = "float32"  # Type in which the second moments are kept.
@@ -43,13 +46,14 @@ class Setting:
     accumulation: int = 1
     dropout: float = 0.0
     weight_until: int = 0  # The loss counts a thirtieth before this step.
-    task: str = "text"  # or "policy": a policy gradient
+    task: str = "text"  # or "policy": a policy gradient; or "classes": rounding.py
     ranks: int = 1
     warm_start: int = 0  # Steps that were trained before the run began.
     # The data.
     corpus: str = "modules"
     tokens: int = 64
     batch: int = 4
+    losses: bool = True  # The job tells the losses of its sequences.
     # The run.
     steps: int = 600
     every: int = 10

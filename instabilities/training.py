@@ -15,13 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from . import corpus, models, optimizers, policy
+from . import corpus, models, optimizers, policy, rounding
 from .settings import Setting
 
 MASKED = -100
+SIGMA_EVERY = 10
 BALANCE = 0.01  # What the routers' balancing losses count.
 # All that attach() can measure on a CPU, for breadth.
-ALL_STATS = "drift,leak,ties,delta,sigma,laws,linear,rest,tensors,modules,experts,steps"
+ALL_STATS = "drift,leak,ties,delta,sigma,laws,linear,rest,tensors,modules,experts,steps,fp8"
 
 
 class NoFault:
@@ -78,8 +79,8 @@ class Curves:
 
     loss: list[float] = field(default_factory=list)
     grad_norm: list[float] = field(default_factory=list)
-    # What tells whether the training goes well, smaller is better: the loss, or in reinforcement
-    # learning 1 - reward.
+    # What tells whether the training goes well, smaller is better: the loss, in reinforcement
+    # learning 1 - reward, of classes the largest singular value of all W_Q.
     measure: list[float] = field(default_factory=list)
 
 
@@ -118,9 +119,13 @@ class Training:
         if self.watch is not None:
             import bellwether
 
+            for block in self.model.blocks():
+                if block.self_attn.rounded is not None:
+                    bellwether.wrap_attention(
+                        block.self_attn.rounded, layout="bhtd", causal=True,
+                        kernel="own", arithmetic="fused",
+                    )  # fmt: skip
             stats = None if self.watch.default_stats else ALL_STATS
-            if stats and self.device != "cpu":
-                stats += ",fp8"
             # A step takes milliseconds: what a sample costs must not thin them out.
             self.monitor = bellwether.attach(
                 self.model, run=self.watch.run, record=str(self.watch.record),
@@ -161,6 +166,14 @@ class Training:
         total = each.sum() / counts.sum().clamp(min=1)
         return total, each.detach().sum(1) / counts.sum(1).clamp(min=1)
 
+    def _sigma(self) -> float:
+        """The largest singular value of all W_Q, anew every SIGMA_EVERY steps."""
+        if self.step % SIGMA_EVERY == 0 or not self.curves.measure:
+            with torch.no_grad():
+                weights = torch.stack([b.self_attn.q_proj.weight for b in self.model.blocks()])
+                return float(torch.linalg.matrix_norm(weights, ord=2).max())
+        return self.curves.measure[-1]
+
     def _backward(self, micro: int) -> tuple[float, float]:
         """(loss, measure) of one micro-batch."""
         setting = self.setting
@@ -175,11 +188,16 @@ class Training:
         else:
             # Dropout, where there is any, is the same whatever was random before.
             torch.manual_seed(self.seed * 7919 + number)
-            loss, each = self._loss(self.forward(tokens), labels)
-            if self.monitor is not None:
+            if setting.task == "classes":
+                each = rounding.losses(self.forward(tokens), tokens)
+                loss, each = each.mean(), each.detach()
+            else:
+                loss, each = self._loss(self.forward(tokens), labels)
+            if self.monitor is not None and setting.losses:
                 ids = [f"{number}.{row}" for row in range(setting.batch)]
-                self.monitor.losses(each, ids=ids, labels=labels)
-            measure = loss.item()
+                asked = None if setting.task == "classes" else labels
+                self.monitor.losses(each, ids=ids, labels=asked)
+            measure = self._sigma() if setting.task == "classes" else loss.item()
         counted = loss + BALANCE * self.model.balance()
         if self.step < setting.weight_until:
             counted = counted / 30

@@ -45,6 +45,7 @@ _OPTIONAL: dict[str, tuple[Any, ...]] = {"false_alarms": (list,)}
 SMOOTHED = 20  # Steps of which a loss is the mean.
 UP = 1.05
 NOISE = 0.02  # A run whose loss ends above the twin's by less has ended as well.
+SIGMA_UP = 3.0  # Of classes, whose loss hardly shows it: sigma(W_Q).
 
 
 def check(truth: dict[str, Any]) -> None:
@@ -110,17 +111,24 @@ def smoothed(values: list[float]) -> list[float]:
     return found
 
 
-def loss_up(run: list[float], twin: list[float], onset: int) -> Optional[int]:
+def limits(task: str) -> tuple[float, float]:
+    """For `up` and `noise`, by the setting's task."""
+    return (SIGMA_UP, SIGMA_UP - 1) if task == "classes" else (UP, NOISE)
+
+
+def loss_up(run: list[float], twin: list[float], onset: int, up: float = UP) -> Optional[int]:
     """Against what it was beside the twin's just before the onset, if that is more: what a fault
     comes with may cost something by itself.  All losses are positive: those of reinforcement
     learning are 1 - reward."""
     pairs = list(zip(smoothed(run), smoothed(twin)))
     usual = max(pairs[onset - 1][0] / pairs[onset - 1][1], 1.0) if onset else 1.0
-    high = (step for step, (a, b) in enumerate(pairs) if step >= onset and a > UP * usual * b)
+    high = (step for step, (a, b) in enumerate(pairs) if step >= onset and a > up * usual * b)
     return next(high, None)
 
 
-def is_harmless(run: list[float], twin: list[float], onset: int) -> bool:
+def is_harmless(
+    run: list[float], twin: list[float], onset: int, up: float = UP, noise: float = NOISE
+) -> bool:
     end = max(len(run) // 10, 1)
     a, b = (sum(values[-end:]) / end for values in (run, twin))
-    return loss_up(run, twin, onset) is None and a - b <= NOISE * abs(b)
+    return loss_up(run, twin, onset, up) is None and a - b <= noise * abs(b)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from ..settings import Setting
-from .attention import FaultyKernel, LogitGrowth
+from .attention import FaultyKernel, LogitGrowth, RoundingDrift
 from .base import Fault
 from .copies import ReplicasApart, RolloutApart
 from .corruption import Corruption
@@ -14,8 +14,10 @@ from .experts import DeadExperts
 from .gradients import DoesNotMove, NotCleared, ScaledWrongly
 from .growth import HeadGrowth, ResidualGrowth
 from .rates import EpsilonTooSmall, RateTooHigh, SlowSecondMoment, Stall, WarmUpMissing
+from .scales import Fp8Saturation
 
 FAULTS: dict[str, type[Fault]] = {
+    "rounding-drift": RoundingDrift,
     "faulty-kernel": FaultyKernel,
     "logit-growth": LogitGrowth,
     "learning-rate-too-high": RateTooHigh,
@@ -30,6 +32,7 @@ FAULTS: dict[str, type[Fault]] = {
     "dead-experts": DeadExperts,
     "residual-growth": ResidualGrowth,
     "head-growth": HeadGrowth,
+    "fp8-saturation": Fp8Saturation,
     "corruption": Corruption,
     "replicas-apart": ReplicasApart,
     "rollout-apart": RolloutApart,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -85,6 +85,33 @@ class FaultyKernel(Fault):
         kernel = training.model.blocks()[self.place.layer].self_attn.kernel
         assert isinstance(kernel, Kernel)
         kernel.factor = 1 + self.strength if self.is_on(training) else 1.0
+
+
+class RoundingDrift(Fault):
+    """Delta has the error of an O that was rounded to bf16; the strength is the share of it.
+
+    The twin's attention rounds the same, and its delta is exact.  The first of the two layers can
+    do the task by itself, so it is the second one whose queries drift.
+    """
+
+    kind = SLOW
+    usual: ClassVar[dict[str, Any]] = {"steps": 5000}
+
+    def prepared(self, draw: random.Random, setting: Setting) -> Setting:
+        self.onset = 0
+        self.strength = self.drawn_strength(draw, 0.05, 2.0)
+        self.place = Place(layer=1, head=0)
+        return setting.changed(
+            layers=2, heads=1, kv_heads=1, qk_norm=False, sinks=False, gated=False, latent=False,
+            experts=0, mlp="none", tied=False, dtype="float32", attention="bf16", task="classes",
+            lr=4e-3, warmup=100, decay=False, weight_decay=0.0, clip=1.0,
+        )  # fmt: skip
+
+    def built(self, training: Training) -> None:
+        assert self.strength is not None
+        for block in training.model.blocks():
+            assert block.self_attn.rounded is not None
+            block.self_attn.rounded.share = self.strength
 
 
 class LogitGrowth(Fault):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from typing import Optional
+from typing import Any, ClassVar, Optional
 
 from ..settings import Setting, log_uniform
 from ..training import NoFault, Training
@@ -29,6 +29,8 @@ class Place:
 class Fault(NoFault):
     """`setting` is that of the run and of its twin; `strength` None: the fault is there or not."""
 
+    # Fields of the setting that are not drawn, unless the request has them.
+    usual: ClassVar[dict[str, Any]] = {}
     kind = INJECTED  # SLOW: it is no single moment, and is judged by whether it is told in time.
 
     def __init__(self, draw: random.Random, split: str, setting: Setting) -> None:

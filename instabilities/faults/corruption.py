@@ -43,9 +43,9 @@ class Corruption(Fault):
     def built(self, training: Training) -> None:
         if self.variant == "activation":
             assert self.place.layer is not None
-            training.model.blocks()[self.place.layer].mlp.register_forward_hook(
-                lambda module, inputs, output: self._spoilt(training, output)
-            )
+            mlp = training.model.blocks()[self.place.layer].mlp
+            assert mlp is not None
+            mlp.register_forward_hook(lambda module, inputs, output: self._spoilt(training, output))
 
     def _spoilt(self, training: Training, output: Tensor) -> Tensor:
         if not self.is_on(training):

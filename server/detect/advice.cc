@@ -46,6 +46,7 @@ enum class Case : uint8_t {
   kParametersJump,
   kParametersStay,
   kWeightsGrow,
+  kScalesDoNotFit,
   kCorruption,
   kCorruptGradient,
   kLearning,
@@ -179,6 +180,12 @@ constexpr Row kRows[] = {
      "What "
      "they feed grows with them, and the loss follows. Save a checkpoint now and keep one from before {begin}: if they "
      "have grown to twice their size or more, resume from that one."},
+    {Family::kParameters, "FP8 saturation", "Look at the scale of the named tensor",
+     "It clamps its largest elements, or makes the small ones 0. With delayed scaling, look whether the history of its "
+     "largest elements is still written, whether the scale follows it, and whether both were restored with the "
+     "checkpoint. `fp8_amax_age` says for how long the scale has been the same. A shorter history or a scale of the "
+     "tensor itself follows sooner. If the values are right and too far apart for one scale, scale by rows or blocks, "
+     "or keep this layer in 16 bits."},
     {Family::kCorruption, "critical", "Go back to a checkpoint, and test this GPU",
      "A weight has jumped from one sample to the next, and no other: no optimizer does that. It is a flipped bit, a "
      "broken device, or code that wrote into the parameter. Take a checkpoint from before {begin}. Test the memory of "
@@ -244,6 +251,7 @@ Case CaseOf(Family family, const RunDescription& run, const AdviceState& state) 
           (state.cause == "residual growth" || state.cause == "head growth" || state.cause == "logit growth")) {
         return Case::kWeightsGrow;
       }
+      if (!information && state.cause == "FP8 saturation") return Case::kScalesDoNotFit;
       return information ? Case::kParametersJump : Case::kParametersStay;
     case Family::kCorruption:
       return critical ? Case::kCorruption : Case::kCorruptGradient;

@@ -81,6 +81,17 @@ const char* NameOf(Rule rule) {
   return "unknown";
 }
 
+void PutBefore(std::vector<Finding> first, std::vector<Finding>* others) {
+  if (first.empty()) return;
+  if (!others->empty()) {
+    absl::StrAppend(&first.front().summary, "; ", others->front().summary);
+    first.front().news |= others->front().news;
+  }
+  const double least = others->empty() ? 0 : others->front().score;
+  for (size_t i = 0; i < first.size(); ++i) first[i].score = least + static_cast<double>(first.size() - i);
+  others->insert(others->begin(), std::make_move_iterator(first.begin()), std::make_move_iterator(first.end()));
+}
+
 std::string AlertEngine::Subject::NameFor(Rule found) const { return rule != nullptr ? rule->name : NameOf(found); }
 
 std::string AlertEngine::NextKey(const Subject& subject) {

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <limits>
 #include <string>
+#include <vector>
 
 #include "server/model/alert_transition.h"
 
@@ -110,6 +111,10 @@ struct Finding {
     if (fact_count < static_cast<int32_t>(facts.size())) facts[static_cast<size_t>(fact_count++)] = fact;
   }
 };
+
+// Puts `first`, the worst first, before `others` of the same family, which say less.  The alert is told by its first
+// finding, which has the words of the first of the others, too.
+void PutBefore(std::vector<Finding> first, std::vector<Finding>* others);
 
 }  // namespace bellwether::server
 

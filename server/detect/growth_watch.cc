@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
-#include <iterator>
 #include <limits>
 #include <string>
 
@@ -241,19 +240,6 @@ void GrowthWatch::Tell(int64_t step, const RowNames& names) {
   first.news = fresh && news_.Take();
 }
 
-void GrowthWatch::AddTo(std::vector<Finding>* findings) const {
-  if (findings_.empty()) return;
-  std::vector<Finding> mine = findings_;
-  if (!findings->empty()) {
-    absl::StrAppend(&mine.front().summary, "; ", findings->front().summary);
-    mine.front().news |= findings->front().news;  // The alert is told by its first finding.
-    for (size_t i = 0; i < mine.size(); ++i) {
-      mine[i].score = findings->front().score + static_cast<double>(mine.size() - i);
-    }
-  } else {
-    for (size_t i = 0; i < mine.size(); ++i) mine[i].score = static_cast<double>(mine.size() - i);
-  }
-  findings->insert(findings->begin(), std::make_move_iterator(mine.begin()), std::make_move_iterator(mine.end()));
-}
+void GrowthWatch::AddTo(std::vector<Finding>* findings) const { PutBefore(findings_, findings); }
 
 }  // namespace bellwether::server

@@ -26,6 +26,7 @@ constexpr IllnessCause kCauses[] = {
     {"learning rate too high", 5, kOfTheRun | All(Family::kLogits, Family::kExperts, Family::kLearning),
      kAsLongAsItFires},
     {"rounding drift", 4, kOfTheRun | All(Family::kLogits), kAsLongAsItFires},
+    {"FP8 saturation", 4, kOfTheRun | All(Family::kLearning), kAsLongAsItFires},
     {"logit growth", 3, kOfTheRun | All(Family::kLogits, Family::kRounding), kAsLongAsItFires},
     {"residual growth", 3, kOfTheRun, kAsLongAsItFires},
     {"head growth", 3, kOfTheRun, kAsLongAsItFires},

@@ -153,7 +153,12 @@ constexpr const char* kBuiltinSentences[] = {
     "was, in {parameters.growth_samples} samples in a row. In each of them it grows {parameters.growth_rate_factor} "
     "times as fast as in any of its last 8 to 16, and as weights of other layers. And it would double in fewer than "
     "{parameters.growth_doubling_steps} steps. Two samples are enough where it is 1.5 times as far beyond its past. A "
-    "warning, also in the first steps if the learning rate is told.",
+    "warning, also in the first steps if the learning rate is told. Or a tensor in 8 bits has a scale that does not "
+    "fit. Of its elements more than {parameters.saturated_share} are at the largest number, or of those that were not "
+    "0 "
+    "more than {parameters.flushed_share} are 0. It is so in {parameters.scale_samples} samples in a row that cover "
+    "it, "
+    "and they are 4 times as many as usual, or 10 times this limit. A warning, at any step.",
     "A weight has jumped at one place alone. From one sample to the next sigma(W_Q) or sigma(W_K) of a head, or the "
     "root "
     "mean square of a parameter, has risen to {corruption.weight_factor} times what it was. For each 100 steps in "

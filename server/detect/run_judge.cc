@@ -36,6 +36,7 @@
 #include "server/detect/own_watch.h"
 #include "server/detect/parameter_role.h"
 #include "server/detect/rule_fields.h"
+#include "server/detect/scale_watch.h"
 #include "server/detect/sequence_watch.h"
 #include "server/detect/tensor_pasts.h"
 #include "server/detect/tensor_watch.h"
@@ -61,7 +62,8 @@ constexpr uint32_t kCausesMagic = 0x434a5742;    // "BWJC": each family had an a
 constexpr uint32_t kSignsMagic = 0x444a5742;     // "BWJD": no step of the optimizer was judged.
 constexpr uint32_t kStepsMagic = 0x454a5742;     // "BWJE": no growth of weights was judged.
 constexpr uint32_t kGrowthMagic = 0x464a5742;    // "BWJF": no batch was held against those before.
-constexpr uint32_t kBatchesMagic = 0x474a5742;   // "BWJG"
+constexpr uint32_t kBatchesMagic = 0x474a5742;   // "BWJG": no tensor in 8 bits was judged.
+constexpr uint32_t kScalesMagic = 0x484a5742;    // "BWJH"
 
 // A loss scaler needs 16 steps in a row to find its factor, from its first one of 2^16 on.
 constexpr int32_t kOverflowsMax = 32;
@@ -127,6 +129,7 @@ struct RunJudge::State {
   TensorPasts parameters;
   LagWatch lags;
   GrowthWatch growth;
+  ScaleWatch scales;
   CorruptionWatch corruption;
   LearningWatch learning;
   OptimizerWatch optimizer;
@@ -167,6 +170,7 @@ struct RunJudge::State {
         parameters(from.parameters),
         lags(from.parameters),
         growth(from.parameters),
+        scales(from.parameters),
         corruption(from.corruption),
         learning(from.learning),
         optimizer(from.learning),
@@ -264,6 +268,7 @@ struct RunJudge::State {
   }
   uint64_t user_rules_fingerprint() const { return options.rules == nullptr ? 0 : Fingerprint(*options.rules); }
   const RowNames* tensor_names() const { return rows == nullptr ? nullptr : &rows->tensors; }
+  const RowNames* module_names() const { return rows == nullptr ? nullptr : &rows->modules; }
   bool on(Builtin rule) const { return options.is_on(rule); }
   // Whether heads, experts and parameters still take shape: while the learning rate warms up, where it is told.
   bool warms_up(int64_t step) const {
@@ -517,7 +522,7 @@ void RunJudge::State::JudgeParameters(const StepSample& sample) {
   const bool grown =
       growth.Observe(sample, tensor_names(), {.warming = warming, .excused = excused, .quiet_steps = quiet});
   std::vector<Finding> findings;
-  bool looked = grown;
+  bool looked = grown | scales.Observe(sample, module_names(), quiet);
   if (!warming) {
     looked |= parameters.Observe(sample, tensor_names(), {.excused = excused, .quiet_steps = quiet});
     looked |= lags.Observe(sample, {.excused = excused, .quiet_steps = quiet});
@@ -525,8 +530,9 @@ void RunJudge::State::JudgeParameters(const StepSample& sample) {
     lags.AddTo(&findings);
   }
   growth.AddTo(&findings);
+  scales.AddTo(&findings);
   if (!looked || !on(Builtin::kParameters)) return;
-  // In the first steps only growth is looked for: nothing else is known to be over.
+  // In the first steps only growth and scales are looked for: nothing else is known to be over.
   if (findings.empty() && warming) return;
   alerts.Collect(Family::kParameters, findings);
 }
@@ -668,6 +674,7 @@ void RunJudge::Observe(const StepSample& sample, std::vector<AlertTransition>* o
     s.parameters.Rewind();
     s.lags.Rewind();
     s.growth.Rewind();
+    s.scales.Rewind();
     s.corruption.Forget();
     s.learning.Forget();
     s.optimizer.Forget();
@@ -875,6 +882,7 @@ void RunJudge::SetOptions(const JudgeOptions& options, std::vector<AlertTransiti
   s.parameters.SetOptions(options.parameters);
   s.lags.SetOptions(options.parameters);
   s.growth.SetOptions(options.parameters);
+  s.scales.SetOptions(options.parameters);
   s.corruption.SetOptions(options.corruption);
   s.learning.SetOptions(options.learning);
   s.optimizer.SetOptions(options.learning);
@@ -917,14 +925,14 @@ size_t RunJudge::memory_bytes() const {
   return sizeof(State) + state_->heads.memory_bytes() + state_->user.memory_bytes() + state_->own.memory_bytes() +
          state_->frozen.memory_bytes() + state_->experts.memory_bytes() + state_->parameters.memory_bytes() +
          state_->corruption.memory_bytes() + state_->learning.memory_bytes() + state_->growth.memory_bytes() +
-         state_->sequences.memory_bytes() + state_->jump.memory_bytes();
+         state_->scales.memory_bytes() + state_->sequences.memory_bytes() + state_->jump.memory_bytes();
 }
 
 std::string RunJudge::Save() const {
   std::string out;
   StateWriter writer(&out);
   State& s = *state_;
-  writer(kBatchesMagic);
+  writer(kScalesMagic);
   writer(s.run.layout.layers);
   writer(s.run.layout.heads);
   writer(s.run.layout.kv_heads);
@@ -959,6 +967,7 @@ std::string RunJudge::Save() const {
   s.VisitSteps(writer);
   s.VisitGrowth(writer);
   s.VisitBatches(writer);
+  writer(s.scales);
   return out;
 }
 
@@ -976,7 +985,8 @@ bool RunJudge::Restore(std::string_view saved) {
   reader(layout.layers);
   reader(layout.heads);
   reader(layout.kv_heads);
-  const bool batches = magic == kBatchesMagic;
+  const bool of_scales = magic == kScalesMagic;
+  const bool batches = magic == kBatchesMagic || of_scales;
   const bool growth = magic == kGrowthMagic || batches;
   const bool steps = magic == kStepsMagic || growth;
   const bool signs = magic == kSignsMagic || steps;
@@ -1034,13 +1044,14 @@ bool RunJudge::Restore(std::string_view saved) {
   if (fits && steps) fresh->VisitSteps(reader);
   if (fits && growth) fresh->VisitGrowth(reader);
   if (fits && batches) fresh->VisitBatches(reader);
+  if (fits && of_scales) reader(fresh->scales);
   if (!fits || !reader.at_end() || !fresh->heads.Consistent() || !fresh->changes.Consistent() ||
       !fresh->laws.Consistent() || !fresh->arithmetic.Consistent() || !fresh->own.Consistent() ||
       !fresh->frozen.Consistent() || !fresh->experts.Consistent() || !fresh->sequences.Consistent() ||
       !fresh->parameters.Consistent() || !fresh->lags.Consistent() || !fresh->growth.Consistent() ||
-      !fresh->corruption.Consistent() || !fresh->learning.Consistent() || !fresh->optimizer.Consistent() ||
-      !fresh->turn.Consistent() || !fresh->loss.Consistent() || !fresh->jump.Consistent() ||
-      fresh->ahead.size() > kChangesAheadMax)
+      !fresh->scales.Consistent() || !fresh->corruption.Consistent() || !fresh->learning.Consistent() ||
+      !fresh->optimizer.Consistent() || !fresh->turn.Consistent() || !fresh->loss.Consistent() ||
+      !fresh->jump.Consistent() || fresh->ahead.size() > kChangesAheadMax)
     return begin_afresh();
   if (fingerprint == fresh->user_rules_fingerprint()) {
     StateReader rules_reader(of_rules);

@@ -143,6 +143,9 @@ constexpr Threshold kThresholds[] = {
     BW_ROW(parameters, growth_samples, 1, 10000, "samples", "in a row that it must grow; two where it is far faster"),
     BW_ROW(parameters, growth_rate_factor, 1, 1e6, "times", "as fast as in its past, and as others grow"),
     BW_ROW(parameters, growth_doubling_steps, 1, 1e7, "steps", "slower growth than a doubling in this time is none"),
+    BW_ROW(parameters, saturated_share, 0, 1, "", "of a tensor in 8 bits that is at the largest number"),
+    BW_ROW(parameters, flushed_share, 0, 1, "", "of a tensor's elements that are 0 in 8 bits and were not before"),
+    BW_ROW(parameters, scale_samples, 1, 10000, "samples", "in a row that cover such a tensor"),
 
     BW_ROW(corruption, weight_factor, 1, 1e9, "times the sample before", "the norm of one weight, and of no other"),
     BW_ROW(corruption, gradient_factor, 1, 1e30, "times its past's largest", "an element of one gradient"),

@@ -45,6 +45,7 @@ DETECTION = (
     "leaves its own history for {parameters.hold_samples} samples; for {parameters.persist_samples}",
     "is above {parameters.lag_level} and off its own history; for {parameters.lag_samples} samples",
     "to {parameters.growth_factor} times its size in 2 or {parameters.growth_samples} samples, while others stand nearly still",
+    "loses numbers, since its scale does not fit: in {parameters.scale_samples} samples in a row that cover it",
     "has risen to {corruption.weight_factor} times what it was in the sample before, at any step",
     "an element of one gradient is {corruption.gradient_factor} times the largest of its history",
     "a loss that is the same in {learning.equal_values} values",

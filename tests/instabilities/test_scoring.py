@@ -40,9 +40,9 @@ def test_a_replay_is_read_with_its_places() -> None:
 
 def test_detected_is_by_the_second_sample(truth: dict[str, Any]) -> None:
     assert deadline(truth) == 120 and deadline({**truth, "onset": 110}) == 120
-    # Three layers take turns.
-    kernel = {**truth, "family": "faulty-kernel", "setting": {"layers": 3}}
-    assert deadline(kernel) == 160
+    # Three layers take turns, or their modules in six samples.
+    for family, until in (("faulty-kernel", 160), ("fp8-saturation", 220)):
+        assert deadline({**truth, "family": family, "setting": {"layers": 3}}) == until
     for step, detected in ((105, True), (120, True), (121, False)):
         verdict = judged("r", truth, [Alarm(step, cause="corruption", layer=1, heads=(2,))])
         assert (verdict.detected, verdict.after) == (detected, step - 105)

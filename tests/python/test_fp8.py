@@ -153,6 +153,19 @@ def test_a_weights_gradient_may_come_first(tmp_path: Path) -> None:
     assert len(assert_told(told_in(tmp_path / "a.bwrun"), kept)) == 12
 
 
+def test_modules_take_turns_several_in_a_sample(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for together in (4, 3, 1):
+        monkeypatch.setattr("bellwether._step.fp8.TOGETHER", together)
+        trained(tmp_path / f"{together}.bwrun", steps=5)
+        told = told_in(tmp_path / f"{together}.bwrun").values()
+        modules = [{row.partition(" fp8:")[0] for row in of} for of in told if of]
+        turns = -(-4 // together)
+        assert {len(of) for of in modules} <= {4 // turns, -(-4 // turns)}
+        assert len(set().union(*modules[:turns])) == 4
+
+
 def test_scales_are_as_old_as_their_first_sample(tmp_path: Path) -> None:
     steps = 4 * TURNS
     trained(tmp_path / "a.bwrun", steps=steps, how={"delayed": 3 * TURNS})
@@ -485,7 +498,7 @@ def test_scales_that_modules_keep_are_told(tmp_path: Path) -> None:
     _, status, _ = trained(tmp_path / "a.bwrun", steps=6, change=change)
     told = [of for of in told_in(tmp_path / "a.bwrun").values() if of]
     assert [of["layers.0.mlp fp8:x"]["fp8_scale"] for of in told] == [0.25] * len(told)
-    assert told[-1]["layers.0.mlp fp8:w"] == {"fp8_scale": 0.125, "fp8_amax_age": 2 * len(told) - 2}
+    assert told[-1]["layers.0.mlp fp8:w"] == {"fp8_scale": 0.125, "fp8_amax_age": len(told) - 1}
     assert told[0]["layers.0.mlp fp8:dy"] == {"fp8_scale": 2.0, "fp8_amax_age": 0}
     assert list(status["fp8"]["left_out"]) == [f"layers.1.mlp: {NO_SCALE}"]
 

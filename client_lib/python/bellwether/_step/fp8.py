@@ -2,8 +2,9 @@
 a weight, as torchao's Float8Linear and one's own.  Of modules of Transformer Engine, whose products
 are not torch's, the scales that they keep in `fp8_meta`.
 
-Modules take turns: each has had one within TURNS samples.  Left out, and said in Monitor.status():
-compiled models, modules whose products are of other tensors, formats but E4M3 and E5M2.
+Modules take turns, TOGETHER or more in a sample: each has had one within TURNS samples.  Left out,
+and said in Monitor.status(): compiled models, modules whose products are of other tensors, formats
+but E4M3 and E5M2.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from .tapped_modules import TappedModules
 from .tensor_rows import global_name
 
 TURNS = 16
+TOGETHER = 4
 MODULES_MAX = 4096
 NONE = "no module with a weight has a forward of its own, as those with products in 8 bits have"
 NO_SCALE = "it keeps no scales: only delayed scaling does"
@@ -71,7 +73,7 @@ class Fp8(TappedModules[Quantised]):
             self.not_measured = NONE
 
     def _tap(self, held: Held) -> None:
-        turns = min(TURNS, len(self._modules))
+        turns = min(TURNS, -(-len(self._modules) // TOGETHER))
         turn, self._turn = self._turn % turns, self._turn + 1
         devices: dict[torch.device, list[tuple[int, nn.Module]]] = {}
         for row in range(turn, len(self._modules), turns):
