@@ -74,6 +74,13 @@ def main(asked: Asked) -> int:
         quiet = scores[first][split]["healthy"]
         print(f"## {split} split\n\n{leaderboard(split, scores)}\n")
         print(f"### {first}\n\n{family_table(scores[first][split])}\n")
+        left = scores[first][split]["all"]["time_left"]
+        if left["told"]:
+            print(
+                f"Time left, told for {left['told']} slow faults: within its interval in "
+                f"{left['in_interval']:.0f} %; expected over real {left['ratio'] or 0:.2f} in the "
+                "median.\n"
+            )
         print(
             f"{quiet['runs']} healthy runs of {quiet['steps']} steps: "
             f"{quiet['warnings']} warnings, {quiet['criticals']} criticals by {first}.\n"

@@ -6,6 +6,7 @@
     place      it names the layer (and the head among its first three), the tensor or the expert
     in time    of slow faults whose loss goes up (5 % above the twin's): an alarm before that
     lead       steps from the alarm to that, the median of those in time
+    time left  of slow faults: what the first alarm that tells it expected, held against that
     steps      from the first bad step to the alarm, the median of those that came
 
 Shares are of all faults that count: what is not detected has no cause right.  One that does no harm
@@ -16,7 +17,6 @@ apart.  Alarms before the first bad step are false ones, as all of a healthy run
 from __future__ import annotations
 
 import dataclasses
-import json
 import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -50,6 +50,10 @@ class Verdict:
     place: Optional[bool] = None  # None: the fault has no place.
     loss_up: Optional[int] = None  # None: it is not slow, or the loss never went up.
     lead: Optional[int] = None  # From the alarm to there; below 1: too late.  None: no alarm.
+    # Expected steps to there over the real ones, and whether these are in the interval.  None: not
+    # told, or the run ended before it can be said.
+    eta_ratio: Optional[float] = None
+    eta_covers: Optional[bool] = None
 
 
 def deadline(truth: dict[str, Any]) -> int:
@@ -72,6 +76,20 @@ def is_right_place(alarm: Alarm, truth: dict[str, Any]) -> Optional[bool]:
         return False
     named = alarm.heads[:HEADS_NAMED]
     return truth["head"] is None or not named or truth["head"] in named
+
+
+def _time_left(told: list[Alarm], truth: dict[str, Any]) -> dict[str, Any]:
+    """eta_ratio and eta_covers of a verdict, by the first alarm that tells the time left."""
+    first = next((alarm for alarm in told if alarm.eta is not None), None)
+    if truth["kind"] != "slow" or first is None or first.eta is None:
+        return {}
+    expected, low, high = first.eta
+    if truth["loss_up"] is None:  # It was to be later than the run's end, or the interval is wrong.
+        return {"eta_covers": False} if first.step + high < truth["steps"] else {}
+    real = truth["loss_up"] - first.step
+    if real <= 0:
+        return {}
+    return {"eta_ratio": expected / real, "eta_covers": low <= real <= high}
 
 
 def _rank(severity: str) -> int:
@@ -120,6 +138,7 @@ def judged(
         common, alarm=alarm, detected=told[0].step <= deadline(truth), after=told[0].step - onset,
         cause=alarm.cause == truth["cause"], place=is_right_place(alarm, truth),
         lead=None if common.loss_up is None else common.loss_up - told[0].step,
+        **_time_left(told, truth),
     )  # fmt: skip
 
 
@@ -161,6 +180,15 @@ def _median(values: list[int]) -> Optional[float]:
     return statistics.median(values) if values else None
 
 
+def _time_left_of(verdicts: list[Verdict]) -> dict[str, Any]:
+    covers = [v.eta_covers for v in verdicts if v.eta_covers is not None]
+    ratios = [v.eta_ratio for v in verdicts if v.eta_ratio is not None]
+    return {
+        "told": len(covers), "in_interval": _share(covers),
+        "ratio": statistics.median(ratios) if ratios else None,
+    }  # fmt: skip
+
+
 def summary(verdicts: list[Verdict]) -> dict[str, Any]:
     """Of runs with a fault."""
     harm = [v for v in verdicts if v.counts]
@@ -176,6 +204,7 @@ def summary(verdicts: list[Verdict]) -> dict[str, Any]:
         "in_time": _share([v.lead is not None and v.lead > 0 for v in slow]),
         "lead": _median(leads),
         "steps": _median([v.after for v in harm if v.after is not None]),
+        "time_left": _time_left_of(verdicts),
     }  # fmt: skip
 
 

@@ -265,7 +265,10 @@ std::string JudgedText(const v1::Run& run) {
 
 std::string EtaText(const v1::Eta& eta) {
   if (!eta.known()) return "-";
-  return Number(eta.steps(), 4) + " (" + Number(eta.lower_steps(), 4) + ".." + Number(eta.upper_steps(), 4) + ")";
+  std::string text =
+      Number(eta.steps(), 4) + " (" + Number(eta.lower_steps(), 4) + ".." + Number(eta.upper_steps(), 4) + ")";
+  if (eta.step_seconds() > 0) text += ", " + Duration(std::llround(1e9 * eta.steps() * eta.step_seconds()));
+  return text;
 }
 
 std::string BandText(const v1::SiblingBand& band) {

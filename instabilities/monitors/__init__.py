@@ -28,6 +28,8 @@ class Alarm:
     tensors: tuple[str, ...] = ()
     expert: Optional[int] = None
     rank: Optional[int] = None
+    # Steps until the loss is 5 % higher, or a head is lost: expected, and an 80 % interval.
+    eta: Optional[tuple[float, float, float]] = None
     key: str = ""  # Alarms of one key are one illness; "": an illness of its own.
     text: str = ""  # For people.
     more: dict[str, Any] = field(default_factory=dict)

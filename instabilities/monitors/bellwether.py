@@ -26,6 +26,9 @@ def alarm_of(line: dict[str, Any]) -> Alarm:
         tensors=tuple(line.get("tensors") or ()),
         expert=experts[0][1] if experts else None,
         rank=ranks[0] if ranks else None,
+        eta=None if line.get("eta_steps") is None else (
+            float(line["eta_steps"]), float(line["eta_lower_steps"]), float(line["eta_upper_steps"])
+        ),
         key=str(line.get("key", "")),
         text=str(line.get("summary", "")),
         more={"rule": line.get("rule"), "advice": line.get("advice", "")},

@@ -10,6 +10,7 @@
 #include "absl/strings/str_join.h"
 #include "server/detect/alert_text.h"
 #include "server/detect/illness.h"
+#include "server/model/eta_text.h"
 
 namespace bellwether::server {
 namespace {
@@ -262,13 +263,15 @@ void AlertEngine::TakeOver(Open* open, const Sign& sign, int64_t step, const Run
   }
 }
 
-AlertEngine::Sign AlertEngine::SignFrom(const Subject& subject, int64_t step, const std::vector<Finding>& findings) {
+AlertEngine::Sign AlertEngine::SignFrom(const Subject& subject, int64_t step,
+                                        const std::vector<Finding>& findings) const {
   const Finding& worst = findings.front();
   Sign sign{.family = subject.family, .rule = worst.rule, .severity = worst.severity, .first_step = worst.first_step};
   sign.last_found = step;
   sign.own_words = !worst.summary.empty() || !worst.cause.empty() || !worst.advice.empty();
   sign.strongest = worst.where;
   sign.eta = worst.eta;
+  sign.eta.step_seconds = step_seconds_;
   sign.cause = subject.rule != nullptr ? subject.rule->cause
                : worst.cause.empty()   ? CauseOf(subject.family, findings)
                                        : worst.cause;
@@ -284,6 +287,9 @@ void AlertEngine::AddDetails(const Subject& subject, const RunDescription& run, 
                              Sign* sign) const {
   const Finding& worst = findings.front();
   if (!worst.summary.empty()) sign->summary = absl::StrCat(run.name, ": ", worst.summary);
+  if (sign->eta.known && *worst.eta_words != 0) {
+    absl::StrAppend(&sign->summary, "; ", worst.eta_words, " ", EtaText(sign->eta));
+  }
   sign->advice = subject.rule != nullptr ? subject.rule->advice : worst.advice;
   std::set<Head> named;  // Two findings may be of one head.
   for (const Finding& finding : findings) {
@@ -715,7 +721,8 @@ Eta AlertEngine::eta(int64_t now) const {
     best = {.known = true,
             .steps = steps,
             .lower_steps = std::max(0.0, open.eta_lower - passed),
-            .upper_steps = std::max(0.0, open.eta_upper - passed)};
+            .upper_steps = std::max(0.0, open.eta_upper - passed),
+            .step_seconds = step_seconds_};
   });
   return best;
 }

@@ -101,6 +101,8 @@ class AlertEngine {
 
   // Up to which sigma(W_Q) a run is repaired as it goes on.
   void SetRescueSigma(double sigma_max) { rescue_sigma_max_ = sigma_max; }
+  // Wall time of a step of the run, by which the time left is told as well; 0: not known.
+  void SetStepSeconds(double seconds) { step_seconds_ = seconds; }
   // Which families' signs have advised to go back, by bit.
   uint32_t went_back() const;
   // Alerts of saved states that have no signs get theirs.
@@ -231,7 +233,7 @@ class AlertEngine {
   void Renew(Sign found, bool keep_cause, Sign* sign) const;
   void AddOtherSigns(const Open& open, const Sign& leading, AlertTransition* change) const;
   // By what a sign is known; its words, heads and evidence: AddDetails.
-  static Sign SignFrom(const Subject& subject, int64_t step, const std::vector<Finding>& findings);
+  Sign SignFrom(const Subject& subject, int64_t step, const std::vector<Finding>& findings) const;
   void AddDetails(const Subject& subject, const RunDescription& run, const std::vector<Finding>& findings,
                   Sign* sign) const;
   // The sign that names the alert.
@@ -260,6 +262,7 @@ class AlertEngine {
 
   AlertOptions options_;
   double rescue_sigma_max_ = NormOptions().rescue_sigma_max;
+  double step_seconds_ = 0;
   std::array<Open, kFamilies> open_;
   std::shared_ptr<const std::vector<UserRule>> rules_;
   std::vector<Open> of_rules_;

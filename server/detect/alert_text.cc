@@ -3,6 +3,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "server/model/eta_text.h"
 
 namespace bellwether::server {
 namespace {
@@ -69,8 +70,7 @@ std::string SummaryOf(const RunDescription& run, const AlertTransition& change) 
   absl::StrAppend(&text, ", since step ", change.first_step);
   text += BiasText(change);
   if (change.eta.known) {
-    absl::StrAppendFormat(&text, "; expected to be lost in %.0f steps (80 %%: %.0f to %.0f)", change.eta.steps,
-                          change.eta.lower_steps, change.eta.upper_steps);
+    absl::StrAppend(&text, "; expected to be lost in ", EtaText(change.eta));
   }
   return text;
 }

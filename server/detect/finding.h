@@ -75,6 +75,7 @@ struct Fact {
 };
 
 inline constexpr char kExactDetector[] = "shadow";
+inline constexpr char kRankDetector[] = "rank";  // rank_jump.h
 
 struct Finding {
   Rule rule = Rule::kDrift;
@@ -89,6 +90,7 @@ struct Finding {
   bool news = false;
   int64_t first_step = 0;
   Eta eta;
+  const char* eta_words = "";  // Before the time left, behind a summary of its own; static.
   double sigma = std::numeric_limits<double>::quiet_NaN();  // Of the head's W_Q now; NaN = not known.
   // No memory of its own: findings are made every tick, told once.
   std::array<Fact, 8> facts;

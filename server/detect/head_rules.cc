@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <iterator>
 #include <limits>
+#include <utility>
 
 namespace bellwether::server {
 namespace {
@@ -25,6 +27,9 @@ JudgeOptions ForHeads(JudgeOptions options, const Layout& layout) {
   ties.fraction_min = std::max(ties.fraction_min, std::min(ties.fraction_min * scale, ties.fraction_high));
   return options;
 }
+
+// Of which a state may have been there before the run began, and the test that says what is one.
+constexpr std::pair<HeadTrack, HeadTest> kFoundTracks[] = {{kRatio, kLevel}, {kTied, kTies}, {kLogitMax, kLogit}};
 
 int32_t WindowOf(const JudgeOptions& options) { return std::clamp(options.trend.window_batches, 8, kWindowBatchesMax); }
 
@@ -63,10 +68,10 @@ bool HeadRules::Add(const StepSample& sample) {
       const int32_t group = layout_.heads / layout_.kv_heads;
       expanded_.resize(heads_);
       for (size_t i = 0; i < heads_; ++i) expanded_[i] = derived_[i / static_cast<size_t>(group)];
-      series_[track].Add(expanded_);
-    } else {
-      series_[track].Add(derived_);
+      derived_.swap(expanded_);
     }
+    series_[track].Add(derived_);
+    KeepFound(static_cast<HeadTrack>(track), derived_);
   }
   if (!any) return false;
   const int64_t gap = last_step_ < 0 ? 0 : sample.step - last_step_;
@@ -97,6 +102,44 @@ bool HeadRules::Held::Counts(size_t begin, size_t end) const {
 
 float HeadRules::Newest(HeadTrack track, size_t head) const {
   return series_[track].present() ? series_[track].newest(head) : std::numeric_limits<float>::quiet_NaN();
+}
+
+void HeadRules::KeepFound(HeadTrack track, std::span<const float> values) {
+  if (std::none_of(std::begin(kFoundTracks), std::end(kFoundTracks),
+                   [&](const auto& kept) { return kept.first == track; }))
+    return;
+  std::vector<float>& found = found_[track];
+  if (found.empty()) found.assign(heads_, std::numeric_limits<float>::quiet_NaN());
+  for (size_t i = 0; i < heads_; ++i) {
+    // A value that is not finite is no measure of what comes.
+    if (std::isnan(found[i]) && std::isfinite(values[i])) found[i] = values[i];
+  }
+}
+
+void HeadRules::ForgetFound() {
+  for (const auto& [track, test] : kFoundTracks) {
+    if (found_[track].empty()) continue;
+    const auto newest = series_[track].newest();
+    const auto threshold = static_cast<float>(Threshold(test, track));
+    for (size_t i = 0; i < heads_; ++i) {
+      if (newest[i] <= threshold) found_[track][i] = 0;
+    }
+  }
+}
+
+bool HeadRules::AsFound(HeadTrack track, size_t head, double value, double threshold) const {
+  const std::vector<float>& found = found_[track];
+  if (found.empty() || !(found[head] > threshold)) return false;
+  return value <= options_.context.found_factor * found[head];
+}
+
+bool HeadRules::MostAsFound(HeadTrack track, double threshold) const {
+  if (found_[track].empty()) return false;
+  size_t as_found = 0;
+  for (size_t head = 0; head < heads_; ++head) {
+    as_found += AsFound(track, head, series_[track].newest(head), threshold) ? 1 : 0;
+  }
+  return 2 * as_found > heads_;
 }
 
 void HeadRules::MarkUnwanted(HeadTest test) {
@@ -188,17 +231,17 @@ Fact HeadRules::FactOf(HeadTrack track, HeadTest test, size_t head, double thres
           .detector = detector};
 }
 
-void HeadRules::Tick(const AttentionTraits& traits, bool excused, const std::vector<Head>& repaired) {
+void HeadRules::Tick(const AttentionTraits& traits, bool excused, bool forming, const std::vector<Head>& repaired) {
   for (BatchSeries& series : series_) series.CloseRow(last_step_);
   ++ticks_;
-  // What the first steps do is no past to grow from.
-  if (last_step_ < options_.context.warmup_steps) {
+  if (forming) {
     for (BatchSeries& series : series_) series.ForgetWindow();
   }
   SetRun(options_, series_, heads_, &run_);
   for (const HeadTest test : {kGrowth, kCommonGrowth, kNorm}) MarkUnwanted(test);
   bank_->Evaluate(&run_);
   for (size_t track = 0; track < kHeadTracks; ++track) series_[track].Settle(run_.track[track]);
+  ForgetFound();
   if (excused) {
     JudgeStates(traits);
     return;
@@ -256,6 +299,7 @@ struct HeadRules::Reading {
   bool growth, level, common_growth, leaking, ties, norm, norm_far, logit_high;
   bool level_sure, common_growth_sure, ties_sure;  // For twice as long as they must hold.
   bool leak_measured;
+  bool logit_found;  // The scores were as large in the head's first sample.
 };
 
 double HeadRules::Threshold(HeadTest test, HeadTrack track) const {
@@ -277,17 +321,18 @@ HeadRules::Reading HeadRules::Read(size_t head) const {
   r.logit = Newest(kLogitMax, head);
   const auto holds = [&](HeadTest test) { return options_.is_on(BuiltinOf(test)) && held_[test].active[head] != 0; };
   r.growth = holds(kGrowth);
-  r.level = holds(kLevel);
+  r.level = holds(kLevel) && !AsFound(kRatio, head, r.ratio, Threshold(kLevel, kRatio));
   r.common_growth = holds(kCommonGrowth);
   r.leaking = holds(kLeaking);
-  r.ties = holds(kTies);
+  r.ties = holds(kTies) && !AsFound(kTied, head, r.tied, r.tied_threshold);
   const auto sure = [&](HeadTest test) { return held_[test].count[head] >= 2 * HoldBatches(options_, test); };
   r.level_sure = r.level && sure(kLevel);
   r.common_growth_sure = r.common_growth && sure(kCommonGrowth);
   r.ties_sure = r.ties && sure(kTies);
   r.norm = holds(kNorm);
   r.norm_far = options_.is_on(Builtin::kNorm) && r.sigma > options_.norm.far_factor * r.sigma_peer;
-  r.logit_high = holds(kLogit);
+  r.logit_found = AsFound(kLogitMax, head, r.logit, options_.logits.logit_max_large);
+  r.logit_high = holds(kLogit) && !r.logit_found;
   return r;
 }
 
@@ -468,6 +513,7 @@ void HeadRules::JudgeRunLogits() {
   if (!series_[kLogitMax].present() || !series_[kEntropy].present()) return;
   const double logit = series_[kLogitMax].median();
   const double entropy = series_[kEntropy].median();
+  if (MostAsFound(kLogitMax, options_.logits.logit_median_large)) return;
   if (logit < options_.logits.logit_median_large || entropy > options_.logits.entropy_ratio_collapsed) return;
   const auto values = series_[kLogitMax].newest();
   const auto worst = static_cast<size_t>(std::max_element(values.begin(), values.end()) - values.begin());
@@ -510,7 +556,7 @@ void HeadRules::ForgetTrends() {
 }
 
 size_t HeadRules::memory_bytes() const {
-  size_t bytes = sizeof *this + heads_ * (kHeadTests * (2 + 1 + 8) + 4 + 3 * 4 + 8);
+  size_t bytes = sizeof *this + heads_ * (kHeadTests * (2 + 1 + 8) + 4 + 3 * 4 + 8 + std::size(kFoundTracks) * 4);
   for (const BatchSeries& series : series_) bytes += series.memory_bytes();
   return bytes;
 }
@@ -524,7 +570,9 @@ bool HeadRules::Consistent() const {
   }
   return stage_.size() == heads_ && leak_step_.size() == static_cast<size_t>(layout_.layers) &&
          eta_steps_.size() == heads_ && eta_lower_.size() == heads_ && eta_upper_.size() == heads_ &&
-         eta_step_.size() == heads_;
+         eta_step_.size() == heads_ && std::all_of(found_.begin(), found_.end(), [this](const auto& values) {
+           return values.empty() || values.size() == heads_;
+         });
 }
 
 }  // namespace bellwether::server

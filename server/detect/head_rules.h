@@ -16,6 +16,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "server/detect/batch_series.h"
@@ -44,8 +45,8 @@ class HeadRules {
   // nothing begins or ends, but for states: scores and weights that are out of
   // bounds whatever was announced.  `repaired`: heads of a drift
   // that goes on under repair; large scores in their layers are its last stage,
-  // as in those of a drift that is found.
-  void Tick(const AttentionTraits& traits, bool excused, const std::vector<Head>& repaired = {});
+  // as in those of a drift that is found.  `forming`: heads take shape, which is no past to grow from.
+  void Tick(const AttentionTraits& traits, bool excused, bool forming, const std::vector<Head>& repaired = {});
   // Whether enough was seen since what the kernel is fed has changed, for a
   // growth to be found.
   bool SeesGrowth() const;
@@ -75,6 +76,11 @@ class HeadRules {
     a(batch_begin_);
     a(last_step_);
   }
+  // What came later, which older states lack.
+  template <class A>
+  void VisitLater(A& a) {
+    for (std::vector<float>& values : found_) a(values);
+  }
   bool Consistent() const;
 
  private:
@@ -96,6 +102,13 @@ class HeadRules {
   struct Reading;
 
   float Newest(HeadTrack track, size_t head) const;  // NaN if there is no value.
+  // Keeps each head's first value of a track whose states may have been there before the run.
+  void KeepFound(HeadTrack track, std::span<const float> values);
+  // What has been within bounds since then was not found as it is.
+  void ForgetFound();
+  // Whether a value above `threshold` was so in the head's first sample, and has not grown much since then.
+  bool AsFound(HeadTrack track, size_t head, double value, double threshold) const;
+  bool MostAsFound(HeadTrack track, double threshold) const;  // Of the heads' newest values.
   double Threshold(HeadTest test, HeadTrack track) const;
   Reading Read(size_t head) const;
   Reading ReadStates(size_t head) const;
@@ -145,6 +158,7 @@ class HeadRules {
   int64_t ticks_ = 0;
   int64_t batch_begin_ = -1;
   int64_t last_step_ = -1;
+  std::array<std::vector<float>, kHeadTracks> found_;  // Each head's first value; empty: not kept of that track.
 
   std::vector<Finding> rounding_, logits_;
   std::vector<float> derived_, expanded_, values_, steps_;

@@ -317,10 +317,20 @@ struct ContextOptions {
   int64_t warmup_steps = 700;
   // Where the learning rate is told they are judged from so many steps behind its last rise.
   int64_t warmed_steps = 50;
+  // Those of heads also where the loss has fallen by a smaller share of its highest mean of 50: a fine-tune, or
+  // another run whose heads have taken shape before it began.  Losses of runs from random weights fall by half.
+  double forming_fall = 0.4;
+  // A state that was there in the first sample is how the run was found, as a pretrained model has large biases of
+  // its keys.  It counts once it is so many times what it was.
+  double found_factor = 1.5;
   // After an announced change, for trends.
   int64_t settle_steps = 200;
   // Of the learning rate between two reports: a change, announced or not.
   double rate_factor = 1.5;
+  // Where the median step takes so long, spans in steps are shorter in the first so many steps: step_pace.h.  The
+  // recorded runs have steps of 0.05 to 3 s; those of reinforcement learning take minutes.
+  double slow_step_seconds = 10;
+  int64_t young_steps = 640;
 };
 
 struct AlertOptions {

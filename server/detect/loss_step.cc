@@ -254,7 +254,7 @@ void LossStep::Find(std::vector<Finding>* found) const {
                                     .threshold = higher_.highest(),
                                     .baseline = higher_.level(),
                                     .first_step = higher_.since(),
-                                    .detector = "rank"});
+                                    .detector = kRankDetector});
   found->insert(found->begin(), std::move(finding));
 }
 

@@ -151,7 +151,7 @@ void LossWatch::FindGradient(int64_t step, std::vector<Finding>* out) const {
                                                          .threshold = std::exp(gradient_jump_.highest()),
                                                          .baseline = level,
                                                          .first_step = gradient_jump_.since(),
-                                                         .detector = "rank"}));
+                                                         .detector = kRankDetector}));
     finding.summary = absl::StrFormat("the gradient norm has jumped from %.3g to %.3g at step %s and stays", level,
                                       value, StepWords(gradient_jump_.since()));
     finding.note = finding.summary;

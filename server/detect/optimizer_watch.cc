@@ -14,6 +14,7 @@
 #include "server/detect/announced_change.h"
 #include "server/detect/measured.h"
 #include "server/detect/median.h"
+#include "server/detect/parameter_role.h"
 
 namespace bellwether::server {
 namespace {
@@ -40,7 +41,16 @@ bool HasAny(std::string_view name, std::initializer_list<std::string_view> parts
                      [name](std::string_view part) { return name.find(part) != name.npos; });
 }
 bool MayBeginAtZero(std::string_view name) { return HasAny(name, {"bias", "norm", "ln_", "lora_B"}); }
-bool IsEmbedding(std::string_view name) { return HasAny(name, {"emb", "wte", "wpe"}); }
+
+constexpr char kMomentsCause[] = "second moment too slow";
+constexpr char kMomentsAdvice[] =
+    "Gradients have grown faster than beta2 lets second moments follow, so that steps are too large. A smaller beta2, "
+    "clipping by update, or a lower learning rate until they have followed helps.";
+
+std::string WordsOfMoments(double lag, int64_t since) {
+  return absl::StrFormat("second moments do not follow: gradients are %.3g times what they expect, since step %s", lag,
+                         StepWords(since));
+}
 
 }  // namespace
 
@@ -154,6 +164,18 @@ OptimizerWatch::Steps OptimizerWatch::StepsOf(const StepSample& sample, const Ro
   return steps;
 }
 
+void OptimizerWatch::NameJump(std::vector<Finding>* of_gradient) const {
+  const bool in_steps = step_lag_before_ > 0 && step_lag_ >= 2 * std::max<double>(options_.lag_level, step_lag_before_);
+  if (!(lags() || in_steps) || of_gradient->empty()) return;
+  Finding& jump = of_gradient->front();
+  if (jump.severity < Severity::kWarning || std::string_view(jump.facts[0].detector) != kRankDetector) return;
+  jump.cause = kMomentsCause;
+  absl::StrAppend(
+      &jump.summary, "; ",
+      lags() ? WordsOfMoments(behind_.value, behind_.since) : WordsOfMoments(step_lag_, jump.facts[0].first_step));
+  jump.advice = kMomentsAdvice;
+}
+
 void OptimizerWatch::JudgeSteps(const StepSample& sample, const Steps& steps) {
   const auto hold = [&](Held* held, int32_t rows, double value) {
     if (held->samples == 0) held->since = sample.step;
@@ -194,13 +216,9 @@ void OptimizerWatch::JudgeSteps(const StepSample& sample, const Steps& steps) {
     if (behind_.samples >= 2) {
       Finding& finding = Add(SignalId::kTensorMomentLag, "lag", lag, options_.lag_level, behind_.since);
       finding.score = 3;
-      finding.cause = "second moment too slow";
-      finding.summary =
-          absl::StrFormat("second moments do not follow: gradients are %.3g times what they expect, since step %s", lag,
-                          StepWords(behind_.since));
-      finding.advice =
-          "Gradients have grown faster than beta2 lets second moments follow, so that steps are too large. A smaller "
-          "beta2, clipping by update, or a lower learning rate until they have followed helps.";
+      finding.cause = kMomentsCause;
+      finding.summary = WordsOfMoments(lag, behind_.since);
+      finding.advice = kMomentsAdvice;
     }
   }
   if (excused_ > 0) --excused_;
@@ -237,6 +255,10 @@ void OptimizerWatch::Observe(const StepSample& sample, const RowNames* names) {
   findings_.clear();
   FollowRate(sample);
   JudgeJump(sample.step);
+  if (const float lag = sample.scalar(SignalId::kMomentLagMax); IsAbove0(lag)) {
+    step_lag_before_ = step_lag_;
+    step_lag_ = lag;
+  }
   if (sample.matrix(SignalId::kTensorChangeSumsq).empty() || !sample.complete) return;
   const Steps steps = StepsOf(sample, names);
   has_moments_ = has_moments_ || steps.has_moments;

@@ -40,6 +40,9 @@ class OptimizerWatch {
   std::vector<Finding>* findings() { return &findings_; }
   // Whether second moments were behind in the last sample that covered them.
   bool lags() const { return behind_.samples > 0; }
+  // Where they were, a gradient norm that has jumped and stays needs no second sample: it gets their cause.  The same
+  // where the largest lag of the steps up to the last sample is twice learning.lag_level, and twice that before.
+  void NameJump(std::vector<Finding>* of_gradient) const;
   // Something was announced: a change of the rate is meant, and moments may begin anew.
   void Excuse();
   // A new attempt begins.
@@ -49,6 +52,11 @@ class OptimizerWatch {
   void Visit(A& a) {
     a(has_moments_), a(rate_), a(rate_first_), a(rate_most_), a(first_step_);
     a(jump_), a(wide_), a(large_), a(behind_), a(excused_);
+  }
+  // What came later, which older states lack.
+  template <class A>
+  void VisitLater(A& a) {
+    a(step_lag_), a(step_lag_before_);
   }
   bool Consistent() const { return excused_ >= 0; }
 
@@ -87,7 +95,8 @@ class OptimizerWatch {
   int64_t first_step_ = -1;                          // Of rate_first_.
   Jump jump_;
   Held wide_, large_, behind_;
-  int32_t excused_ = 0;  // Samples that are not held against moments.
+  float step_lag_ = 0, step_lag_before_ = 0;  // The largest of the steps up to the last samples; 0: not told.
+  int32_t excused_ = 0;                       // Samples that are not held against moments.
   std::vector<Finding> findings_;
 };
 

@@ -94,17 +94,23 @@ void OwnWatch::Take(uint32_t row, float value, const OwnSignal& signal, const Co
 
 void OwnWatch::Compare(uint32_t row, size_t past, float value, int64_t step) {
   if (zeros_.size() <= past) zeros_.resize(past + 1);
+  if (most_.size() < zeros_.size()) most_.resize(zeros_.size());
   Zeros& of = zeros_[past];
-  if (value == 0) {
+  float& most = most_[past];
+  const float size = std::abs(value);
+  if (size <= kOwnRounding && (size == 0 || most > 0 || of.zeros < kOwnZeros)) {
     of.zeros = of.others > 0 ? 1 : std::min<uint16_t>(of.zeros + 1, kOwnZeros);
     of.others = 0;
+    most = std::max(of.zeros == 1 ? 0 : most, size);
     return;
   }
+  // Beside a past of rounding.
+  if (most > 0 && size < kOwnApart) of.zeros = of.others = 0;
   if (of.others++ == 0) of.since = step;
   if (of.zeros < kOwnZeros || of.others >= kOwnApartMax) {
     of.zeros = of.others = 0;
   } else if (of.others >= 2) {
-    readings_.push_back({.row = row, .kind = Kind::kApart, .value = value, .since = of.since});
+    readings_.push_back({.row = row, .kind = Kind::kApart, .value = value, .threshold = most, .since = of.since});
   }
 }
 
@@ -208,8 +214,9 @@ void OwnWatch::Tell(const RunRows& rows, int64_t step) {
                        " limit of ", NumberOf(reading.threshold));
     } else if (reading.kind == Kind::kApart) {
       finding.cause = "rollout apart";
-      finding.summary = absl::StrCat(cell, " was exactly 0 and is ", value, ", since step ", reading.since,
-                                     ": the policy that samples is not the one that is trained");
+      finding.summary = absl::StrCat(
+          cell, reading.threshold > 0 ? " was 0 but for rounding and is " : " was exactly 0 and is ", value,
+          ", since step ", reading.since, ": the policy that samples is not the one that is trained");
       finding.advice =
           "Look whether the sampler got the weights of the last step, and at what else differs from step " +
           absl::StrCat(reading.since, " on: precision, kernels, the tokens and their mask.");
@@ -241,6 +248,7 @@ void OwnWatch::Forget() {
     past.sum = 0;
   }
   zeros_.clear();
+  most_.clear();
 }
 
 void OwnWatch::Rewind() {
@@ -251,14 +259,16 @@ void OwnWatch::Rewind() {
 
 size_t OwnWatch::memory_bytes() const {
   size_t bytes = finite_.capacity() + row_of_past_.capacity() * sizeof(uint16_t) + wrong_.capacity() * sizeof(Wrong) +
-                 pasts_.capacity() * sizeof(Past) + zeros_.capacity() * sizeof(Zeros);
+                 pasts_.capacity() * sizeof(Past) + zeros_.capacity() * sizeof(Zeros) +
+                 most_.capacity() * sizeof(float);
   for (const Past& past : pasts_) bytes += past.batches.capacity() * sizeof(float);
   return bytes;
 }
 
 bool OwnWatch::Consistent() const {
   if (finite_.size() > static_cast<size_t>(kNamedRowsMax) || row_of_past_.size() != finite_.size() ||
-      pasts_.size() > kOwnPastsMax || zeros_.size() > pasts_.size() || wrong_.size() > kOwnWrongMax)
+      pasts_.size() > kOwnPastsMax || zeros_.size() > pasts_.size() || most_.size() > pasts_.size() ||
+      wrong_.size() > kOwnWrongMax)
     return false;
   for (size_t row = 0; row < row_of_past_.size(); ++row) {
     const uint16_t past = row_of_past_[row];

@@ -16,7 +16,8 @@
 // normal, learnt afresh.
 //
 // apart      What compares the policy that is trained with the one that samples was 0 exactly, in kOwnZeros values
-//            in a row, and is not in two: both computed the same, and do no more.  A warning, until it is so for
+//            in a row, and is not in two: both computed the same, and do no more.  Or it was kOwnRounding at most,
+//            as the same sums in another order are, and is above kOwnApart.  A warning, until it is so for
 //            kOwnApartMax values.
 //
 // The state is 2 bytes a cell, and 0.4 KB for each of the first kOwnPastsMax cells with a past.
@@ -43,6 +44,7 @@ namespace bellwether::server {
 // Cells of a run that are held against their own past: the first so many.
 inline constexpr size_t kOwnPastsMax = 256;
 inline constexpr uint16_t kOwnZeros = 32, kOwnApartMax = 1000;
+inline constexpr float kOwnRounding = 1e-6f, kOwnApart = 1e-4f;
 // Cells that are followed while they are wrong, and that one alert tells of, each once.
 inline constexpr size_t kOwnWrongMax = 64;
 
@@ -81,6 +83,10 @@ class OwnWatch {
   template <class A>
   void VisitLater(A& a) {
     a(zeros_);
+  }
+  template <class A>
+  void VisitLatest(A& a) {
+    a(most_);
   }
   bool Consistent() const;
 
@@ -145,6 +151,7 @@ class OwnWatch {
   std::vector<uint16_t> row_of_past_;  // By row: 1 + the index of its past; 0: it has none.
   std::vector<Past> pasts_;
   std::vector<Zeros> zeros_;  // By index of pasts_, as far as any compares policies.
+  std::vector<float> most_;   // The same: the largest of those that count as 0.
   std::vector<Wrong> wrong_;  // At most kOwnWrongMax.
   News news_;
   uint64_t cells_left_out_ = 0;

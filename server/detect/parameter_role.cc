@@ -71,7 +71,7 @@ ParameterRole RoleOf(std::string_view name) {
   const bool has_kind = parts.size() > 1 && (parts.back().ends_with("weight") || parts.back() == "kernel");
   const std::string_view module = has_kind ? parts[parts.size() - 2] : parts.back();
   if (parts.back().ends_with("bias") || Contains(module, "norm") || module.starts_with("ln") ||
-      module.ends_with("scale")) {
+      module.ends_with("scale") || module.ends_with("sink") || module.ends_with("sinks")) {
     return ParameterRole::kVector;
   }
   const auto any = [&parts](std::string_view wanted) {
@@ -84,6 +84,10 @@ ParameterRole RoleOf(std::string_view name) {
   if (!in_layer && (IsOne(module, kHeadModules) || Contains(module, "embed"))) return ParameterRole::kHead;
   if (in_layer && IsOne(module, kResidualModules)) return ParameterRole::kResidual;
   return ParameterRole::kOther;
+}
+
+bool IsEmbedding(std::string_view name) {
+  return Contains(name, "emb") || Contains(name, "wte") || Contains(name, "wpe");
 }
 
 int32_t LayerOf(std::string_view name) {

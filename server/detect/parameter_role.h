@@ -16,7 +16,7 @@ namespace bellwether::server {
 
 enum class ParameterRole : uint8_t {
   kOther,
-  kVector,    // A bias, or a norm's gain.
+  kVector,    // A bias, a norm's gain, or the sinks of attention.
   kRouter,    // Of a mixture of experts.
   kScores,    // Makes queries or keys, also together with values.
   kResidual,  // The last matrix of a block, whose output is added to the residual stream.
@@ -24,6 +24,9 @@ enum class ParameterRole : uint8_t {
 };
 
 ParameterRole RoleOf(std::string_view name);
+
+// Whether it is an embedding, by its name.  One that is the output layer as well has no other.
+bool IsEmbedding(std::string_view name);
 
 // The layer that a parameter is of; -1: of none, or none that its name tells.
 int32_t LayerOf(std::string_view name);

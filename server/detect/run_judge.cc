@@ -38,6 +38,7 @@
 #include "server/detect/rule_fields.h"
 #include "server/detect/scale_watch.h"
 #include "server/detect/sequence_watch.h"
+#include "server/detect/step_pace.h"
 #include "server/detect/tensor_pasts.h"
 #include "server/detect/tensor_watch.h"
 #include "server/detect/user_rules.h"
@@ -62,7 +63,7 @@ constexpr uint32_t kCausesMagic = 0x434a5742;    // "BWJC": each family had an a
 constexpr uint32_t kSignsMagic = 0x444a5742;     // "BWJD": no step of the optimizer was judged.
 constexpr uint32_t kStepsMagic = 0x454a5742;     // "BWJE": no growth of weights was judged.
 constexpr uint32_t kGrowthMagic = 0x464a5742;    // "BWJF": no batch was held against those before.
-constexpr uint32_t kBatchesMagic = 0x474a5742;   // "BWJG": no tensor in 8 bits was judged.
+constexpr uint32_t kBatchesMagic = 0x474a5742;   // "BWJG": no scale of 8 bits, and not how long steps take.
 constexpr uint32_t kScalesMagic = 0x484a5742;    // "BWJH"
 
 // A loss scaler needs 16 steps in a row to find its factor, from its first one of 2^16 on.
@@ -111,7 +112,8 @@ std::string RanksThatDiffer(const StepSample::Disagreement& found) {
 }  // namespace
 
 struct RunJudge::State {
-  JudgeOptions options;
+  JudgeOptions given;    // As somebody has set them,
+  JudgeOptions options;  // and as they are in force: spans are shorter in the first steps of a run of slow steps.
   RunDescription run;
   std::shared_ptr<const RunRows> rows;  // Null: none were named.
   DetectorBank* bank;
@@ -151,9 +153,12 @@ struct RunJudge::State {
   int32_t excused_samples = 0;                // So many more from there on are excused, however late they come.
   std::vector<AnnouncedChange> ahead;         // Of steps that the run has not come to.
   int64_t finite_step = -1;                   // The last one whose gradient norm was reported and finite.
+  StepPace pace;
+  int32_t shorter = 1;  // By what spans are, now.
 
   State(const JudgeOptions& from, const RunDescription& description, DetectorBank* on)
-      : options(from),
+      : given(from),
+        options(from),
         run(description),
         bank(on),
         heads(from, description.layout, on),
@@ -260,6 +265,14 @@ struct RunJudge::State {
     own.VisitLater(a);
     sequences.VisitLater(a);
   }
+  // And of how long steps take, and how heads were found.
+  template <class A>
+  void VisitPace(A& a) {
+    a(pace);
+    heads.VisitLater(a);
+    own.VisitLatest(a);
+    optimizer.VisitLater(a);
+  }
   // The part that belongs to the rules that people wrote.
   template <class A>
   void VisitUserRules(A& a) {
@@ -274,6 +287,12 @@ struct RunJudge::State {
   bool warms_up(int64_t step) const {
     if (step >= options.context.warmup_steps) return false;
     return rate_most <= 0 || step <= rate_rose_step + options.context.warmed_steps;
+  }
+  // Whether heads do, so that their trends mean nothing: not where most of the loss was won before the run began.
+  bool forms(int64_t step) const {
+    if (step >= options.context.warmup_steps) return false;
+    const bool formed = loss.highest() > 0 && loss.minimum() > (1 - options.context.forming_fall) * loss.highest();
+    return rate_most <= 0 || warms_up(step) || !formed;
   }
   // Of heads, experts and parameters, and behind an announced change.
   bool excuses_trends(int64_t step) const { return warms_up(step) || step < excused_until; }
@@ -302,6 +321,9 @@ struct RunJudge::State {
   // `meant`: somebody has told of it; the hook tells of a learning rate that it sees change.
   void Announce(const AnnouncedChange& change, bool meant);
 
+  // Makes spans as long as the pace of the run asks for.
+  void SetSpans();
+
   void JudgeKernel(const StepSample& sample);
   void JudgeArithmetic(const StepSample& sample);
   void JudgeOwn(const StepSample& sample);
@@ -317,6 +339,17 @@ struct RunJudge::State {
   void JudgeOverhead(const StepSample& sample);
   void ObserveJump(const StepSample& sample);
 };
+
+void RunJudge::State::SetSpans() {
+  const int32_t by = pace.Shorter(given.context);
+  if (by == shorter) return;
+  shorter = by;
+  options = WithShorterSpans(given, by);
+  heads.SetOptions(options);
+  loss.SetOptions(options.loss);
+  own.SetOptions(options.own);
+  alerts.SetOptions(options.alert);
+}
 
 void RunJudge::State::WatchRate(const StepSample& sample) {
   const double now = sample.scalar(SignalId::kLearningRate);
@@ -696,6 +729,9 @@ void RunJudge::Observe(const StepSample& sample, std::vector<AlertTransition>* o
   }
   s.CountExcused(sample.step);
   s.last_step = sample.step;
+  s.pace.Observe(sample);
+  s.alerts.SetStepSeconds(s.pace.seconds());
+  s.SetSpans();
   if (s.first_step < 0) s.first_step = sample.step;
 
   if (s.on(Builtin::kNonfinite)) s.JudgeNonfinite(sample);
@@ -740,10 +776,11 @@ void RunJudge::Observe(const StepSample& sample, std::vector<AlertTransition>* o
   update(Family::kLoss, &of_run);
   of_run.clear();
   if (!changed && s.on(Builtin::kGradient)) s.loss.FindGradient(sample.step, &of_run);
+  s.optimizer.NameJump(&of_run);
   update(Family::kGradient, &of_run);
   bool ticked = false;
   if (s.heads.Add(sample)) {
-    s.heads.Tick(s.run.attention, excused, s.alerts.under_repair(Family::kRounding));
+    s.heads.Tick(s.run.attention, excused, s.forms(sample.step), s.alerts.under_repair(Family::kRounding));
     if (s.on(Builtin::kKernel)) s.laws.AddEvidence(s.heads.rounding());
     if (s.on(Builtin::kCorruption)) {
       // What the heads of a spoilt layer show follows from it, and no repair of attention helps.
@@ -854,10 +891,13 @@ void RunJudge::OnSilence(uint32_t silent_ranks, int64_t silent_seconds, std::vec
   s.alerts.Update(Family::kSilent, step, s.run, findings, out);
 }
 
-void RunJudge::SetOptions(const JudgeOptions& options, std::vector<AlertTransition>* out) {
+void RunJudge::SetOptions(const JudgeOptions& given, std::vector<AlertTransition>* out) {
   State& s = *state_;
   const int64_t step = std::max<int64_t>(s.last_step, 0);
-  UserRules user(options, s.run.layout);
+  s.given = given;
+  s.shorter = s.pace.Shorter(given.context);
+  const JudgeOptions options = WithShorterSpans(given, s.shorter);
+  UserRules user(given, s.run.layout);
   const std::vector<int> from = user.TakeOver(&s.user);
   for (size_t i = 0; i < s.user.size(); ++i) {
     if (std::find(from.begin(), from.end(), static_cast<int>(i)) == from.end())
@@ -968,6 +1008,7 @@ std::string RunJudge::Save() const {
   s.VisitGrowth(writer);
   s.VisitBatches(writer);
   writer(s.scales);
+  s.VisitPace(writer);
   return out;
 }
 
@@ -1045,6 +1086,7 @@ bool RunJudge::Restore(std::string_view saved) {
   if (fits && growth) fresh->VisitGrowth(reader);
   if (fits && batches) fresh->VisitBatches(reader);
   if (fits && of_scales) reader(fresh->scales);
+  if (fits && of_scales) fresh->VisitPace(reader);
   if (!fits || !reader.at_end() || !fresh->heads.Consistent() || !fresh->changes.Consistent() ||
       !fresh->laws.Consistent() || !fresh->arithmetic.Consistent() || !fresh->own.Consistent() ||
       !fresh->frozen.Consistent() || !fresh->experts.Consistent() || !fresh->sequences.Consistent() ||
@@ -1060,6 +1102,8 @@ bool RunJudge::Restore(std::string_view saved) {
     if (signs) fresh->alerts.VisitSignsOfRules(rules_reader);
     if (!rules_reader.at_end() || !fresh->user.Consistent()) return begin_afresh();
   }
+  fresh->SetSpans();
+  fresh->alerts.SetStepSeconds(fresh->pace.seconds());
   fresh->alerts.MakeSigns(went_back);
   if (!fresh->alerts.Consistent()) return begin_afresh();
   state_ = std::move(fresh);

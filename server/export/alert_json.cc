@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/time.h"
+#include "server/model/eta_text.h"
 
 namespace bellwether::server {
 namespace {
@@ -93,8 +94,7 @@ StringMap AlertAnnotations(const AlertTransition& transition) {
                            {"step", absl::StrCat(transition.step)},
                            {"first_step", absl::StrCat(transition.first_step)}};
   if (transition.eta.known) {
-    annotations["eta"] = absl::StrFormat("%.0f steps (80 %%: %.0f to %.0f)", transition.eta.steps,
-                                         transition.eta.lower_steps, transition.eta.upper_steps);
+    annotations["eta"] = EtaText(transition.eta);
   }
   std::string evidence;
   for (const Evidence& piece : transition.evidence) {

@@ -21,6 +21,7 @@ enum class AlertState : uint8_t { kNone = 0, kFiring = 1, kResolved = 2 };
 struct Eta {
   bool known = false;
   double steps = 0, lower_steps = 0, upper_steps = 0;  // 80 % interval
+  double step_seconds = 0;                             // Wall time of a step of the run; 0: not told.  Not stored.
 };
 
 // How a signal lay in earlier healthy runs of the same kind.

@@ -112,6 +112,7 @@ v1::Eta ToProto(const Eta& eta) {
   proto.set_steps(eta.steps);
   proto.set_lower_steps(eta.lower_steps);
   proto.set_upper_steps(eta.upper_steps);
+  proto.set_step_seconds(eta.step_seconds);
   return proto;
 }
 

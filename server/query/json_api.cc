@@ -148,6 +148,12 @@ std::string TransitionToJson(const AlertTransition& transition) {
   json["head"] = Index(transition.strongest.head);
   json["heads"] = std::move(heads);
   json["eta_steps"] = transition.eta.known ? Number(transition.eta.steps) : nlohmann::ordered_json(nullptr);
+  const Eta& eta = transition.eta;
+  const double seconds = eta.steps * eta.step_seconds;
+  const auto known = [&eta](double value) { return eta.known ? Number(value) : nlohmann::ordered_json(nullptr); };
+  json["eta_lower_steps"] = known(eta.lower_steps);
+  json["eta_upper_steps"] = known(eta.upper_steps);
+  json["eta_seconds"] = eta.known && seconds > 0 ? Number(seconds) : nlohmann::ordered_json(nullptr);
   json["evidence"] = std::move(evidence);
   json["rule"] = transition.rule;
   json["key"] = transition.key;

@@ -40,12 +40,13 @@ std::vector<std::string_view> JsonMethods();
 // One line, without its newline:
 //   {"run","step","state":"firing|resolved","severity":"info|warning|critical",
 //    "stage","layer","head","heads":[[layer,head],...],"eta_steps",
+//    "eta_lower_steps","eta_upper_steps","eta_seconds",
 //    "evidence":{signal: value,...},"rule","key","k","first_step","summary",
 //    "cause","heads_total","advice","tensors":[name,...],
 //    "experts":[[layer,expert],...],"ranks":[...],"modules":[name,...],
 //    "sequences"}
-// layer and head are 0-based and null if there is none, eta_steps is null if
-// unknown, heads are strongest first, and a value that is not finite is null.
+// layer and head are 0-based and null if there is none, what begins with eta_ is
+// null if unknown, heads are strongest first, and a value that is not finite is null.
 // Of several pieces of evidence on one signal the first, the strongest, counts.
 // The places from "tensors" on are those of alert_places.h; "sequences" is null
 // if none is named.

@@ -33,7 +33,7 @@ DETECTION = (
     "{loss.turn_values} losses in a row above the lowest median of 16 by {loss.turn_rise_of_level:%} of it, by {loss.turn_rise_of_gain:%} of what was "
     "won, and by {loss.turn_sigma} deviations of neighbouring losses. {loss.turn_lasting_values} in a row, or a learning rate that has just risen",
     "The 10 to 64 newest losses are above the 64 before by {loss.step_sigma} standard errors (of fewer than 20 by up to 1.5 more) and by {loss.step_rise_of_level:%} of the level",
-    "and was exactly 0 in 32 values in a row and is not in two",
+    "and was 0 in 32 values in a row, exactly or but for rounding, and is not in two",
     "or 8 of the newest 10 losses are [above all 64 before](#whether-the-loss-has-jumped) from one step on",
     "or it has doubled from one step on: 8 of the newest 10 are [above all 64 before](#whether-the-loss-has-jumped)",
     "{loss.impulse_sigma} standard deviations above the {loss.window_values} values before it, {loss.impulse_values} times in a row",
@@ -99,7 +99,7 @@ RUNBOOKS = {
         "for {own.hold_batches} means of {own.batch_values} values information, for {own.persist_batches} a warning",
         "beyond all of its history by {own.range_factor} times its range",
         "to {own.rise_factor} times its median, or fallen by {own.fall_share:%} of it",
-        "was exactly 0 in 32 values in a row",
+        "was 0 in 32 values in a row, exactly or but for rounding",
     ),
     "parametersfrozen": ("{frozen.samples} samples",),
     "expertsdead": (

@@ -116,6 +116,18 @@ def test_slow_faults_are_told_before_the_loss_is_up(truth: dict[str, Any]) -> No
     assert (of["in_time"], of["lead"], of["at_all"], of["steps"]) == (50, 30, 75, 85)
 
 
+def test_time_left_is_held_against_the_rise_of_the_loss(truth: dict[str, Any]) -> None:
+    slow = {**truth, "kind": "slow", "loss_up": 200}
+    for eta, ratio, covers in (((100, 60, 150), 2, False), ((40, 30, 60), 0.8, True)):
+        verdict = judged("r", slow, [Alarm(140), Alarm(150, key="b1", eta=eta)])
+        assert (verdict.eta_ratio, verdict.eta_covers) == (ratio, covers)
+    never = {**slow, "loss_up": None}
+    told = [judged("r", never, [Alarm(150, eta=(50, 20, high))]) for high in (100, 900)]
+    assert [verdict.eta_covers for verdict in told] == [False, None]
+    of = summary([*told, judged("r", slow, [Alarm(150, eta=(40, 30, 60))])])["time_left"]
+    assert of == {"told": 2, "in_interval": 50, "ratio": 0.8}
+
+
 def test_harmless_runs_stand_apart(truth: dict[str, Any]) -> None:
     harmless = {**truth, "harmless": True}
     always = {**harmless, "cause": "faulty kernel", "family": "faulty-kernel"}

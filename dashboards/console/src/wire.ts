@@ -119,6 +119,7 @@ export interface Eta {
   steps: Real;
   lower_steps: Real;
   upper_steps: Real;
+  step_seconds: Real;
 }
 
 export type StepOrigin =

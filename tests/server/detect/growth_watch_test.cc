@@ -122,6 +122,12 @@ TEST_F(GrowthWatchTest, ABlockThatAddsMoreIsNamedWithItsLayer) {
               AllOf(HasSubstr("what a block adds to the residual stream grows: the root mean square of "),
                     HasSubstr("layers.2.self_attn.o_proj.weight"), HasSubstr("layers.2.mlp.down_proj.weight"),
                     HasSubstr(" grows, too, since step 300")));
+  // The loss of half the runs was 5 % higher at exp(5.2) times the size.
+  ASSERT_TRUE(found.eta.known);
+  const double grown = std::log(found.facts[0].value / found.facts[0].baseline);
+  EXPECT_NEAR(found.eta.steps, (5.2 - grown) / std::log(1.03), 0.1 * found.eta.steps);
+  EXPECT_LT(found.eta.lower_steps, found.eta.steps);
+  EXPECT_GT(found.eta.upper_steps, found.eta.steps);
   EXPECT_FALSE(Judge().front().news);
   push_ = 0;
   Judge();  // It grew up to here.

@@ -10,6 +10,8 @@
 #include <cmath>
 #include <functional>
 #include <string>
+#include <tuple>
+#include <vector>
 
 namespace bellwether::server {
 namespace {
@@ -109,6 +111,37 @@ TEST(OptimizerWatchTest, SecondMomentsThatStayBehindAreNamed) {
 
 TEST(OptimizerWatchTest, AnOddBatchLagsInOneSampleOnly) {
   EXPECT_EQ(JudgeOptimizer([](int64_t step, OptimizerStep* s) { s->lag = step == 200 ? 20 : s->lag; }).step, -1);
+}
+
+TEST(OptimizerWatchTest, OneSampleOfLagNamesAGradientThatHasJumped) {
+  OptimizerWatch watch{LearningOptions{}};
+  const auto jumped = [&watch](int64_t step, double lag) {
+    watch.Observe(OptimizerSample(step, [lag](int64_t, OptimizerStep* s) { s->lag = lag; }), nullptr);
+    std::vector<Finding> found = {
+        Finding::OfRun(Rule::kGradient, Severity::kWarning, {.signal = "grad_norm", .detector = kRankDetector})};
+    watch.NameJump(&found);
+    return found.front();
+  };
+  for (int64_t step = 0; step < 200; step += 10) EXPECT_EQ(jumped(step, 0.8).cause, "");
+  const Finding named = jumped(200, 4);
+  EXPECT_EQ(named.cause, "second moment too slow");
+  EXPECT_THAT(named.summary, HasSubstr("gradients are 4 times what they expect, since step 200"));
+  EXPECT_EQ(jumped(210, 2).cause, "");
+}
+
+TEST(OptimizerWatchTest, LagOfAnyStepNamesAGradientThatHasJumped) {
+  for (const auto& [before, now, named] : {std::tuple(1.3f, 7.5f, true), {4.0f, 7.5f, false}, {1.3f, 5.0f, false}}) {
+    OptimizerWatch watch{LearningOptions{}};
+    for (const float lag : {before, now}) {
+      StepSample sample = OptimizerSample(lag == before ? 100 : 110, nullptr);
+      sample.Add(SignalId::kMomentLagMax)[0] = lag;
+      watch.Observe(sample, nullptr);
+    }
+    std::vector<Finding> found = {
+        Finding::OfRun(Rule::kGradient, Severity::kWarning, {.signal = "grad_norm", .detector = kRankDetector})};
+    watch.NameJump(&found);
+    EXPECT_EQ(found[0].cause == "second moment too slow", named) << before << " " << now;
+  }
 }
 
 TEST(OptimizerWatchTest, ARateThatJumpsBeyondItsPastIsNamed) {

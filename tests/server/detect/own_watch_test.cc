@@ -354,6 +354,18 @@ TEST(OwnWatchTest, PoliciesThatWereTheSameAndAreNotAreApart) {
   EXPECT_THAT(run.At({0, 1}), IsEmpty()) << "the same again";
 }
 
+TEST(OwnWatchTest, PoliciesThatWereTheSameButForRoundingAreApart) {
+  Watched run({{.name = "rollout_corr/k3_kl"}});
+  for (int i = 0; i < 40; ++i) EXPECT_THAT(run.At({i % 3 == 0 ? 0 : 3e-14f}), IsEmpty());
+  for (int i = 0; i < 10; ++i) EXPECT_THAT(run.At({9e-7f}), IsEmpty()) << "rounding";
+  for (int i = 0; i < 40; ++i) EXPECT_THAT(run.At({1e-8f}), IsEmpty());
+  EXPECT_THAT(run.At({0.1f}), IsEmpty()) << "one value";
+  const std::vector<Finding> found = run.At({0.2f});
+  ASSERT_THAT(found, SizeIs(1));
+  EXPECT_EQ(found[0].cause, "rollout apart");
+  EXPECT_THAT(found[0].summary, HasSubstr("rollout_corr/k3_kl was 0 but for rounding and is 0.2, since step 90"));
+}
+
 TEST(OwnWatchTest, PoliciesThatWereNeverTheSameAreNotJudgedSo) {
   Watched run({{.name = "rollout_corr/kl"}});
   for (int i = 0; i < 200; ++i) EXPECT_THAT(run.At({i % 20 == 0 ? 1e-4f : 0}), IsEmpty());

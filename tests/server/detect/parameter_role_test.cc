@@ -30,6 +30,7 @@ TEST(ParameterRoleTest, NamesOfLibrariesTellTheRole) {
            Case{"model.embed_tokens.weight", ParameterRole::kHead, -1},
            Case{"lm_head.weight", ParameterRole::kHead, -1},
            Case{"model.norm.weight", ParameterRole::kVector, -1},
+           Case{"model.layers.2.self_attn.sinks", ParameterRole::kVector, 2},
            Case{"transformer.h.0.attn.c_attn.weight", ParameterRole::kScores, 0},
            Case{"transformer.h.0.mlp.c_proj.weight", ParameterRole::kResidual, 0},
            Case{"transformer.h.0.ln_1.weight", ParameterRole::kVector, 0},

@@ -46,7 +46,8 @@ TEST(TransitionToJsonTest, TransitionHasTheDocumentedJson) {
   transition.advice = "Centre the keys.";
   EXPECT_EQ(TransitionToJson(transition),
             R"({"run":"gpt","step":300,"state":"firing","severity":"warning","stage":1,"layer":1,"head":2,)"
-            R"("heads":[[1,2],[0,3]],"eta_steps":1200.0,"evidence":{"drift_ratio":4.5,"key_leak":null},)"
+            R"("heads":[[1,2],[0,3]],"eta_steps":1200.0,"eta_lower_steps":900.0,"eta_upper_steps":1600.0,)"
+            R"("eta_seconds":null,"evidence":{"drift_ratio":4.5,"key_leak":null},)"
             R"("rule":"drift","key":"drift/1/2/220","k":3,"first_step":220,"summary":"L1 \"H2\"",)"
             R"("cause":"rounding drift","heads_total":5,"advice":"Centre the keys.","tensors":[],"experts":[],)"
             R"("ranks":[],"modules":[],"sequences":null})");
