@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <limits>
-#include <numeric>
+#include <utility>
+
+#include "server/detect/neighbours.h"
 
 namespace bellwether::server {
 namespace {
@@ -23,6 +26,7 @@ constexpr double kBadScore = 2.5;
 // Of the mean where labels repeat: they are easy where they are as they should be.
 constexpr double kUp = 2;
 constexpr double kUsual = 2;
+constexpr double kAtOnce = 1.5;  // Times the furthest that neighbours lay apart.
 // Times the first loss; that says something once the loss has fallen by so much.
 constexpr double kWorseThanChance = 1.1, kLearned = 1.5;
 constexpr int32_t kBadLeast = 2;
@@ -88,6 +92,19 @@ void OddBatches::Score(const std::array<float, kSeries>& values) {
   }
 }
 
+bool OddBatches::Leaves(const std::array<float, kSeries>& values) const {
+  constexpr std::pair<Series, double> kOdd[] = {{kMean, kOddMean}, {kLargest, kOddLargest}, {kRepeated, kOddRepeated}};
+  return std::any_of(std::begin(kOdd), std::end(kOdd), [&](const auto& each) {
+    const auto& [series, limit] = each;
+    if (!(scores_[series] >= limit)) return false;
+    const Recent& recent = recent_[series];
+    // The oldest first.
+    std::vector<double> past(recent.values.begin() + static_cast<ptrdiff_t>(recent.next), recent.values.end());
+    past.insert(past.end(), recent.values.begin(), recent.values.begin() + static_cast<ptrdiff_t>(recent.next));
+    return InAnyOrder(past) || values[series] - past.back() >= kAtOnce * FurthestNeighbours(past);
+  });
+}
+
 void OddBatches::CloseGroup() {
   if (!found_) {
     odd_rate_ += group_;
@@ -128,7 +145,7 @@ void OddBatches::Observe(const Batch& batch, int32_t relearn, bool rates_rose) {
   if (odd) {
     if (group_ == 0) {
       group_first_ = batch.step;
-      group_jumped_ = before_ < kUsual && !rates_rose;
+      group_jumped_ = before_ < kUsual && !rates_rose && Leaves(values);
       worst_mean_ = worst_largest_ = worst_repeated_ = 0;
     }
     group_last_ = batch.step;

@@ -7,6 +7,8 @@
 //   odd, far odd   a score is beyond limits that one healthy step in some hundreds, or some thousands, passes
 //   bad            an odd batch of which some sequences are usual, or whose labels repeat, or that is worse than
 //                  chance: no change of the training makes a batch so
+//                  Where neighbours in the past are alike, the first must also leave the step before it at once, by
+//                  more than any has
 //   found          so many far odd of the 4 newest, or odd of the 6 newest, that chance has them in
 //                  kChance of all looks, two of them bad, after a step that was usual.  How often a single
 //                  batch is odd the run tells itself.
@@ -87,6 +89,8 @@ class OddBatches {
   void Add(const std::array<float, kSeries>& values);
   // Sets scores_.
   void Score(const std::array<float, kSeries>& values);
+  // Whether one of these values, whose scores are odd, is new: it does not follow from what is like its neighbours.
+  bool Leaves(const std::array<float, kSeries>& values) const;
   void CloseGroup();
 
   std::array<Recent, kSeries> recent_;

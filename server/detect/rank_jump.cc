@@ -1,11 +1,11 @@
 #include "server/detect/rank_jump.h"
 
 #include <algorithm>
-#include <cmath>
 #include <iterator>
 #include <utility>
 
 #include "server/detect/median.h"
+#include "server/detect/neighbours.h"
 
 namespace bellwether::server {
 namespace {
@@ -18,35 +18,12 @@ constexpr double kRankFar = 1.5;                                     // Times as
 constexpr double kRankWanders = 2;                                   // and as the past has wandered.
 constexpr int32_t kRankWanderEach = 5;                               // Values.
 constexpr float kRankForgets = 0.99f;                                // Each time.
-constexpr double kRankAlike = 0.375;  // Three standard errors of the correlation of kRankPast values in any order.
 
 template <class It>
 double MiddleOf(It begin, It end) {
   std::vector<double> values;
   std::transform(begin, end, std::back_inserter(values), [](const auto& each) { return each.value; });
   return MedianOr(0, std::move(values));
-}
-
-// The correlation of neighbours, about their mean.
-template <class It>
-double AlikeOf(It begin, It end) {
-  double mean = 0, together = 0, square = 0;
-  for (It it = begin; it != end; ++it) mean += it->value / static_cast<double>(end - begin);
-  for (It it = begin; it != end; ++it) {
-    square += (it->value - mean) * (it->value - mean);
-    if (it != begin) together += (it->value - mean) * ((it - 1)->value - mean);
-  }
-  return square > 0 ? together / square : 0;
-}
-
-// The furthest that a value lies from the one before it.
-template <class It>
-double FurthestOf(It begin, It end) {
-  double furthest = 0;
-  for (It it = begin + 1; it < end; ++it) {
-    furthest = std::max(furthest, std::abs(static_cast<double>(it->value) - (it - 1)->value));
-  }
-  return furthest;
 }
 
 }  // namespace
@@ -88,9 +65,10 @@ void RankJump::Look(double least) {
   const bool flat =
       MiddleOf(values_.end() - kRankHalf, values_.end()) - MiddleOf(first, first + kRankHalf) <= kRankRises * rise;
   if (!sharp || !flat) return;
-  const bool in_any_order = AlikeOf(values_.begin(), old_end) < kRankAlike;
+  std::vector<double> past;
+  std::transform(values_.begin(), old_end, std::back_inserter(past), [](const Value& each) { return each.value; });
   const double at_once = static_cast<double>(first->value) - (first - 1)->value;
-  if (!in_any_order && at_once < kRankFar * FurthestOf(values_.begin(), old_end)) return;
+  if (!InAnyOrder(past) && at_once < kRankFar * FurthestNeighbours(past)) return;
   since_ = first->step;
   held_ = 0;
   level_ = level;

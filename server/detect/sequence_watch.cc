@@ -151,13 +151,14 @@ void SequenceWatch::FindOdd(const StepSample& sample) {
   for (const Finding& single : findings_) news |= single.news;
   odd_told_ = odd_.first_step();
   findings_.clear();
-  Finding& finding = findings_.emplace_back(Finding::OfRun(Rule::kSequences, Severity::kWarning,
-                                                           {.signal = FindSignal(SignalId::kLossSequenceMax)->name,
-                                                            .value = odd_.worst_largest(),
-                                                            .threshold = odd_.usual_largest(),
-                                                            .baseline = odd_.usual_largest(),
-                                                            .first_step = odd_.first_step(),
-                                                            .detector = "odd"}));
+  Finding& finding = findings_.emplace_back(
+      Finding::OfRun(Rule::kSequences, Severity::kWarning,
+                     {.signal = FindSignal(seen_ ? SignalId::kLossSequenceMax : SignalId::kLoss)->name,
+                      .value = seen_ ? odd_.worst_largest() : odd_.worst_mean(),
+                      .threshold = seen_ ? odd_.usual_largest() : odd_.usual_mean(),
+                      .baseline = seen_ ? odd_.usual_largest() : odd_.usual_mean(),
+                      .first_step = odd_.first_step(),
+                      .detector = "odd"}));
   finding.score = 3;
   finding.cause = "bad data";
   finding.news = news && news_.Take();
@@ -183,13 +184,28 @@ void SequenceWatch::FindOdd(const StepSample& sample) {
   if (odd_.found()) news_.NoteWrong(sample.step);
 }
 
+bool SequenceWatch::ObserveMean(const StepSample& sample, const Context& context) {
+  const float mean = sample.scalar(SignalId::kLoss);
+  if (!IsNumber(mean)) return false;
+  news_.Begin(sample.step, context.quiet_steps);
+  constexpr float kNone = std::numeric_limits<float>::quiet_NaN();
+  const OddBatches::Batch batch{.step = sample.step, .mean = mean, .largest = kNone, .repeated = kNone};
+  if (context.excused) {
+    if (!news_.wrong_lately()) odd_.Learn(batch);
+    return false;
+  }
+  odd_.Observe(batch, options_.relearn_values, context.rate_rose);
+  FindOdd(sample);
+  return true;
+}
+
 bool SequenceWatch::Observe(const StepSample& sample, const Context& context) {
   findings_.clear();
   const float loss = sample.scalar(SignalId::kLossSequenceMax);
   const float labels = sample.scalar(SignalId::kLossTokens), same = sample.scalar(SignalId::kLossRepeatedTokens);
   const bool has_labels = IsNumber(labels) && IsNumber(same) && labels > 0 && labels >= options_.labels;
   const bool masked = labels == 0 && sample.scalar(SignalId::kLossGivenTokens) > 0;
-  if (!IsNumber(loss) && !has_labels && !masked) return false;
+  if (!IsNumber(loss) && !has_labels && !masked) return !seen_ && ObserveMean(sample, context);
   seen_ = true;
   news_.Begin(sample.step, context.quiet_steps);
   // While something is wrong it would be learnt.

@@ -85,6 +85,8 @@ class SequenceWatch {
       a(past), a(off), a(since);
     }
   };
+  // Of a job that tells no losses of sequences: by the step's alone.
+  bool ObserveMean(const StepSample& sample, const Context& context);
   // Counts batches that have nothing to learn; true: the findings say so.
   bool FindNothing(const StepSample& sample);
   void AddNothing(SignalId signal, const char* detector, double value, double threshold, int32_t count, int64_t since,

@@ -137,6 +137,28 @@ TEST_F(OddBatchesTest, HeavyTailsAreSeldomFound) {
   EXPECT_LE(found, 4);
 }
 
+// An AR(r) of deviation 1: one value says much of the next.
+TEST_F(OddBatchesTest, LossesLikeTheirNeighboursAreSeldomFound) {
+  for (const double kept : {0.9, 0.98}) {
+    odd_.Clear();
+    double state = 0;
+    int groups = 0;
+    bool before = false;
+    for (int i = 0; i < 30000; ++i) {
+      state = kept * state + std::sqrt(1 - kept * kept) * normal_(random_);
+      OddBatches::Batch batch{.step = step_++, .repeated = std::numeric_limits<float>::quiet_NaN()};
+      batch.mean = static_cast<float>(2 * std::exp(0.08 * state));
+      batch.largest = batch.mean + static_cast<float>(0.6 + 0.2 * std::abs(normal_(random_)));
+      const bool found = Judge(batch);
+      groups += found && !before ? 1 : 0;
+      before = found;
+    }
+    EXPECT_LE(groups, 1) << kept;
+    for (int i = 0; i < 6 && !odd_.found(); ++i) Judge(OneBad());
+    EXPECT_TRUE(odd_.found()) << kept;
+  }
+}
+
 TEST_F(OddBatchesTest, BatchesThatStayAreTheNewNormal) {
   JudgeHealthy(200);
   for (int i = 0; i < 100; ++i) Judge(OneBad());

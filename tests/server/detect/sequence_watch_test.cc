@@ -233,6 +233,27 @@ TEST_F(SequenceWatchTest, NothingIsToldBeforeThereIsAPast) {
   }
 }
 
+TEST_F(SequenceWatchTest, AJobWithoutSequencesIsJudgedByItsLoss) {
+  const auto judge = [this](double loss) {
+    StepSample sample;
+    sample.Reset({.layers = 1, .heads = 1, .kv_heads = 1});
+    sample.step = step_++;
+    sample.Add(SignalId::kLoss)[0] = static_cast<float>(loss + 0.1 * normal_(random_));
+    return Judge(sample);
+  };
+  for (int i = 0; i < 400; ++i) ASSERT_THAT(judge(std::max(5.5 - 0.02 * i, 2.5)), IsEmpty());
+  const int64_t first = step_;
+  EXPECT_THAT(judge(8), IsEmpty());
+  const std::vector<Finding> found = judge(8);
+  ASSERT_THAT(found, SizeIs(1));
+  EXPECT_EQ(found[0].cause, "bad data");
+  EXPECT_EQ(found[0].facts[0].signal, std::string("loss"));
+  EXPECT_EQ(found[0].first_step, first);
+  for (int i = 0; i < 200; ++i) judge(2.5);
+  // Up, but not worse than chance: it may be the training's.
+  for (int i = 0; i < 20; ++i) EXPECT_THAT(judge(4), IsEmpty());
+}
+
 TEST_F(SequenceWatchTest, HealthyLossesOfAllKindsAreSilent) {
   std::student_t_distribution<double> tails(6);
   std::exponential_distribution<double> long_tails(3);
