@@ -33,7 +33,7 @@ std::vector<std::string> Header(const v1::Run& run, int64_t now_unix_ns) {
   if (eta.known()) {
     const auto steps = [](double value) { return Integer(std::llround(value)); };
     lines.push_back(
-        "diverges in " + steps(eta.steps()) + " steps (" + steps(eta.lower_steps()) + ".." + steps(eta.upper_steps()) +
+        "time left: " + steps(eta.steps()) + " steps (" + steps(eta.lower_steps()) + ".." + steps(eta.upper_steps()) +
         " with 80 %), near step " + steps(static_cast<double>(run.step()) + eta.steps()) +
         (eta.step_seconds() > 0 ? ", in " + Duration(std::llround(1e9 * eta.steps() * eta.step_seconds())) : ""));
   }

@@ -271,7 +271,7 @@ AlertEngine::Sign AlertEngine::SignFrom(const Subject& subject, int64_t step,
   sign.own_words = !worst.summary.empty() || !worst.cause.empty() || !worst.advice.empty();
   sign.strongest = worst.where;
   sign.eta = worst.eta;
-  sign.eta.step_seconds = step_seconds_;
+  if (sign.eta.known) sign.eta.step_seconds = step_seconds_;
   sign.cause = subject.rule != nullptr ? subject.rule->cause
                : worst.cause.empty()   ? CauseOf(subject.family, findings)
                                        : worst.cause;

@@ -25,7 +25,7 @@ constexpr double kGrowthGoesOn = 0.6;
 constexpr double kGrowthFar = 1.5;
 constexpr int32_t kGrowthSamplesMin = 2;
 constexpr size_t kGrowingNamedMax = 8;
-constexpr double kEtaStepsMax = 100000;  // As drift.eta_steps_max.
+constexpr double kEtaStepsMax = 100000;  // Longer times are unknown.
 
 bool IsWeight(ParameterRole role) { return role != ParameterRole::kVector && role != ParameterRole::kRouter; }
 

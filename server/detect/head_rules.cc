@@ -116,11 +116,17 @@ void HeadRules::KeepFound(HeadTrack track, std::span<const float> values) {
   }
 }
 
+void HeadRules::ForgetHowFound() {
+  for (const auto& [track, test] : kFoundTracks) found_[track].assign(heads_, 0);
+}
+
 void HeadRules::ForgetFound() {
   for (const auto& [track, test] : kFoundTracks) {
     if (found_[track].empty()) continue;
     const auto newest = series_[track].newest();
-    const auto threshold = static_cast<float>(Threshold(test, track));
+    double least = Threshold(test, track);
+    if (track == kLogitMax) least = std::min(least, options_.logits.logit_median_large);
+    const auto threshold = static_cast<float>(least);
     for (size_t i = 0; i < heads_; ++i) {
       if (newest[i] <= threshold) found_[track][i] = 0;
     }
@@ -299,7 +305,6 @@ struct HeadRules::Reading {
   bool growth, level, common_growth, leaking, ties, norm, norm_far, logit_high;
   bool level_sure, common_growth_sure, ties_sure;  // For twice as long as they must hold.
   bool leak_measured;
-  bool logit_found;  // The scores were as large in the head's first sample.
 };
 
 double HeadRules::Threshold(HeadTest test, HeadTrack track) const {
@@ -331,8 +336,7 @@ HeadRules::Reading HeadRules::Read(size_t head) const {
   r.ties_sure = r.ties && sure(kTies);
   r.norm = holds(kNorm);
   r.norm_far = options_.is_on(Builtin::kNorm) && r.sigma > options_.norm.far_factor * r.sigma_peer;
-  r.logit_found = AsFound(kLogitMax, head, r.logit, options_.logits.logit_max_large);
-  r.logit_high = holds(kLogit) && !r.logit_found;
+  r.logit_high = holds(kLogit) && !AsFound(kLogitMax, head, r.logit, options_.logits.logit_max_large);
   return r;
 }
 

@@ -76,6 +76,8 @@ class HeadRules {
     a(batch_begin_);
     a(last_step_);
   }
+  // How heads were found is not known: nothing counts as found so.
+  void ForgetHowFound();
   // What came later, which older states lack.
   template <class A>
   void VisitLater(A& a) {

@@ -330,7 +330,7 @@ struct ContextOptions {
   // Where the median step takes so long, spans in steps are shorter in the first so many steps: step_pace.h.  The
   // recorded runs have steps of 0.05 to 3 s; those of reinforcement learning take minutes.
   double slow_step_seconds = 10;
-  int64_t young_steps = 640;
+  int64_t young_steps = 320;
 };
 
 struct AlertOptions {

@@ -256,7 +256,8 @@ void OptimizerWatch::Observe(const StepSample& sample, const RowNames* names) {
   FollowRate(sample);
   JudgeJump(sample.step);
   if (const float lag = sample.scalar(SignalId::kMomentLagMax); IsAbove0(lag)) {
-    step_lag_before_ = step_lag_;
+    // What it was before it was far off, in however many samples.
+    if (step_lag_ < 2 * options_.lag_level) step_lag_before_ = step_lag_;
     step_lag_ = lag;
   }
   if (sample.matrix(SignalId::kTensorChangeSumsq).empty() || !sample.complete) return;

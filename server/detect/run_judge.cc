@@ -321,8 +321,12 @@ struct RunJudge::State {
   // `meant`: somebody has told of it; the hook tells of a learning rate that it sees change.
   void Announce(const AnnouncedChange& change, bool meant);
 
+  // By what spans are shorter now.
+  int32_t Shorter() const { return pace.Shorter(given.context, last_step - first_step); }
   // Makes spans as long as the pace of the run asks for.
   void SetSpans();
+  // Hands all parts what is in force, but for the rules that people wrote.
+  void HandOut();
 
   void JudgeKernel(const StepSample& sample);
   void JudgeArithmetic(const StepSample& sample);
@@ -341,14 +345,33 @@ struct RunJudge::State {
 };
 
 void RunJudge::State::SetSpans() {
-  const int32_t by = pace.Shorter(given.context);
-  if (by == shorter) return;
-  shorter = by;
-  options = WithShorterSpans(given, by);
+  if (Shorter() == shorter) return;
+  shorter = Shorter();
+  options = WithShorterSpans(given, shorter);
+  HandOut();
+}
+
+void RunJudge::State::HandOut() {
+  alerts.SetOptions(options.alert);
+  alerts.SetRescueSigma(options.norm.rescue_sigma_max);
   heads.SetOptions(options);
   loss.SetOptions(options.loss);
+  turn.SetOptions(options.loss);
+  jump.SetOptions(options.loss);
+  changes.SetOptions(options.loss);
+  laws.SetOptions(options.kernel);
+  arithmetic.SetOptions(options.arithmetic);
   own.SetOptions(options.own);
-  alerts.SetOptions(options.alert);
+  frozen.SetOptions(options.frozen);
+  experts.SetOptions(options.experts);
+  sequences.SetOptions(options.sequences);
+  parameters.SetOptions(options.parameters);
+  lags.SetOptions(options.parameters);
+  growth.SetOptions(options.parameters);
+  scales.SetOptions(options.parameters);
+  corruption.SetOptions(options.corruption);
+  learning.SetOptions(options.learning);
+  optimizer.SetOptions(options.learning);
 }
 
 void RunJudge::State::WatchRate(const StepSample& sample) {
@@ -729,10 +752,10 @@ void RunJudge::Observe(const StepSample& sample, std::vector<AlertTransition>* o
   }
   s.CountExcused(sample.step);
   s.last_step = sample.step;
+  if (s.first_step < 0) s.first_step = sample.step;
   s.pace.Observe(sample);
   s.alerts.SetStepSeconds(s.pace.seconds());
   s.SetSpans();
-  if (s.first_step < 0) s.first_step = sample.step;
 
   if (s.on(Builtin::kNonfinite)) s.JudgeNonfinite(sample);
   s.JudgeKernel(sample);
@@ -776,7 +799,7 @@ void RunJudge::Observe(const StepSample& sample, std::vector<AlertTransition>* o
   update(Family::kLoss, &of_run);
   of_run.clear();
   if (!changed && s.on(Builtin::kGradient)) s.loss.FindGradient(sample.step, &of_run);
-  s.optimizer.NameJump(&of_run);
+  if (s.on(Builtin::kLearning)) s.optimizer.NameJump(&of_run);
   update(Family::kGradient, &of_run);
   bool ticked = false;
   if (s.heads.Add(sample)) {
@@ -895,7 +918,7 @@ void RunJudge::SetOptions(const JudgeOptions& given, std::vector<AlertTransition
   State& s = *state_;
   const int64_t step = std::max<int64_t>(s.last_step, 0);
   s.given = given;
-  s.shorter = s.pace.Shorter(given.context);
+  s.shorter = s.Shorter();
   const JudgeOptions options = WithShorterSpans(given, s.shorter);
   UserRules user(given, s.run.layout);
   const std::vector<int> from = user.TakeOver(&s.user);
@@ -905,27 +928,8 @@ void RunJudge::SetOptions(const JudgeOptions& given, std::vector<AlertTransition
   }
   s.user = std::move(user);
   s.alerts.SetRules(options.rules, from);
-  s.alerts.SetOptions(options.alert);
-  s.alerts.SetRescueSigma(options.norm.rescue_sigma_max);
   s.options = options;
-  s.heads.SetOptions(options);
-  s.loss.SetOptions(options.loss);
-  s.turn.SetOptions(options.loss);
-  s.jump.SetOptions(options.loss);
-  s.changes.SetOptions(options.loss);
-  s.laws.SetOptions(options.kernel);
-  s.arithmetic.SetOptions(options.arithmetic);
-  s.own.SetOptions(options.own);
-  s.frozen.SetOptions(options.frozen);
-  s.experts.SetOptions(options.experts);
-  s.sequences.SetOptions(options.sequences);
-  s.parameters.SetOptions(options.parameters);
-  s.lags.SetOptions(options.parameters);
-  s.growth.SetOptions(options.parameters);
-  s.scales.SetOptions(options.parameters);
-  s.corruption.SetOptions(options.corruption);
-  s.learning.SetOptions(options.learning);
-  s.optimizer.SetOptions(options.learning);
+  s.HandOut();
   // What a family's alert can come from; without any of it, it ends.
   const std::pair<Family, std::vector<Builtin>> sources[] = {
       {Family::kRounding, {Builtin::kDrift, Builtin::kTies, Builtin::kNorm}},
@@ -1014,7 +1018,7 @@ std::string RunJudge::Save() const {
 
 bool RunJudge::Restore(std::string_view saved) {
   const RunDescription description = state_->run;
-  const JudgeOptions options = state_->options;
+  const JudgeOptions options = state_->given;
   DetectorBank* const bank = state_->bank;
   const std::shared_ptr<const RunRows> rows = state_->rows;
   auto fresh = std::make_unique<State>(options, description, bank);
@@ -1087,13 +1091,14 @@ bool RunJudge::Restore(std::string_view saved) {
   if (fits && batches) fresh->VisitBatches(reader);
   if (fits && of_scales) reader(fresh->scales);
   if (fits && of_scales) fresh->VisitPace(reader);
+  if (fits && !of_scales) fresh->heads.ForgetHowFound();
   if (!fits || !reader.at_end() || !fresh->heads.Consistent() || !fresh->changes.Consistent() ||
       !fresh->laws.Consistent() || !fresh->arithmetic.Consistent() || !fresh->own.Consistent() ||
       !fresh->frozen.Consistent() || !fresh->experts.Consistent() || !fresh->sequences.Consistent() ||
       !fresh->parameters.Consistent() || !fresh->lags.Consistent() || !fresh->growth.Consistent() ||
-      !fresh->scales.Consistent() || !fresh->corruption.Consistent() || !fresh->learning.Consistent() ||
-      !fresh->optimizer.Consistent() || !fresh->turn.Consistent() || !fresh->loss.Consistent() ||
-      !fresh->jump.Consistent() || fresh->ahead.size() > kChangesAheadMax)
+      !fresh->scales.Consistent() || !fresh->pace.Consistent() || !fresh->corruption.Consistent() ||
+      !fresh->learning.Consistent() || !fresh->optimizer.Consistent() || !fresh->turn.Consistent() ||
+      !fresh->loss.Consistent() || !fresh->jump.Consistent() || fresh->ahead.size() > kChangesAheadMax)
     return begin_afresh();
   if (fingerprint == fresh->user_rules_fingerprint()) {
     StateReader rules_reader(of_rules);

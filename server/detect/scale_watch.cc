@@ -52,7 +52,7 @@ bool ScaleWatch::Observe(const StepSample& sample, const RowNames* names, int64_
   if (rows_.size() < count) rows_.resize(count);
   bool covers = false;
   std::vector<Off> off;
-  for (size_t row = 0; row < rows_.size(); ++row) {
+  for (size_t row = 0; row < count; ++row) {
     for (const Share share : {kSaturated, kFlushed}) {
       Course& course = rows_[row].of[share];
       const double level = LevelOf(share), limit = LimitOf(course, level);

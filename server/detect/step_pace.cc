@@ -15,8 +15,6 @@ constexpr int32_t kToldMost = 1 << 20;  // Counted so far, then round again.
 }  // namespace
 
 void StepPace::Observe(const StepSample& sample) {
-  if (first_ < 0 || sample.step < first_) first_ = sample.step;
-  last_ = sample.step;
   const float seconds = sample.scalar(SignalId::kStepSeconds);
   if (!std::isfinite(seconds) || seconds <= 0) return;
   const auto room = static_cast<int32_t>(newest_.size());
@@ -28,10 +26,14 @@ void StepPace::Observe(const StepSample& sample) {
   seconds_ = *middle;
 }
 
-int32_t StepPace::Shorter(const ContextOptions& options) const {
+bool StepPace::Consistent() const {
+  return told_ >= 0 && told_ < kToldMost && std::isfinite(seconds_) && seconds_ >= 0;
+}
+
+int32_t StepPace::Shorter(const ContextOptions& options, int64_t age) const {
   if (seconds_ < options.slow_step_seconds || seconds_ <= 0) return 1;
-  const int64_t age = std::max<int64_t>(1, last_ - first_);
-  const int64_t by = std::clamp<int64_t>(options.young_steps / age, 1, kShorterMost);
+  // By half at the end of them.
+  const int64_t by = std::clamp<int64_t>(2 * options.young_steps / std::max<int64_t>(1, age), 1, kShorterMost);
   return static_cast<int32_t>(std::bit_floor(static_cast<uint64_t>(by)));
 }
 

@@ -5,9 +5,9 @@
 // mean over far more tokens, so that fewer of them tell as much.
 //
 // So where the median step takes context.slow_step_seconds or longer, spans are shorter while the run is young.  They
-// are so by a power of two, 16 at most: the largest that is not above context.young_steps by the steps seen.  A window
-// then spans as much of the run as there is.  Behind context.young_steps / 2 steps all is as in other runs, so that a
-// slow drift of a long training with slow steps is found as well.
+// are so by a power of two, 16 at most: the largest that is not above twice context.young_steps by the steps seen.  A
+// window then spans as much of the run as there is.  Behind context.young_steps all is as in other runs, so that a slow
+// drift of a long training with slow steps is found as well.
 //
 // Not thread-safe.
 
@@ -27,20 +27,20 @@ class StepPace {
   void Observe(const StepSample& sample);
   // Wall time of a step, the median of the newest 16 that were told; 0: none was.
   double seconds() const { return seconds_; }
-  // By what spans are shorter now: a power of two, 1..16.
-  int32_t Shorter(const ContextOptions& options) const;
+  // By what spans are shorter in a run that was seen for `age` steps: a power of two, 1..16.
+  int32_t Shorter(const ContextOptions& options, int64_t age) const;
 
   template <class A>
   void Visit(A& a) {
     for (float& value : newest_) a(value);
-    a(told_), a(seconds_), a(first_), a(last_);
+    a(told_), a(seconds_);
   }
+  bool Consistent() const;
 
  private:
   std::array<float, 16> newest_{};
   int32_t told_ = 0;  // Of the newest, and how many of them there are until the first time round.
   double seconds_ = 0;
-  int64_t first_ = -1, last_ = -1;  // Steps of the samples of this attempt.
 };
 
 // The options of a run whose spans are shorter by a factor of `by`, 1..16.

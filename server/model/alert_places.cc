@@ -25,6 +25,12 @@ void AddNames(const std::string& text, const char* unnamed, std::vector<std::str
   }
 }
 
+// "layers.3.mlp gated:dx", with what a rule says of it: the name, then the law.
+void AddModule(const std::string& text, std::vector<std::string>* to) {
+  const std::string row = text.substr(0, text.find(": "));
+  AddNames(row.substr(0, row.rfind(' ')), "row ", to);
+}
+
 }  // namespace
 
 AlertPlaces PlacesOf(const std::vector<Evidence>& evidence) {
@@ -45,8 +51,7 @@ AlertPlaces PlacesOf(const std::vector<Evidence>& evidence) {
         AddNames(piece.text, "tensor ", &places.tensors);
         break;
       case Granularity::kModule:
-        // The name, then the law.
-        AddNames(piece.text.substr(0, piece.text.rfind(' ')), "module ", &places.modules);
+        AddModule(piece.text, &places.modules);
         break;
       default:
         // The norm of a head that jumps with its parameter.

@@ -165,7 +165,8 @@ absl::StatusOr<v1::Alert> QueryEngine::MarkFalseAlarm(const v1::MarkFalseAlarmRe
       return absl::FailedPreconditionError(
           absl::StrCat("alert \"", request.key(), "\": its illness is not marked as a false alarm"));
     }
-    if (alert->note.false_alarms.size() >= options_.false_alarms_max) {
+    // There are no more undoings than marks.
+    if (!request.undo() && alert->note.false_alarms.size() >= options_.false_alarms_max) {
       stores_.counters->counter("bellwether_query_limit_refused_total", {{"limit", "false_alarms"}})->Add();
       return absl::ResourceExhaustedError(
           absl::StrCat("false_alarms of alert \"", request.key(), "\": at most ", options_.false_alarms_max));

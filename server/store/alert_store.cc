@@ -335,7 +335,11 @@ RunSnapshotPtr AlertStore::WithoutMuted(RunSnapshotPtr run) const {
     const bool sooner = last.severity == severity && steps < counted->eta.steps;
     if (counted->eta.known && last.severity <= severity && !sooner) continue;
     severity = last.severity;
-    counted->eta = {true, steps, left(last.eta.lower_steps), left(last.eta.upper_steps)};
+    counted->eta = {.known = true,
+                    .steps = steps,
+                    .lower_steps = left(last.eta.lower_steps),
+                    .upper_steps = left(last.eta.upper_steps),
+                    .step_seconds = run->eta.step_seconds};
   }
   return counted;
 }

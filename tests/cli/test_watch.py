@@ -141,7 +141,7 @@ def test_one_frame_is_whole_without_a_terminal(server: Server) -> None:
     assert shown(lines)
     assert re.fullmatch(r"loss 1\.6152  last report \d+ s ago, \S+Z", lines[1])
     assert re.fullmatch(
-        r"diverges in (\d+) steps \(\d+\.\.\d+ with 80 %\), near step (\d+)", lines[2]
+        r"time left: (\d+) steps \(\d+\.\.\d+ with 80 %\), near step (\d+)", lines[2]
     )
     strip = next(i for i, line in enumerate(lines) if line.startswith("drift_ratio at step 5300"))
     rows = lines[strip + 1 : strip + 7]

@@ -54,7 +54,7 @@ def without_threshold(expr: str) -> str:
     return measured[1]
 
 
-# Runs with one illness each, by the rule that names it: what is wrong all the time, and what is late.
+# Runs with one illness each, by the rule that names it: what is wrong from the second step on, and what is late.
 ILL: dict[str, tuple[dict[str, float], dict[str, float]]] = {
     "ties": ({"tied_rows_bf16": 950.0}, {}),
     "gradient": ({}, {"grad_norm": 12.0}),
@@ -75,6 +75,7 @@ def breaking(server: Server) -> Iterator[None]:
     without = ("key_leak_sum", "key_gradient_sum")
     for rule, (always, late) in ILL.items():
         with Trainer(server, rule, without) as alone:
+            alone.report()  # What the first sample has is how the run was found.
             while alone.step < END:
                 alone.report(**{**always, **(late if alone.step >= LATE else {})})
     with (

@@ -1,6 +1,6 @@
 // bars.h: what a scorecard is held to, and whether it gets there.
 //
-// Of injected faults and slow ones instabilities/score.py says so, which takes the bars below from here.
+// Of injected faults and slow ones instabilities/bars.py says so, which takes what is said here from the JSON.
 
 #ifndef BELLWETHER_TOOLS_LAB_BARS_H_
 #define BELLWETHER_TOOLS_LAB_BARS_H_

@@ -93,7 +93,7 @@ class SyntheticPlaces {
   double Next(int64_t step, double gap, Place* place);
   double RateAt(int64_t step) const;
   double SumOfRates(int64_t step) const;
-  // `value` of a row's number, where `covers` of it holds.
+  // `value` of a row's number.
   template <typename Value>
   void Put(SignalId signal, StepSample* sample, const Value& value);
   template <typename Value>

@@ -45,7 +45,7 @@ _NUMBERS = frozenset({
     "learned_unix_ns", "limits", "loss", "low", "lower_steps", "max", "mean", "median", "min",
     "next_after", "p01", "p50", "p99", "peer_score", "ratio", "resync_from", "scale", "seq",
     "session_epoch", "silenced_until_unix_ns", "softcap", "started_unix_ns", "step",
-    "step_begin", "step_end", "steps", "steps_recorded",
+    "step_begin", "step_end", "step_seconds", "steps", "steps_recorded",
     "stripped_total", "threshold", "time_unix_ns", "total", "upper", "upper_steps", "value",
     "values", "weight_decay", "window_bytes",
 })  # fmt: skip

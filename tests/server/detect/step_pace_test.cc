@@ -48,8 +48,8 @@ TEST(StepPaceTest, SpansAreShorterWhileSlowRunsAreYoung) {
   for (int64_t step = 1000; step <= 1400; ++step) {
     slow.Observe(SampleOfPace(step, 60));
     quick.Observe(SampleOfPace(step, 2));
-    EXPECT_EQ(quick.Shorter(options), 1);
-    if (step % 80 == 0) by.push_back(slow.Shorter(options));
+    EXPECT_EQ(quick.Shorter(options, step - 1000), 1);
+    if (step % 80 == 0) by.push_back(slow.Shorter(options, step - 1000));
   }
   EXPECT_THAT(by, testing::ElementsAre(16, 4, 2, 2, 1));
 }
@@ -129,6 +129,42 @@ TEST(StepPaceTest, StatesOfPretrainedModelsAlarmOnceTheyGrow) {
   }
   EXPECT_GE(WorstOfPretrained("logits", 1, /*gone=*/true), Severity::kWarning) << "what comes back is new";
   EXPECT_EQ(std::max(WorstOfPretrained("logits", 2), WorstOfPretrained("drift", 2)), Severity::kCritical);
+}
+
+TEST(StepPaceTest, AllHeadsOfAPretrainedModelMayHaveLargeScores) {
+  const RunDescription run = SyntheticRun();
+  RunJudge judge({}, run);
+  std::vector<AlertTransition> out;
+  for (int64_t step = 0; step <= 2000; ++step) {
+    StepSample sample = SampleAt(run, {.drift_from = -1}, step);
+    if (sample.has(SignalId::kLogitMax)) {
+      std::ranges::fill(sample.Add(SignalId::kLogitMax), step < 1500 ? 250.0f : 600.0f);
+      std::ranges::fill(sample.Add(SignalId::kEntropySum), 0.1f);
+    }
+    judge.Observe(sample, &out);
+    if (step == 1499) {
+      EXPECT_THAT(out, IsEmpty());
+    }
+  }
+  ASSERT_FALSE(out.empty());
+  EXPECT_EQ(out[0].rule, "logits");
+}
+
+TEST(StepPaceTest, AReloadKeepsSpansAsShortAsTheyAre) {
+  const RunDescription run = SyntheticRun();
+  std::vector<std::string> saved;
+  for (const bool reloads : {false, true}) {
+    RunJudge judge({}, run);
+    std::vector<AlertTransition> out;
+    for (int64_t step = 0; step < 500; ++step) {
+      StepSample sample = SampleAt(run, {.period = 1, .drift_from = 60, .doubling = 40}, step);
+      sample.Add(SignalId::kStepSeconds)[0] = 90;
+      judge.Observe(sample, &out);
+      if (reloads && step == 100) judge.SetOptions({}, &out);
+    }
+    saved.push_back(judge.Save());
+  }
+  EXPECT_EQ(saved[0], saved[1]);
 }
 
 // The step of the first warning of a drift from step 200 on, in a run that lost `lost` of 6 by then.

@@ -73,7 +73,7 @@ class Fp8(TappedModules[Quantised]):
             self.not_measured = NONE
 
     def _tap(self, held: Held) -> None:
-        turns = min(TURNS, -(-len(self._modules) // TOGETHER))
+        turns = max(1, min(TURNS, len(self._modules) // TOGETHER))
         turn, self._turn = self._turn % turns, self._turn + 1
         devices: dict[torch.device, list[tuple[int, nn.Module]]] = {}
         for row in range(turn, len(self._modules), turns):
