@@ -253,12 +253,15 @@ INSTANTIATE_TEST_SUITE_P(
             "signal: common_mode, values: {constant: 1}", 2400, "drift"},
         Found{"drift.leak", "signal: key_leak, heads: [[2, 1]], values: {constant: 0.01}",
               "signal: key_leak, values: {constant: 0.0001}", 1500, "drift"},
-        Found{"ties", "signal: tied_fraction_bf16, heads: [[2, 1]], values: {constant: 0.5}",
-              "signal: tied_fraction_bf16, values: {constant: 0.05}", 1500, "ties"},
+        Found{
+            "ties",
+            "signal: tied_fraction_bf16, heads: [[2, 1]], values: {ramp: {from: 0.05, to: 0.5, begin: 100, end: 101}}",
+            "signal: tied_fraction_bf16, values: {constant: 0.05}", 1500, "ties"},
         Found{"norm",
               "signal: wq_sigma, heads: [[2, 1]], values: {exponential: {from: 3, begin: 1000, doubling_steps: 500}}",
               "signal: wq_sigma, values: {constant: 3}", 2500, "norm"},
-        Found{"logits", "signal: logit_max, heads: [[2, 1]], values: {constant: 1500}",
+        Found{"logits",
+              "signal: logit_max, heads: [[2, 1]], values: {ramp: {from: 20, to: 1500, begin: 100, end: 101}}",
               "signal: logit_max, values: {constant: 20}", 1500, "logits"},
         Found{
             "loss",
