@@ -4,10 +4,10 @@
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <ostream>
 #include <utility>
 
 #include "cli/cli.h"
@@ -116,17 +116,11 @@ Json Truth(const v1::Run& run, const Curves& curves, const v1::ListAlertsRespons
 }
 
 ExitCode WriteText(const std::string& file, const std::string& text) {
-  const std::string part = file + ".part";
-  if (!CanReplace(file)) return kFailed;
-  std::ofstream out(part, std::ios::binary | std::ios::trunc);
-  out << text;
-  out.close();
-  std::error_code error;
-  if (out) std::filesystem::rename(part, file, error);
-  if (out && !error) return kOk;
-  Complain(file + ": cannot be written");
-  std::filesystem::remove(part, error);
-  return kFailed;
+  const bool whole = WriteWhole(file, [&text](std::ostream* out) {
+    *out << text;
+    return true;  // What could not be written shows when the file is closed.
+  });
+  return whole ? kOk : kFailed;
 }
 
 std::string NameOf(const v1::RunDescription& run) {

@@ -9,6 +9,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
+#include <filesystem>
+#include <fstream>
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -93,6 +95,17 @@ void EmitYaml(const Json& value, int indent, std::string* out) {
   } else {
     *out += value.dump() + "\n";
   }
+}
+
+// Whether what is first written as `file`.part may take the name `file`.
+bool CanReplace(const std::string& file) {
+  for (const std::string& path : {file, file + ".part"}) {
+    std::string why;
+    if (client::CanBeRegularFile(path, &why)) continue;
+    Complain(path + ": " + why);
+    return false;
+  }
+  return true;
 }
 
 }  // namespace
@@ -320,14 +333,28 @@ std::string Hex(std::string_view bytes) {
 
 void Complain(const std::string& text) { std::cerr << "bellwether: " << Clean(text) << '\n'; }
 
-bool CanReplace(const std::string& file) {
-  for (const std::string& path : {file, file + ".part"}) {
-    std::string why;
-    if (client::CanBeRegularFile(path, &why)) continue;
-    Complain(path + ": " + why);
+bool WriteWhole(const std::string& file, const std::function<bool(std::ostream*)>& write) {
+  if (!CanReplace(file)) return false;
+  const std::string part = file + ".part";
+  std::ofstream out(part, std::ios::binary | std::ios::trunc);
+  if (!out) {
+    Complain(part + ": cannot be written");
     return false;
   }
-  return true;
+  bool whole = write(&out);
+  out.close();
+  if (whole && !out) {
+    Complain(part + ": cannot be written");
+    whole = false;
+  }
+  std::error_code error;
+  if (whole) {
+    std::filesystem::rename(part, file, error);
+    if (!error) return true;
+    Complain(file + ": " + error.message());
+  }
+  std::filesystem::remove(part, error);
+  return false;
 }
 
 void ComplainOf(const google::protobuf::RepeatedPtrField<std::string>& unanswered, const std::string& theirs) {

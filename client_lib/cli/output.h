@@ -12,6 +12,7 @@
 #include <google/protobuf/message.h>
 
 #include <cstdint>
+#include <functional>
 #include <ostream>
 #include <string>
 #include <string_view>
@@ -100,9 +101,10 @@ size_t TerminalWidth();
 // "bellwether: ..." on stderr.
 void Complain(const std::string& text);
 
-// Whether a file that is first written as `file`.part may take the name `file`:
-// a FIFO or a device would be replaced by it.  False: the reason was printed.
-bool CanReplace(const std::string& file);
+// Writes `file` under another name, `file`.part, until it is whole.  `write` says by itself why it
+// has failed.  False: the reason was printed, and what had the name `file` is as it was; a FIFO or a
+// device, too, which would be replaced.
+bool WriteWhole(const std::string& file, const std::function<bool(std::ostream*)>& write);
 // Names on stderr the servers of a cluster that did not answer, if there are
 // any; `theirs` is the consequence: "runs are missing here".
 void ComplainOf(const google::protobuf::RepeatedPtrField<std::string>& unanswered, const std::string& theirs);

@@ -6,8 +6,6 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <iostream>
 #include <map>
 #include <memory>
@@ -297,32 +295,15 @@ ExitCode Export(Cli* cli, const ExportOptions& options) {
 
 }  // namespace
 
-ExitCode ExportTo(Connection* connection, const std::string& run, const std::string& file_name) {
-  ExitCode code = kOk;
+ExitCode ExportTo(Connection* connection, const std::string& run, const std::string& file) {
+  ExitCode code = kFailed;
   uint64_t bytes = 0;
-  // Under another name until it is whole.
-  const std::string part = file_name + ".part";
-  if (!CanReplace(file_name)) return kFailed;
-  std::ofstream file(part, std::ios::binary | std::ios::trunc);
-  if (!file) {
-    Complain(part + ": cannot be written");
-    return kFailed;
-  }
-  code = Receive(connection, run, &file, &bytes);
-  file.close();
-  std::error_code error;
-  if (code == kOk) {
-    std::filesystem::rename(part, file_name, error);
-    if (error) {
-      Complain(file_name + ": " + error.message());
-      code = kFailed;
-    }
-  }
-  if (code != kOk) {
-    std::filesystem::remove(part, error);
-    return code;
-  }
-  Complain("wrote " + std::to_string(bytes) + " bytes to " + file_name);
+  const bool whole = WriteWhole(file, [&](std::ostream* out) {
+    code = Receive(connection, run, out, &bytes);
+    return code == kOk;
+  });
+  if (!whole) return code == kOk ? kFailed : code;
+  Complain("wrote " + std::to_string(bytes) + " bytes to " + file);
   return kOk;
 }
 

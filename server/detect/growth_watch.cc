@@ -68,15 +68,11 @@ constexpr GrowthTillLoss kResidualTillLoss{.lower = 2.7, .middle = 5.2, .upper =
 constexpr GrowthTillLoss kEmbeddingTillLoss{.lower = 2.7, .middle = 3.5, .upper = 4.3};
 constexpr GrowthTillLoss kOutputTillLoss{.lower = 0.9, .middle = 1.1, .upper = 2.2};
 
-// Null: not known.
-const GrowthTillLoss* TillLoss(ParameterRole role, const std::string& name, const RowNames& names) {
+// Null: not known.  `has_output`: the run has an output layer of another name than its embeddings.
+const GrowthTillLoss* TillLoss(ParameterRole role, const std::string& name, bool has_output) {
   if (role == ParameterRole::kResidual) return &kResidualTillLoss;
   if (role != ParameterRole::kHead) return nullptr;
-  if (!IsEmbedding(name)) return &kOutputTillLoss;
-  const bool apart = std::any_of(names.names().begin(), names.names().end(), [](const std::string& other) {
-    return RoleOf(other) == ParameterRole::kHead && !IsEmbedding(other);
-  });
-  return apart ? &kEmbeddingTillLoss : &kOutputTillLoss;
+  return has_output && IsEmbedding(name) ? &kEmbeddingTillLoss : &kOutputTillLoss;
 }
 
 // Of weights that are exp(grown) times as large as before, and grow by `rate` in a step.
@@ -104,6 +100,13 @@ void GrowthWatch::Rewind() {
   }
   rate_ = -1;
   findings_.clear();
+}
+
+bool GrowthWatch::HasOutput(const RowNames& names) const {
+  for (size_t i = 0; i < places_.size(); ++i) {
+    if (places_[i].role == ParameterRole::kHead && !IsEmbedding(names.names()[i])) return true;
+  }
+  return false;
 }
 
 bool GrowthWatch::IsJudged(size_t row) const { return row < places_.size() && IsWeight(places_[row].role); }
@@ -274,7 +277,7 @@ void GrowthWatch::Tell(int64_t step, const RowNames& names) {
   first.where.layer = layer;
   first.cause = CauseOfGrowth(place.role);
   first.summary = std::move(text);
-  if (const GrowthTillLoss* const till = TillLoss(place.role, first.note, names)) {
+  if (const GrowthTillLoss* const till = TillLoss(place.role, first.note, HasOutput(names))) {
     const Row& row = rows_[growing_.front().row];
     first.eta = EtaOfLoss(*till, std::log(row.size / row.from), row.growth, kEtaStepsMax);
     first.eta_words = "the loss is expected to be 5 % higher in";

@@ -103,6 +103,7 @@ class GrowthWatch {
   };
 
   bool IsJudged(size_t row) const;
+  bool HasOutput(const RowNames& names) const;
   // Its own largest growth that is usual, at this learning rate; at least what is never off.
   double UsualOf(const Row& row, double rate) const;
   void Learn(double growth, double rate, Row* row) const;
