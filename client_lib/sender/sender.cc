@@ -265,7 +265,9 @@ void Sender::Run() {
     const int taken = intake_.Take(kTakeMax);
     const uint64_t flush_wanted = header_->flush_position.load(std::memory_order_acquire);
     const bool flush = flush_wanted > flushed && window_.state().ring_taken >= flush_wanted;
-    Record(now, flush);
+    // Nothing follows the last of a run, so that does not wait for more to be written with it.
+    const bool last = ending_since_ != Clock::time_point{} && intake_.drained();
+    Record(now, flush || last);
     if (flush) flushed = flush_wanted;
     if (orphaned_spools_ != nullptr) {
       orphaned_spools_->Step(now);

@@ -25,8 +25,9 @@ from models import Model, Shape, batch
 
 SHAPE = Shape(heads=4, kv_heads=2, dtype=torch.bfloat16)
 ALLOW = "attention.mode,attention.center_k,lr.scale,qk.clip,checkpoint.now,stop"
-STEPS = 230
 KILLED_AT = 76  # Votes are confirmed from 64 on, and looked at from 80 on.
+# Until the last of what is asked is answered, three rounds of 16 steps behind the one before.
+STEPS = {"agrees": 230, "refuses": 150, "raises": 110, "killed": 150, "tp": 90, "not all": 40}
 
 
 def plant(case: str, rank: int, monitor: Any, did: dict[str, Any]) -> None:
@@ -99,7 +100,7 @@ def main() -> None:
     did["norms"] = []
     plant(case, rank, monitor, did)
     longest = 0.0
-    for step in range(STEPS):
+    for step in range(STEPS[case]):
         if case == "killed" and step <= KILLED_AT:
             dist.barrier()
             if rank == 1 and step == KILLED_AT:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import os
-import subprocess
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +13,14 @@ from conftest import ROOT
 
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 from bellwether_process import free_port
+from warm_python import WarmPython
+
+
+@functools.cache
+def warm() -> WarmPython:
+    """What the processes of all jobs of this one are made from."""
+    modules = ("torch._dynamo", "torch.distributed.fsdp", "bellwether.monitor")
+    return WarmPython(*modules, path=ROOT / "client_lib" / "python")
 
 
 def run_ranks(
@@ -37,14 +45,10 @@ def run_ranks(
     jobs = []
     for rank in range(ranks):
         own = {name: str(values[rank]) for name, values in (of_rank or {}).items()}
-        jobs.append(
-            subprocess.Popen(
-                [sys.executable, str(script), *arguments],
-                env={**environment, "RANK": str(rank), **own},
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            )
-        )  # fmt: skip
-    said = [job.communicate(timeout=240)[0] for job in jobs]
-    ended = [job.returncode for job in jobs]
-    assert ended == [9 if rank in killed else 0 for rank in range(ranks)], "\n".join(said)
+        told = {**environment, "RANK": str(rank), **own}
+        jobs.append(warm().start([script, *arguments], told, together=True))
+    ended = [job.ended(timeout=240) for job in jobs]
+    said = [job.stdout for job in ended]
+    codes = [job.returncode for job in ended]
+    assert codes == [9 if rank in killed else 0 for rank in range(ranks)], "\n".join(said)
     return said

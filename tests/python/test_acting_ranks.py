@@ -108,7 +108,7 @@ def test_failure_on_one_rank_is_undone_on_all(tmp_path: Path) -> None:
 
 def test_a_rank_that_dies_ends_actions_and_nothing_else(tmp_path: Path) -> None:
     first, _ = job("killed", tmp_path)
-    assert len(first["words"]) == acting_job.STEPS  # It trained on.
+    assert len(first["words"]) == acting_job.STEPS["killed"]  # It trained on.
     (before, step, _), (after, _, why) = answers(first)
     assert before and changes(first["rates"]) == {step: 0.5} and step < acting_job.KILLED_AT
     assert not after and "the ranks do not agree any more" in why

@@ -87,6 +87,22 @@ def test_bitwise_the_same_training(
             assert torch.equal(a, b), how
 
 
+def test_a_recording_ends_with_its_watch(tmp_path: Path) -> None:
+    """Nothing that might still come is waited for."""
+    seconds = []
+    for number in range(5):
+        path = tmp_path / f"{number}.bwrun"
+        model = Model(SHAPE)
+        with bellwether.attach(model, record=str(path), run="ends", every=1) as monitor:
+            model(batch(SHAPE, 0)).sum().backward()
+            monitor.step(loss=1.0)
+            assert monitor.flush(20)
+        began = time.monotonic()
+        Recording(path, ended=True)
+        seconds.append(time.monotonic() - began)
+    assert min(seconds) < 0.5, seconds  # The quickest: any of them may wait for a core.
+
+
 def test_disabled_leaves_no_hook(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BELLWETHER_DISABLED", "1")
     model = Model(Shape())

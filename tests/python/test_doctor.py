@@ -6,6 +6,7 @@ would tell it.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import subprocess
 import sys
@@ -31,6 +32,9 @@ from bellwether.tools.coverage import (
 from bellwether.tools.doctor import layer_findings, monitor_findings
 
 from conftest import ROOT
+
+sys.path.insert(0, str(ROOT / "tests" / "support"))
+from warm_python import WarmPython
 
 HEAD = """
 import torch, torch.nn as nn, torch.nn.functional as F
@@ -89,18 +93,21 @@ NO_ATTENTION = "import torch, torch.nn as nn\nmodel = nn.Linear(16, 16)" + TAIL
 NO_OPTIMIZER = "import torch\nprint('nothing to see')\n"
 
 
+@functools.cache
+def warm() -> WarmPython:
+    return WarmPython("torch", "torch._dynamo")
+
+
 def doctor(
     folder: Path, script: Optional[str] = None, *options: str, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "bellwether", "doctor", *options]
+    command = ["-m", "bellwether", "doctor", *options]
     if script is not None:
         (folder / "train.py").write_text(script)
         command.append(str(folder / "train.py"))
-    return subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, timeout=120,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "client_lib" / "python"),
-             "BELLWETHER_RECORD": str(folder / "doctor.bwrun"), **environment},
-    )  # fmt: skip
+    told = {**os.environ, "PYTHONPATH": str(ROOT / "client_lib" / "python"),
+            "BELLWETHER_RECORD": str(folder / "doctor.bwrun"), **environment}  # fmt: skip
+    return warm().run(command, told, folder)
 
 
 def failures(done: subprocess.CompletedProcess[str]) -> str:
@@ -237,6 +244,7 @@ def test_libraries_not_found(tmp_path: Path) -> None:
 def test_run_leaves_the_script_alone(tmp_path: Path) -> None:
     script = SOUND.replace('assert step < 3, "doctor runs three steps"', "") + (
         "import sys; print('ended', sys.argv[1:], __name__)\n"
+        "print('compiler', 'torch._inductor.compile_fx' in sys.modules)\n"
     )
     (tmp_path / "train.py").write_text(script)
     done = subprocess.run(
@@ -247,6 +255,7 @@ def test_run_leaves_the_script_alone(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "ended ['--mine', '1'] __main__" in done.stdout
+    assert "compiler False" in done.stdout  # Loading it takes a second.
     assert "watching A: 1 attention layers" in done.stderr
     assert "Warning" not in done.stderr
     from recording import Recording

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import nn
 
 import bellwether
+from bellwether._hook.model import already_compiled
 from bellwether._step.changes import Changes
 from bellwether._step.step_ends import PASSES_MAX
 from bellwether._step.trainers import Trainers
@@ -362,6 +363,21 @@ def test_other_optimizer_is_asked_seldom_and_may_become_trainer() -> None:
     assert all(trainers.trains(stranger) for _ in range(100)) and len(asked) == count
     del stranger
     assert trainers.known() == []
+
+
+def test_optimizers_of_other_models_are_not_asked_for_state(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """That would look through the whole process for each of them."""
+    asked: list[None] = []
+    monkeypatch.setattr(already_compiled, "optimizer_step", lambda: asked.append(None))
+    own, *others = (nn.Parameter(torch.zeros(1)) for _ in range(4))
+    strangers = [torch.optim.SGD([other], lr=0.1) for other in others]
+    trainers = Trainers(lambda: [own])
+    assert not trainers.one_has_not_stepped() and not asked and len(strangers) == 3
+    optimizer = torch.optim.SGD([own], lr=0.1)
+    assert trainers.one_has_not_stepped() and len(asked) == 1
+    del optimizer
 
 
 class Master:

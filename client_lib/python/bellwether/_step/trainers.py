@@ -99,8 +99,8 @@ class Trainers:
         own = {id(p) for p in self._parameters()}
         kinds = _kinds(Optimizer)
         return any(
-            _has_no_state(found)
-            and any(id(p) in own for g in found.param_groups for p in g["params"])
+            any(id(p) in own for g in found.param_groups for p in g["params"])
+            and _has_no_state(found)  # It looks at all objects, too.
             for found in gc.get_objects()
             if type(found) in kinds
         )

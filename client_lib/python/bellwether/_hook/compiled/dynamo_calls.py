@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import os
+import sys
 import threading
 import types
 from collections.abc import Callable, Iterator
@@ -213,6 +214,28 @@ def _replace_flex(instead: Replacements) -> None:
 
 @_if_possible
 def _after_joint_passes() -> None:
+    """From the first graph on: inductor takes a second to load, and most jobs compile nothing."""
+    from torch._dynamo.output_graph import OutputGraph
+
+    name = "call_user_compiler"
+    theirs: Any = vars(OutputGraph).get(name)
+    if theirs is None or "torch._inductor.compile_fx" in sys.modules:
+        _read_joint_graphs()
+        return
+    asked = False
+
+    def call_user_compiler(*args: Any, **kwargs: Any) -> Any:
+        nonlocal asked
+        if not asked:
+            asked = True
+            _read_joint_graphs()
+        return theirs(*args, **kwargs)
+
+    _method(OutputGraph, name, call_user_compiler)
+
+
+@_if_possible
+def _read_joint_graphs() -> None:
     """inductor has no other place for a pass of one's own but its configuration, which users see,
     and which names what it has cached."""
     from torch._inductor import compile_fx
