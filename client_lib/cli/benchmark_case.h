@@ -12,7 +12,7 @@
 namespace bellwether::cli {
 
 // Writes DIR/NAME.bwrun, NAME.csv and, last, NAME.json: a healthy run, with the
-// marks of its false alarms.
+// marks of its false alarms and the steps between two of its samples.
 // NAME is the run's name and the beginning of its uuid.  What fails is printed.
 ExitCode WriteBenchmarkCase(Connection* connection, const std::string& run, const std::string& directory);
 

@@ -15,6 +15,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "bellwether/time_text.h"
 #include "client_lib/src/regular_file.h"
 
 namespace bellwether::cli {
@@ -247,14 +248,6 @@ std::string Time(int64_t unix_ns) {
   return text;
 }
 
-std::string Duration(int64_t ns) {
-  const int64_t seconds = std::max<int64_t>(ns, 0) / 1'000'000'000;
-  if (seconds < 120) return std::to_string(seconds) + " s";
-  if (seconds < 7200) return std::to_string(seconds / 60) + " min";
-  if (seconds < 172'800) return std::to_string(seconds / 3600) + " h";
-  return std::to_string(seconds / 86'400) + " d";
-}
-
 std::string Stage(uint32_t stage) {
   static constexpr const char* kNames[] = {"healthy", "drift", "ties", "norm", "logits", "loss"};
   return stage < std::size(kNames) ? std::to_string(stage) + " " + kNames[stage] : std::to_string(stage);
@@ -280,7 +273,7 @@ std::string EtaText(const v1::Eta& eta) {
   if (!eta.known()) return "-";
   std::string text =
       Number(eta.steps(), 4) + " (" + Number(eta.lower_steps(), 4) + ".." + Number(eta.upper_steps(), 4) + ")";
-  if (eta.step_seconds() > 0) text += ", " + Duration(std::llround(1e9 * eta.steps() * eta.step_seconds()));
+  if (eta.step_seconds() > 0) text += ", " + TimeText(eta.steps() * eta.step_seconds());
   return text;
 }
 

@@ -82,9 +82,6 @@ const char* SeverityName(v1::Severity severity);
 const char* StateName(v1::AlertState state);
 std::string Hex(std::string_view bytes);
 
-// "3 s", "5 min", "2 h", "4 d"
-std::string Duration(int64_t ns);
-
 // Columns that a UTF-8 text takes, near enough: continuation bytes take none.
 size_t Width(const std::string& text);
 // The part of `text` that fits; never half a character.

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <utility>
 
+#include "bellwether/time_text.h"
 #include "cli/cli.h"
 
 namespace bellwether::cli {
@@ -28,14 +29,15 @@ std::vector<std::string> Header(const v1::Run& run, int64_t now_unix_ns) {
       "loss " + Number(run.loss(), 5) + "  last report " +
           (run.last_report_unix_ns() == 0
                ? "never"
-               : Duration(now_unix_ns - run.last_report_unix_ns()) + " ago, " + Time(run.last_report_unix_ns()))};
+               : TimeText(1e-9 * static_cast<double>(now_unix_ns - run.last_report_unix_ns())) + " ago, " +
+                     Time(run.last_report_unix_ns()))};
   const v1::Eta& eta = run.eta();
   if (eta.known()) {
     const auto steps = [](double value) { return Integer(std::llround(value)); };
-    lines.push_back(
-        "time left: " + steps(eta.steps()) + " steps (" + steps(eta.lower_steps()) + ".." + steps(eta.upper_steps()) +
-        " with 80 %), near step " + steps(static_cast<double>(run.step()) + eta.steps()) +
-        (eta.step_seconds() > 0 ? ", in " + Duration(std::llround(1e9 * eta.steps() * eta.step_seconds())) : ""));
+    lines.push_back("time left: " + steps(eta.steps()) + " steps (" + steps(eta.lower_steps()) + ".." +
+                    steps(eta.upper_steps()) + " with 80 %), near step " +
+                    steps(static_cast<double>(run.step()) + eta.steps()) +
+                    (eta.step_seconds() > 0 ? ", in " + TimeText(eta.steps() * eta.step_seconds()) : ""));
   }
   return lines;
 }

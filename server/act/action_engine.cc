@@ -10,7 +10,8 @@ namespace bellwether::server {
 namespace {
 
 constexpr uint32_t kNoRulesMagic = 0x32414742;  // "BGA2": when rules changed was not kept.
-constexpr uint32_t kStateMagic = 0x33414742;    // "BGA3"
+constexpr uint32_t kNoMarksMagic = 0x33414742;  // "BGA3": nor false alarms.
+constexpr uint32_t kStateMagic = 0x34414742;    // "BGA4"
 constexpr double kStepSecondsShare = 0.05;      // Of a new value in the smoothed one.
 
 }  // namespace
@@ -31,6 +32,15 @@ void ActionEngine::State::Visit(A& a) {
   VisitList(a, cases, kCasesMax, [&](AlertCase& one) { a(one); });
   a(next_number), a(policy_actions), a(last_trial_step), a(step_seconds), a(stepped), a(due_version);
   a(watching), a(watch);
+}
+
+template <class A>
+void ActionEngine::State::VisitFalseAlarms(A& a) {
+  VisitList(a, said, kFalseAlarmsMax, [&](FalseAlarm& one) { VisitFalseAlarm(a, one); });
+  for (AlertCase& one : cases) {
+    VisitIllness(a, one.illness);
+    a(one.is_judged);
+  }
 }
 
 ActionEngine::ActionEngine(const RunDescription& run, PolicyPtr policy)
@@ -86,6 +96,24 @@ void ActionEngine::OnEvent(const RunEvent& event, const Now& now, std::vector<Ac
   if (event.kind == EventKind::kCentringOff) s.run.attention.centred = false;
   if (event.kind == EventKind::kAttentionMode) s.run.attention.kernel = event.text;
   s.Decide(now, changed);
+}
+
+void ActionEngine::OnFalseAlarm(const FalseAlarm& said, const Now& now, std::vector<Action>* changed) {
+  State& s = *state_;
+  if (AlertCase* const of = s.FindCase(said.key); of != nullptr && of->illness.cause.empty()) {
+    of->illness = said.illness;
+  }
+  // Nobody asks any more what was said before of the same.
+  std::erase_if(s.said, [&](const FalseAlarm& before) { return Covers(said.illness, before.illness); });
+  if (s.said.size() >= kFalseAlarmsMax) s.said.erase(s.said.begin());
+  s.said.push_back(said);
+  s.EndFalse(now, changed);
+  s.Decide(now, changed);
+}
+
+bool ActionEngine::IsFalseAlarm(const std::string& alert_key) const {
+  const AlertCase* const of = state_->FindCase(alert_key);
+  return of != nullptr && of->is_judged;
 }
 
 void ActionEngine::OnRules(const Now& now) { state_->rules_step = now.step; }
@@ -152,6 +180,7 @@ std::string ActionEngine::Save() const {
   writer(text);
   state_->Visit(writer);
   writer(state_->rules_step);
+  state_->VisitFalseAlarms(writer);
   return out;
 }
 
@@ -163,12 +192,13 @@ bool ActionEngine::Restore(std::string_view saved) {
   uint32_t magic = 0;
   std::string text;
   reader(magic);
-  const bool known = magic == kStateMagic || magic == kNoRulesMagic;
+  const bool known = magic == kStateMagic || magic == kNoMarksMagic || magic == kNoRulesMagic;
   if (known) {
     reader(text);
     fresh->Visit(reader);
   }
-  if (magic == kStateMagic) reader(fresh->rules_step);
+  if (magic != kNoRulesMagic) reader(fresh->rules_step);
+  if (magic == kStateMagic) fresh->VisitFalseAlarms(reader);
   bool whole = known && reader.at_end() && fresh->watch.Consistent();
   for (const Tracked& tracked : fresh->actions) whole = whole && FindActionKind(tracked.action.kind) != nullptr;
   if (!whole) {

@@ -22,6 +22,7 @@
 #include "server/act/policy.h"
 #include "server/model/action.h"
 #include "server/model/alert_transition.h"
+#include "server/model/false_alarm.h"
 #include "server/model/run_types.h"
 #include "server/model/step_sample.h"
 
@@ -73,6 +74,9 @@ class ActionEngine {
   // ends and nothing is proposed until the run goes on.  Not saved: the caller
   // knows.
   void SetEnded(bool ended, const Now& now, std::vector<Action>* changed);
+  // A person called an illness a false alarm: what is proposed for its alerts ends, and
+  // nothing more is, unless one gets worse than was judged or it is taken back.
+  void OnFalseAlarm(const FalseAlarm& said, const Now& now, std::vector<Action>* changed);
   // The rules that judge the run have changed: an alert that ends from here on may end by that.
   void OnRules(const Now& now);
   void SetPolicy(PolicyPtr policy, const std::string& by, const Now& now, std::vector<Action>* changed);
@@ -86,6 +90,9 @@ class ActionEngine {
   std::vector<Action> Due(uint32_t rank) const;
   // Grows whenever some Due() may have changed.
   uint64_t due_version() const;
+
+  // Whether nothing is proposed for the alert, as a person called its illness a false alarm.
+  bool IsFalseAlarm(const std::string& alert_key) const;
 
   const PolicyPtr& policy() const;
   std::vector<Action> actions() const;  // Oldest first.

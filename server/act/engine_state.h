@@ -19,12 +19,14 @@
 #include "server/act/action_kinds.h"
 #include "server/act/effect.h"
 #include "server/act/policy.h"
+#include "server/model/false_alarm.h"
 
 namespace bellwether::server {
 
 inline constexpr size_t kActionsMax = 256;  // Of a run; undoing may go beyond, to twice as many.
 inline constexpr size_t kCasesMax = 64;
 inline constexpr size_t kHistoryMax = 64;
+inline constexpr size_t kFalseAlarmsMax = 256;  // Of a run, the newest of each illness.
 inline constexpr size_t kReasonBytesMax = 256;
 inline constexpr int64_t kSecondNanos = 1'000'000'000;
 // A trainer refuses by its own clock; only silence beyond that is ours to call.
@@ -64,6 +66,17 @@ void VisitAction(A& a, Action& action) {
   VisitList(a, action.history, kHistoryMax, [&](ActionChange& change) {
     a(change.state), a(change.time_unix_ns), a(change.by), a(change.reason), a(change.step);
   });
+}
+
+template <class A>
+void VisitIllness(A& a, Illness& illness) {
+  a(illness.cause), a(illness.rule), a(illness.places);
+}
+
+template <class A>
+void VisitFalseAlarm(A& a, FalseAlarm& said) {
+  a(said.key), a(said.by), a(said.reason), a(said.time_unix_ns), a(said.severity), a(said.step), a(said.undone);
+  VisitIllness(a, said.illness);
 }
 
 // One action with what delivering and judging it needs.
@@ -149,9 +162,13 @@ struct AlertCase {
   bool owed_by_verdict = false;  // at once, by a verdict: confirm_steps are over.
   bool acted = false;            // Something of its ladder was applied.
   std::vector<Tried> tried;
+  Illness illness;         // As it last fired; no cause: an older server saved the state.
+  bool is_judged = false;  // A false alarm: nothing is proposed for it.
 
   int32_t TimesTried(const PolicyRung& rung) const;
   void Try(const PolicyRung& rung);
+  // As if the action had not been proposed.
+  void Forget(const Action& action);
 
   template <class A>
   void Visit(A& a) {
@@ -179,7 +196,8 @@ struct ActionEngine::State {
   double step_seconds = 0;       // Smoothed; 0 = not known.
   bool stepped = false;          // This attempt has closed a step: the run's newest step is its own.
   uint64_t due_version = 1;
-  int64_t rules_step = -1;  // When the rules that judge the run last changed.
+  int64_t rules_step = -1;       // When the rules that judge the run last changed.
+  std::vector<FalseAlarm> said;  // Oldest first.
   EffectWatch watch;
   bool watching = false;  // Only while something may come of it.
   bool ended = false;     // Whether the run has ended, from SetEnded().
@@ -213,6 +231,8 @@ struct ActionEngine::State {
       Fail(&tracked, ActionState::kExpired, "server", why, by_chance, now, changed);
     }
   }
+  // Ends the proposals for alerts that have become false alarms.
+  void EndFalse(const Now& now, Changed* changed);
   void EndTrials(const Now& now, Changed* changed);
   void Watch(const StepSample& sample);
 
@@ -239,6 +259,9 @@ struct ActionEngine::State {
 
   template <class A>
   void Visit(A& a);
+  // What people said of its alerts.
+  template <class A>
+  void VisitFalseAlarms(A& a);
 
  private:
   bool IsLost(const Tracked& tracked, const Now& now);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <set>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "server/act/engine_state.h"
@@ -47,6 +48,14 @@ void AlertCase::Try(const PolicyRung& rung) {
     return;
   }
   tried.push_back({.kind = rung.kind, .mode = rung.mode, .value = rung.value, .scope = rung.scope, .times = 1});
+}
+
+void AlertCase::Forget(const Action& action) {
+  // Of two rungs that differ in their scope alone the later one was tried last.
+  const auto last = std::find_if(tried.rbegin(), tried.rend(), [&](const Tried& of) {
+    return of.times > 0 && of.kind == action.kind && of.mode == action.mode && of.value == action.value;
+  });
+  if (last != tried.rend()) --last->times;
 }
 
 AlertCase* ActionEngine::State::FindCase(const std::string& key) {
@@ -97,6 +106,27 @@ void ActionEngine::State::Follow(const AlertTransition& transition, const Now& n
   of->severity = std::max(of->severity, transition.severity);
   if (worse) of->owed = true;  // New, or worse than it was: what was done did not do.
   TakeHeads(transition, of);
+  of->illness = IllnessOf(transition);
+  EndFalse(now, changed);
+}
+
+void ActionEngine::State::EndFalse(const Now& now, Changed* changed) {
+  for (AlertCase& of : cases) {
+    const FalseAlarm* const judged = LastSaid(said, of.illness);
+    const bool was_judged = std::exchange(of.is_judged, Mutes(judged, of.severity));
+    if (!of.is_judged || was_judged) continue;
+    for (Tracked& tracked : actions) {
+      const Action& action = tracked.action;
+      // To take back what was done is right all the more.
+      if (action.alert_key != of.key || action.state != ActionState::kProposed || tracked.is_undo()) continue;
+      Move(&tracked, ActionState::kExpired, judged->by, absl::StrCat("a false alarm: ", judged->reason), now, changed);
+      if (!tracked.by_policy) continue;
+      // Once the mark is taken back it is proposed again.
+      of.owed = true;
+      of.owed_by_verdict = tracked.was_owed;
+      of.Forget(action);
+    }
+  }
 }
 
 bool ActionEngine::State::MakeAction(const PolicyRung& rung, const AlertCase& of, Action* action) const {
@@ -206,7 +236,7 @@ void ActionEngine::State::Decide(const Now& now, Changed* changed) {
   if (!waits && Busy() == nullptr) {
     std::vector<AlertCase*> due;
     for (AlertCase& candidate : cases) {
-      if (candidate.owed && candidate.firing && !HasOpen(candidate)) due.push_back(&candidate);
+      if (candidate.owed && candidate.firing && !candidate.is_judged && !HasOpen(candidate)) due.push_back(&candidate);
     }
     std::stable_sort(due.begin(), due.end(), [](const AlertCase* a, const AlertCase* b) {
       return a->severity != b->severity ? a->severity > b->severity : a->stage > b->stage;

@@ -100,12 +100,14 @@ void BaselineLearner::Scan() {
   for (const RunSnapshotPtr& run : parts_.runs->List()) {
     if (stopping_) return;
     const RunRecord& record = run->record;
-    const AsOf as_of{record.description.attempt, record.step, record.steps_recorded};
+    const int64_t last_said = parts_.alerts->LastSaidUnixNanos(record.id);
+    const AsOf as_of{record.description.attempt, record.step, record.steps_recorded, last_said};
     const auto seen = seen_.find(record.id);
     if (!IsOver(record) || (seen != seen_.end() && seen->second == as_of)) continue;
     const auto known = parts_.baselines->Get(record.id);
     const bool same_run = known != nullptr && known->uuid == record.description.uuid;
-    if (same_run && as_of == AsOf{known->attempt, known->step, known->steps_recorded}) {
+    if (same_run && last_said <= known->learned_unix_ns &&
+        as_of == AsOf{known->attempt, known->step, known->steps_recorded, last_said}) {
       seen_[record.id] = as_of;  // Learned before a restart.
       continue;
     }
@@ -130,10 +132,16 @@ void BaselineLearner::Scan() {
 
 absl::StatusOr<BaselineLearner::Verdict> BaselineLearner::Judge(const RunSnapshot& run) const {
   if (run.record.step < options_.steps_min) return Verdict::kShort;
-  if (run.record.stage > 0) return Verdict::kIll;
+  int32_t false_stage = 0;  // That false alarms explain.
   for (const AlertView& alert : parts_.alerts->List(run.record.id, /*firing_only=*/false)) {
-    if (SaysIll(alert.last)) return Verdict::kIll;
+    const bool fires = alert.last.state == AlertState::kFiring;
+    if (alert.muted) {
+      if (fires) false_stage = std::max(false_stage, alert.last.stage);
+    } else if (SaysIll(alert.last) || (run.record.stage > 0 && fires && alert.last.stage > 0)) {
+      return Verdict::kIll;
+    }
   }
+  if (run.record.stage > false_stage) return Verdict::kIll;
   if (run.record.kind_changed) return Verdict::kChanged;
   if (IsJudgedInPart(JudgedByOf(run.record))) return Verdict::kPartly;
   // Records of before there were bands do not tell.

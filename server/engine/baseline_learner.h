@@ -1,11 +1,13 @@
 // baseline_learner.h: makes bands of runs that ended healthy.
 //
-// A run is looked at once it has ended, or has been silent for silent_ms, and
-// again when it has gone on meanwhile.  It is learned from if
+// A run is looked at once it has ended, or has been silent for silent_ms.  It is looked
+// at again when it has gone on meanwhile, and when a person has called an alert a false
+// alarm or taken that back.  It is learned from if
 //   * it went beyond steps_min: before, nothing was judged;
 //   * no alert of warning or above was ever open in it, but for rank silence and
-//     the hook's overhead, which say nothing about its numerics, and no head was
-//     beyond stage 0 when it ended: its loss stayed on course and nothing grew;
+//     the hook's overhead, which say nothing about its numerics, and for false alarms.
+//     Nor was a head beyond stage 0 when it ended, unless a false alarm says so: its loss
+//     stayed on course and nothing grew;
 //   * kernel and centring stayed what its first Hello said;
 //   * what judged it judged all of its layers: a layer that nothing judged may have been ill.
 // Otherwise what was learned from it before is dropped.
@@ -77,8 +79,8 @@ class BaselineLearner {
  private:
   // What became of a run; counted in bellwether_baseline_runs_total{result}.
   enum class Verdict { kLearned, kIll, kShort, kChanged, kOld, kPartly };
-  // (attempt, step, steps recorded): as of when a run was looked at.
-  using AsOf = std::tuple<uint32_t, int64_t, uint64_t>;
+  // (attempt, step, steps recorded, last said of false alarms): as of when a run was looked at.
+  using AsOf = std::tuple<uint32_t, int64_t, uint64_t, int64_t>;
 
   void Loop();
   void Scan();

@@ -39,6 +39,11 @@ class LiveRun {
   void Apply(const LoggedMessage& message, int64_t arrived_ns);
   // Shows readers the newest state if it changed since the last call.
   void Publish() { publisher_.Publish(deadlines_.silent_ranks()); }
+  // What is stored beside the state has changed, and with it what readers are shown.
+  void PublishAgain() {
+    publisher_.MarkChanged();
+    Publish();
+  }
   // As RunDeadlines::SilenceChanged(); readers are shown the change, too.
   bool SilenceChanged(int64_t now_ns, int64_t silence_ns_min, SilenceMessage* silence);
   // A save is due, and no alert or action of the run waits to be stored.

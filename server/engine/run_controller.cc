@@ -52,6 +52,17 @@ absl::Status RunController::NoteAlert(RunId run, const std::string& key, const D
   return runs_.alerts->Annotate(run, key, note);
 }
 
+absl::Status RunController::SayFalseAlarm(RunId run, const std::string& key, const Database::AlertNote& note) {
+  FalseAlarmMessage message{note.false_alarms.back()};
+  message.said.key = key;
+  std::string payload = EncodeFalseAlarm(message);
+  // The log first: whoever is told of an error says it again, and then both have it.
+  BW_RETURN_IF_ERROR(Request(run, WalKind::kFalseAlarm, std::move(payload), {0, std::move(message)}));
+  BW_RETURN_IF_ERROR(NoteAlert(run, key, note));
+  shards_.Of(run).PublishAgain(run);
+  return absl::OkStatus();
+}
+
 std::unique_ptr<RunImport> RunController::StartImport(const std::string& as_name, bool notify) {
   return ImportRecording(imports_, runs_.table, limits_, as_name, notify);
 }

@@ -45,6 +45,7 @@ class RunController final : public RunControl {
   // RunControl
   absl::Status Annotate(RunId run, const RunEvent& event) override;
   absl::Status NoteAlert(RunId run, const std::string& key, const Database::AlertNote& note) override;
+  absl::Status SayFalseAlarm(RunId run, const std::string& key, const Database::AlertNote& note) override;
   std::unique_ptr<RunImport> StartImport(const std::string& as_name, bool notify) override;
   absl::Status Export(RunId run, const std::function<bool(std::string_view)>& sink) override;
   absl::StatusOr<Action> Act(RunId run, const ActionRequest& request, const std::string& malformed) override;

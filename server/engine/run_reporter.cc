@@ -59,8 +59,9 @@ void RunReporter::StoreAlerts(RunEffects* effects, int64_t arrived_ns) {
     transition.run = record.id;
     transition.run_name = record.description.name;
     transition.time_unix_ns = parts_.clock->UnixNanos();
-    // A proposal that is not stored cannot be approved.
-    if (!actions_failed_) AddProposals(effects->actions, *state_.policy(), &transition);
+    // A proposal that is not stored cannot be approved.  Of a false alarm there is none.
+    const bool is_acted_on = !state_.action_engine().IsFalseAlarm(transition.key);
+    if (!actions_failed_ && is_acted_on) AddProposals(effects->actions, *state_.policy(), &transition);
     // A run of two kinds has no siblings.
     if (parts_.baselines != nullptr && !record.kind_changed)
       AddSiblings(*parts_.baselines, record.description, state_.rows().get(), &transition);

@@ -152,6 +152,8 @@ RunEffects RunState::Apply(const LoggedMessage& logged, bool is_live) {
     ApplyPolicy(*policy);
   } else if (const auto* sent = std::get_if<ActionSentMessage>(&body)) {
     engine_->OnSent(sent->id, now_, &effects_.actions);
+  } else if (const auto* judged = std::get_if<FalseAlarmMessage>(&body)) {
+    engine_->OnFalseAlarm(judged->said, now_, &effects_.actions);
   }
   NotifyEngine();
   if (record_.ended) engine_->SetEnded(true, now_, &effects_.actions);

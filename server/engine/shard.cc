@@ -236,6 +236,12 @@ void Shard::PublishApplied(RunId id) {
   });
 }
 
+void Shard::PublishAgain(RunId id) {
+  Barrier([&] {
+    if (LiveRun* const run = FindOrLoad(id); run != nullptr) run->PublishAgain();
+  });
+}
+
 void Shard::Loop() {
   int64_t next_tick_ns = 0;
   bool stops = false;

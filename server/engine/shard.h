@@ -96,6 +96,8 @@ class Shard {
   void WithRun(RunId run, const std::function<void(const LiveRun*)>& task);
   // Shows readers the newest state of a run.
   void PublishApplied(RunId run);
+  // The same where something beside the run's state has changed: people's notes.
+  void PublishAgain(RunId run);
   // Saves the lane's live runs that need an LSN below `end`, one after each batch of
   // messages, so that no message waits for more than one save.  Returns the first LSN of
   // the lane that this shard still needs.

@@ -51,6 +51,15 @@ std::string EncodePolicy(const PolicyMessage& message) {
   return payload;
 }
 
+// As in the note that the database keeps of it.
+std::string EncodeFalseAlarm(const FalseAlarmMessage& message) {
+  std::string payload;
+  ByteWriter out(&payload);
+  out.PutString(message.said.key);
+  out.PutString(EncodeAlertNote({.false_alarms = {message.said}}));
+  return payload;
+}
+
 std::string EncodeActionSent(const ActionSentMessage& message) { return message.id; }
 
 std::string EncodeSpectra(const SpectraMessage& message) {
@@ -116,6 +125,14 @@ absl::StatusOr<IngestMessage> DecodeOfActions(const WalRecord& record) {
     message.by = in.GetString();
     message.malformed = in.GetString();
     plain.body = std::move(message);
+  } else if (record.kind == WalKind::kFalseAlarm) {
+    FalseAlarmMessage message;
+    std::string key(in.GetString());
+    BW_ASSIGN_OR_RETURN(Database::AlertNote note, DecodeAlertNote(in.GetString()));
+    if (note.false_alarms.size() != 1) return absl::DataLossError("a false alarm that is none");
+    message.said = std::move(note.false_alarms.front());
+    message.said.key = std::move(key);
+    plain.body = std::move(message);
   } else {
     plain.body = ActionSentMessage{std::string(in.GetRaw(in.remaining()))};
   }
@@ -159,7 +176,7 @@ absl::StatusOr<IngestMessage> DecodeRecord(const WalRecord& record, const Layout
     return plain;
   }
   if (record.kind == WalKind::kActionRequest || record.kind == WalKind::kPolicy ||
-      record.kind == WalKind::kActionSent) {
+      record.kind == WalKind::kActionSent || record.kind == WalKind::kFalseAlarm) {
     return DecodeOfActions(record);
   }
   if (record.kind == WalKind::kRules) {

@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "server/model/action.h"
+#include "server/model/false_alarm.h"
 #include "server/model/gram_types.h"
 #include "server/model/run_types.h"
 #include "server/model/step_sample.h"
@@ -60,8 +61,8 @@ struct ByeMessage {
 // Messages of the server itself, through its own log, so that a replay decides
 // the same.  A step was closed by its deadline.  Ranks fell silent, or a whole
 // run did.  Other rules or another policy are in force.  Gram matrices have
-// given signals or were left alone.  People asked something about actions.  An
-// action was handed out.
+// given signals or were left alone.  People asked something about actions, or
+// called an alert a false alarm.  An action was handed out.
 struct StepClosedMessage {
   uint32_t attempt = 0;
   int64_t step = 0;
@@ -102,11 +103,15 @@ struct ActionSentMessage {
   std::string id;
 };
 
+struct FalseAlarmMessage {
+  FalseAlarm said;
+};
+
 struct IngestMessage {
   uint64_t seq = 0;
   std::variant<HelloMessage, RankFrame, ShippedGram, RunEvent, ActionResultMessage, HeartbeatMessage, ByeMessage,
                StepClosedMessage, SilenceMessage, RulesMessage, SpectraMessage, ActionRequestMessage, PolicyMessage,
-               ActionSentMessage, RunSilentMessage, NamesMessage>
+               ActionSentMessage, RunSilentMessage, NamesMessage, FalseAlarmMessage>
       body;
 };
 

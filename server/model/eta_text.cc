@@ -2,19 +2,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "bellwether/time_text.h"
 
 namespace bellwether::server {
-namespace {
-
-std::string TimeText(double seconds) {
-  constexpr double kMinute = 60, kHour = 3600, kDay = 86400;
-  if (seconds < 1.5 * kMinute) return absl::StrFormat("%.0f s", seconds);
-  if (seconds < 1.5 * kHour) return absl::StrFormat("%.0f min", seconds / kMinute);
-  if (seconds < 2 * kDay) return absl::StrFormat("%.1f h", seconds / kHour);
-  return absl::StrFormat("%.1f days", seconds / kDay);
-}
-
-}  // namespace
 
 std::string EtaText(const Eta& eta) {
   if (!eta.known) return {};

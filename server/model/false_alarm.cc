@@ -62,4 +62,14 @@ bool Covers(const Illness& judged, const Illness& found) {
          std::includes(judged.places.begin(), judged.places.end(), found.places.begin(), found.places.end());
 }
 
+const FalseAlarm* LastSaid(const std::vector<FalseAlarm>& said, const Illness& illness) {
+  const auto last =
+      std::find_if(said.rbegin(), said.rend(), [&](const FalseAlarm& one) { return Covers(one.illness, illness); });
+  return last == said.rend() ? nullptr : &*last;
+}
+
+bool Mutes(const FalseAlarm* said, Severity severity) {
+  return said != nullptr && !said->undone && severity <= said->severity;
+}
+
 }  // namespace bellwether::server

@@ -39,6 +39,12 @@ struct FalseAlarm {
   bool undone = false;  // What was said before is taken back.
 };
 
+// What was said last of the illness, of all that was `said`, oldest first; null: nothing.
+const FalseAlarm* LastSaid(const std::vector<FalseAlarm>& said, const Illness& illness);
+
+// Whether that mutes an alert of the illness.  What is worse than was judged is news.
+bool Mutes(const FalseAlarm* said, Severity severity);
+
 }  // namespace bellwether::server
 
 #endif  // BELLWETHER_SERVER_MODEL_FALSE_ALARM_H_

@@ -116,8 +116,10 @@ absl::StatusOr<v1::Alert> QueryEngine::PutNote(const std::string& run, const std
   {
     absl::MutexLock lock(&notes_mutex_);
     BW_ASSIGN_OR_RETURN(AlertView alert, stores_.alerts->Get(id, key));
+    const size_t said = alert.note.false_alarms.size();
     BW_RETURN_IF_ERROR(change(&alert));
-    BW_RETURN_IF_ERROR(stores_.control->NoteAlert(id, key, alert.note));
+    BW_RETURN_IF_ERROR(alert.note.false_alarms.size() == said ? stores_.control->NoteAlert(id, key, alert.note)
+                                                              : stores_.control->SayFalseAlarm(id, key, alert.note));
   }
   BW_ASSIGN_OR_RETURN(const AlertView alert, stores_.alerts->Get(id, key));
   v1::Alert noted = ToProto(alert, *stores_.runs);
@@ -160,7 +162,6 @@ absl::StatusOr<v1::Alert> QueryEngine::MarkFalseAlarm(const v1::MarkFalseAlarmRe
     return absl::InvalidArgumentError("reason \"\": who calls an alert a false alarm says why");
   }
   return PutNote(request.run(), request.key(), context, [this, &request](AlertView* alert) -> absl::Status {
-    const std::vector<FalseAlarm> before = stores_.alerts->FalseAlarmsOf(*alert);
     if (request.undo() && !alert->false_alarm.has_value()) {
       return absl::FailedPreconditionError(
           absl::StrCat("alert \"", request.key(), "\": its illness is not marked as a false alarm"));
@@ -175,8 +176,7 @@ absl::StatusOr<v1::Alert> QueryEngine::MarkFalseAlarm(const v1::MarkFalseAlarmRe
     said.by = request.by();
     said.reason = request.reason();
     // The last one counts, whatever the clock does.
-    said.time_unix_ns = stores_.clock->UnixNanos();
-    if (!before.empty()) said.time_unix_ns = std::max(said.time_unix_ns, before.back().time_unix_ns + 1);
+    said.time_unix_ns = std::max(stores_.clock->UnixNanos(), stores_.alerts->LastSaidUnixNanos(alert->last.run) + 1);
     said.severity = alert->last.severity;
     said.step = alert->last.step;
     said.undone = request.undo();

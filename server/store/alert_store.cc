@@ -253,15 +253,23 @@ absl::Status AlertStore::Annotate(RunId run, const std::string& key, const Datab
 }
 
 absl::Status AlertStore::LoadNotes(RunId first, RunId end) {
-  absl::MutexLock lock(&mutex_);
-  RunId gathered = 0;
-  for (auto at = alerts_.lower_bound({first, std::string()}); at != alerts_.end() && at->first.first < end; ++at) {
-    const auto& [run, key] = at->first;
-    BW_ASSIGN_OR_RETURN(at->second.note, database_->GetAlertNote(run, key));
-    if (gathered != 0 && gathered != run) GatherFalseAlarms(gathered);
-    gathered = run;
+  std::map<RunId, std::vector<std::string>> keys;
+  {
+    absl::MutexLock lock(&mutex_);
+    for (auto at = alerts_.lower_bound({first, std::string()}); at != alerts_.end() && at->first.first < end; ++at) {
+      keys[at->first.first].push_back(at->first.second);
+    }
   }
-  if (gathered != 0) GatherFalseAlarms(gathered);
+  for (const auto& [run, of_run] : keys) {
+    absl::MutexLock order(NotesMutex(run));  // A note that is written meanwhile is the newer one.
+    std::vector<Database::AlertNote> notes;
+    for (const std::string& key : of_run) {
+      BW_ASSIGN_OR_RETURN(notes.emplace_back(), database_->GetAlertNote(run, key));
+    }
+    absl::MutexLock lock(&mutex_);
+    for (size_t i = 0; i < notes.size(); ++i) alerts_[{run, of_run[i]}].note = std::move(notes[i]);
+    GatherFalseAlarms(run);
+  }
   return absl::OkStatus();
 }
 
@@ -281,19 +289,21 @@ void AlertStore::GatherFalseAlarms(RunId run) {
 
 const FalseAlarm* AlertStore::LastSaid(RunId run, const Illness& illness) const {
   const auto of_run = false_alarms_.find(run);
-  if (of_run == false_alarms_.end()) return nullptr;
-  const std::vector<FalseAlarm>& all = of_run->second;
-  const auto last =
-      std::find_if(all.rbegin(), all.rend(), [&](const FalseAlarm& said) { return Covers(said.illness, illness); });
-  return last == all.rend() ? nullptr : &*last;
+  return of_run == false_alarms_.end() ? nullptr : server::LastSaid(of_run->second, illness);
 }
 
 AlertView AlertStore::Judged(AlertView view) const {
   const FalseAlarm* const said = LastSaid(view.last.run, view.illness);
   if (said == nullptr || said->undone) return view;
   view.false_alarm = *said;
-  view.muted = view.last.severity <= said->severity;
+  view.muted = Mutes(said, view.last.severity);
   return view;
+}
+
+int64_t AlertStore::LastSaidUnixNanos(RunId run) const {
+  absl::MutexLock lock(&mutex_);
+  const auto of_run = false_alarms_.find(run);
+  return of_run == false_alarms_.end() ? 0 : of_run->second.back().time_unix_ns;
 }
 
 std::vector<FalseAlarm> AlertStore::FalseAlarmsOf(const AlertView& alert) const {

@@ -90,8 +90,11 @@ class AlertStore {
   std::vector<AlertView> List(RunId run, bool firing_only) const;
   absl::StatusOr<AlertView> Get(RunId run, const std::string& key) const;
   absl::Status Annotate(RunId run, const std::string& key, const Database::AlertNote& note);
-  // Reads people's notes of the runs in [first, end), which another server kept.
+  // Reads people's notes of the runs in [first, end), which another server kept.  Only the
+  // writers of notes wait for that.
   absl::Status LoadNotes(RunId first, RunId end);
+  // When the newest mark of a false alarm in the run was set or taken back; 0 = never.
+  int64_t LastSaidUnixNanos(RunId run) const;
   // All that was said of the alert's illness, and by its key, oldest first.
   std::vector<FalseAlarm> FalseAlarmsOf(const AlertView& alert) const;
   // `run` with the stage, eta and number of those of its firing alerts that are not muted.
@@ -128,7 +131,7 @@ class AlertStore {
   Database* const database_;
   Gauge* const waiting_now_;  // Null: not counted.
   Counter* const never_stored_;
-  // Held by the thread that writes a note.  Writers into another store, and
+  // Held by the thread that writes a note, or reads notes.  Writers into another store, and
   // readers, do not wait for a store that is silent.
   absl::Mutex* NotesMutex(RunId run);
   mutable absl::Mutex mutex_;

@@ -42,6 +42,7 @@ enum class WalKind : uint8_t {
   kPolicy = 10,        // The run goes on by another policy: its text, and its author.
   kActionSent = 11,    // A stream was handed an action for the first time: its id.
   kRunSilent = 12,     // No message of the run has come for too long: it has ended.
+  kFalseAlarm = 13,    // A person called an alert of the run a false alarm, or took that back.
 };
 
 struct WalRecord {

@@ -141,6 +141,29 @@ const checks = {
     await server.stop();
   },
 
+  async 'the time left is by seconds that the alert tells'() {
+    const server = await start('ill');
+    const page = await browser.newPage();
+    let told = 2.5;
+    await page.route('**/api/v1/ListAlerts', async (route) => {
+      const response = await route.fetch();
+      const answer = await response.json();
+      for (const alert of answer.alerts) alert.last.eta.step_seconds = told;
+      await route.fulfill({ response, json: answer });
+    });
+    await page.goto(`http://127.0.0.1:${server.port}/#/run/gpt2-small%2Fbf16-fa2`);
+    await page.waitForSelector('.chart canvas');
+    assert.match(await page.textContent('.verdict'), /820 to 1,400 · about 45 min/);
+    // One of a server that does not tell it: 1.2 s a step, as the run has gone so far.
+    told = 0;
+    await page.reload();
+    await page.waitForSelector('.chart canvas');
+    assert.match(await page.textContent('.verdict'), /820 to 1,400 · about 21 min/);
+    await page.unrouteAll({ behavior: 'ignoreErrors' });  // What is asked for again meanwhile has no answer.
+    await page.close();
+    await server.stop();
+  },
+
   async 'a link restores its view; keys reach every head'() {
     const server = await start('ill');
     const page = await open(server, '#/run/gpt2-small%2Fbf16-fa2?signal=wq_sigma&layer=3&head=4&step=2600');

@@ -1,6 +1,7 @@
 """Goal: an illness that was called a false alarm is not told again in that run, whatever key it
-has, after a restart too.  Other illnesses and a worse one are told.  The mark can be taken back,
-and stays to be seen.  The run becomes a healthy case of the benchmark.
+has, after a restart too.  Other illnesses and a worse one are told.  Nothing is proposed for it, and
+watchers of the run are told at once.  The mark can be taken back, and stays to be seen.  The run
+becomes a healthy case of the benchmark.
 Method: a job that reports losses of its own choice to a real bellwetherd with three rules and a
 webhook; a recorded run, which `bellwether alert false-alarm` exports and `instabilities` scores.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,9 @@ RULES = "".join(
         ("norm_high", "grad_norm", 5, "warning", "high norm"),
     )
 )
+
+
+POLICY = "{mode: propose, rules: [{confirm_steps: 0, ladder: [{do: checkpoint.now}]}]}\n"
 
 
 class Job:
@@ -88,9 +93,11 @@ def told(tmp_path: Path) -> Iterator[tuple[Server, Told]]:
         "thresholds: {context: {warmup_steps: 0}}\n"
         f"off: [loss, gradient, learning, parameters, silent, overhead]\nrules:\n{RULES}"
     )
+    (tmp_path / "policy.yml").write_text(POLICY)
     with receiver(told.take) as url:
         config = f"alerting:\n  webhooks:\n    - {{url: '{url}', severity: info}}\n"
-        with Server(tmp_path, config, f"--rules.file={tmp_path / 'rules.yml'}") as server:
+        files = (f"--{name}.file={tmp_path / name}.yml" for name in ("rules", "policy"))
+        with Server(tmp_path, config, *files) as server:
             yield server, told
 
 
@@ -135,6 +142,90 @@ def test_marked_illness_is_not_told_again(told: tuple[Server, Told]) -> None:
     shown = server.run("alert", "get", RUN, firing(server)["loss_high"]["last"]["key"])
     assert "new data" in shown and "undone" in shown and "bob" in shown
     job.close()
+
+
+def proposals(server: Server) -> list[tuple[str, str]]:
+    """State and last reason of each action."""
+    actions = server.call("ListActions", run=RUN)["actions"]
+    return [(action["state"][13:], action["history"][-1]["reason"]) for action in actions]
+
+
+def test_nothing_is_proposed_for_a_false_alarm(told: tuple[Server, Told]) -> None:
+    server, _ = told
+    job = Job(server)
+    job.report(2)
+    job.report(4)
+    key = firing(server)["loss_high"]["last"]["key"]
+    assert [state for state, _ in proposals(server)] == ["PROPOSED"]
+    server.run("alert", "false-alarm", RUN, key, "--reason", "new data", "--by", "ann")
+    withdrawn = ("EXPIRED", "a false alarm: new data")
+    assert proposals(server) == [withdrawn]
+    assert "action approve" not in server.run("alert", "get", RUN, key)
+    job.report(2)
+    server.kill()
+    server.start()
+    job.report(4)
+    again = firing(server)["loss_high"]["last"]
+    assert again["key"] != key and "the policy proposes" not in again["advice"]
+    assert proposals(server) == [withdrawn]
+    # Taken back it is as before.
+    server.run("alert", "false-alarm", RUN, again["key"], "--undo")
+    assert [state for state, _ in proposals(server)] == ["EXPIRED", "PROPOSED"]
+    assert server.call("ListActions", run=RUN)["actions"][1]["alert_key"] == again["key"]
+    job.close()
+
+
+def test_watchers_are_told_of_a_mark_at_once(told: tuple[Server, Told]) -> None:
+    server, _ = told
+    job = Job(server)
+    job.report(4)
+    key = firing(server)["loss_high"]["last"]["key"]
+    watch = [*server.program("bellwether"), "--server", server.grpc, "run", "watch", RUN]
+    stages: list[int] = []
+    with subprocess.Popen(
+        [*watch, "--interval", "100ms", "-o", "json"], stdout=subprocess.PIPE, text=True
+    ) as watcher:
+
+        def read() -> None:
+            for line in watcher.stdout or ():
+                stages.append(json.loads(line)["run"]["stage"])
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        try:
+            # No sample comes meanwhile.
+            wait_for("it is ill", lambda: stages and stages[-1] == 5)
+            server.run("alert", "false-alarm", RUN, key, "--reason", "new data")
+            wait_for("the mark is told", lambda: stages[-1] == 0)
+            server.run("alert", "false-alarm", RUN, key, "--undo")
+            wait_for("the undoing is told", lambda: stages[-1] == 5)
+        finally:
+            watcher.kill()
+            reader.join()
+    job.close()
+
+
+def test_exported_case_has_the_sampling_of_its_job(told: tuple[Server, Told]) -> None:
+    server, _ = told
+    job = {"layers": 1, "heads": 1, "server": server.grpc}
+    # The loss is told in each step.
+    for run, every in (("told", 20), ("seen", 10), ("each", 1)):
+        with RunClient(RunOptions(run, **job)) as client:
+            for step in range(100):
+                blocks = [Block("loss", [4 if step > 50 else 2])]
+                if step % 10 == 0 and run != "each":
+                    blocks.append(Block("wq_sigma", [3]))
+                if step % 10 == 0 and run == "told":
+                    blocks.append(Block("sampling_period", [20 if step > 30 else 10]))
+                assert client.push(step, blocks)
+            assert client.flush(60)
+        wait_for("it fires", lambda run=run: server.call("ListAlerts", run=run)["alerts"])
+        [alert] = server.call("ListAlerts", run=run)["alerts"]
+        cases = server.folder / run
+        words = ("false-alarm", run, alert["last"]["key"], "--reason", "new", "--export")
+        server.run("alert", *words, str(cases))
+        [truth] = cases.glob("*.json")
+        assert json.loads(truth.read_text())["every"] == every
 
 
 def test_export_is_a_healthy_case_of_the_benchmark(tmp_path: Path) -> None:

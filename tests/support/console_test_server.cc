@@ -71,6 +71,14 @@ class Control final : public RunControl {
   absl::Status NoteAlert(RunId run, const std::string& key, const Database::AlertNote& note) override {
     return alerts_->Annotate(run, key, note);
   }
+  absl::Status SayFalseAlarm(RunId run, const std::string& key, const Database::AlertNote& note) override {
+    FalseAlarm said = note.false_alarms.back();
+    said.key = key;
+    std::vector<Action> changed;
+    if (run == run_) engine_.OnFalseAlarm(said, Now(), &changed);
+    Post(changed);
+    return NoteAlert(run, key, note);
+  }
   absl::StatusOr<Action> Act(RunId run, const ActionRequest& request, const std::string& malformed) override {
     absl::Status status = malformed.empty() ? absl::OkStatus() : absl::InvalidArgumentError(malformed);
     std::vector<Action> changed;

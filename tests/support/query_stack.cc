@@ -54,6 +54,12 @@ class QueryStack::Control final : public RunControl {
     return stack_->alerts_->Annotate(run, key, note);
   }
 
+  absl::Status SayFalseAlarm(RunId run, const std::string& key, const Database::AlertNote& note) override {
+    BW_RETURN_IF_ERROR(NoteAlert(run, key, note));
+    stack_->Edit(run, [](RunSnapshot*) {});
+    return absl::OkStatus();
+  }
+
   // Every legal proposal waits, every other request is granted.
   absl::StatusOr<Action> Act(RunId run, const ActionRequest& request, const std::string& malformed) override {
     absl::MutexLock lock(&mutex_);

@@ -54,7 +54,7 @@ ALLOWED["tools/lab"] = _DATA | {"server/detect", "server/offline"}  # A program 
 OWNERS = [
     (re.compile(r"bellwether/v1/.*\.pb\.h$"), "proto"),
     (re.compile(r"bellwether/recording\.h$"), "proto"),
-    (re.compile(r"bellwether/(signal_(table|id)|crc32c)\.h$"), "proto/signals"),  # No protobuf in it.
+    (re.compile(r"bellwether/(signal_(table|id)|crc32c|time_text)\.h$"), "proto/signals"),  # No protobuf in it.
     (re.compile(r"client_lib/src/"), "client_lib/src"),
     (re.compile(r"client_lib/"), "client_lib"),
     (re.compile(r"bellwether/kernels/"), "kernels"),

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "server/detect/median.h"
 #include "tools/lab/scorecard_text.h"
 
 namespace bellwether::server {
@@ -25,13 +26,6 @@ bool IsRounding(const RunScore& score) {
 std::optional<double> Least(const std::vector<double>& values) {
   if (values.empty()) return std::nullopt;
   return *std::min_element(values.begin(), values.end());
-}
-
-std::optional<double> MedianOf(std::vector<double> values) {
-  if (values.empty()) return std::nullopt;
-  std::sort(values.begin(), values.end());
-  const size_t middle = values.size() / 2;
-  return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
 }
 
 // As many digits as tell it from its limit.
@@ -72,12 +66,10 @@ std::vector<Bar> BarsOf(const std::vector<RunScore>& scores) {
     criticals += score.false_criticals();
     steps += score.truth.steps;
   }
+  const std::optional<double> median = leads.empty() ? std::nullopt : std::optional(MedianOr(0, leads));
   return {
       {.name = "rounding runs: least lead, steps", .figure = Least(leads), .limit = kLeadLeast, .goal = kLeadGoal},
-      {.name = "rounding runs: median lead, steps",
-       .figure = MedianOf(leads),
-       .limit = kLeadMedian,
-       .goal = kLeadMedianGoal},
+      {.name = "rounding runs: median lead, steps", .figure = median, .limit = kLeadMedian, .goal = kLeadMedianGoal},
       {.name = absl::StrCat("rounding runs that fail before step ", kShortLife, ": least lead over their life"),
        .figure = Least(shares),
        .limit = kLifeShare,

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "server/detect/median.h"
 #include "tools/lab/bars.h"
 
 namespace bellwether::server {
@@ -35,13 +36,6 @@ double PoissonMean(int64_t count, double share) {
   return (low + high) / 2;
 }
 
-std::optional<double> Median(std::vector<double> values) {
-  if (values.empty()) return std::nullopt;
-  std::sort(values.begin(), values.end());
-  const size_t half = values.size() / 2;
-  return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
-}
-
 // `alarms` of the run at `i`, rising.
 template <typename Alarms>
 RuleTotals AddUpRule(std::string rule, const std::vector<RunScore>& scores, const Alarms& alarms) {
@@ -65,7 +59,7 @@ RuleTotals AddUpRule(std::string rule, const std::vector<RunScore>& scores, cons
       }
     }
   }
-  totals.median_lead = Median(std::move(leads));
+  if (!leads.empty()) totals.median_lead = MedianOr(0, std::move(leads));
   totals.false_warnings = MakeRate(false_alarms, quiet_steps);
   return totals;
 }

@@ -7,11 +7,13 @@ import { duration, integer, number, stageName } from './format';
 import { findSignal } from './signals';
 import type { Alert, Evidence, Run } from './wire';
 
-function stepsLeft(run: Run, stage: number, alert: Alert, secondsPerStep: number): { steps: string; detail: string } {
+/** `measured`: seconds of a step, for an alert of which the server does not tell them. */
+function stepsLeft(run: Run, stage: number, alert: Alert, measured: number): { steps: string; detail: string } {
   if (stage === 5) return { steps: 'none', detail: 'the loss has left its course' };
   if (run.ended) return { steps: '–', detail: 'the run has ended' };
   const eta = alert.last.eta;
   if (!eta?.known) return { steps: 'unknown', detail: 'no steady growth to go by' };
+  const secondsPerStep = num(eta.step_seconds) || measured;
   const time = secondsPerStep > 0 ? ` · about ${duration(num(eta.steps) * secondsPerStep)}` : '';
   const interval = `${integer(num(eta.lower_steps))} to ${integer(num(eta.upper_steps))}`;
   return { steps: `≈ ${integer(num(eta.steps))} steps`, detail: `80 %: ${interval}${time}` };
@@ -51,13 +53,13 @@ function calm(run: Run, alerts: Alert[]): HTMLElement {
   return box(partly !== null ? 'info' : 'healthy', headline(words.join(' · '), noAlert), notJudged(run));
 }
 
-export function verdict(run: Run, alerts: Alert[], secondsPerStep: number): HTMLElement {
+export function verdict(run: Run, alerts: Alert[], measured: number): HTMLElement {
   const alert = leading(alerts);
   if (!alert) return calm(run, alerts);
   const { last } = alert;
   const severity = worstSeverity(alerts);
   const stage = Math.max(...alerts.filter(counts).map((a) => a.last.stage));
-  const left = stepsLeft(run, stage, alert, secondsPerStep);
+  const left = stepsLeft(run, stage, alert, measured);
   const others = last.heads_total > 1 ? h('span', { class: 'small' }, ` + ${last.heads_total - 1} other heads`) : null;
   return box(severity,
     headline(stage > 0 ? `${severity} · stage ${stage} of 5: ${stageName(stage)}` : severity, headName(last.layer, last.head), others),

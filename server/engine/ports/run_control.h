@@ -41,6 +41,9 @@ class RunControl {
 
   virtual absl::Status Annotate(RunId run, const RunEvent& event) = 0;
   virtual absl::Status NoteAlert(RunId run, const std::string& key, const Database::AlertNote& note) = 0;
+  // As NoteAlert(), and what the note's last false alarm says is followed: nothing more is
+  // proposed for the illness, or all is again, and readers are shown the run anew.
+  virtual absl::Status SayFalseAlarm(RunId run, const std::string& key, const Database::AlertNote& note) = 0;
   // `notify`: people are told of its alerts.
   virtual std::unique_ptr<RunImport> StartImport(const std::string& as_name, bool notify) = 0;
   // Writes the run as a .bwrun; `sink` returns false to stop.

@@ -74,6 +74,7 @@ struct ActRun {
     alert.state = AlertState::kResolved;
     engine->OnTransitions({alert}, now(), &changed);
   }
+  void Judge(const FalseAlarm& said) { engine->OnFalseAlarm(said, now(), &changed); }
   absl::Status Ask(ActionRequest::Verb verb, const std::string& id, const std::string& by = "alice") {
     ActionRequest request;
     request.verb = verb;

@@ -85,6 +85,13 @@ struct Walker : ActRun {
       (void)Propose(action);
     } else if (m.what < 96) {
       (void)Ask(m.b % 3 == 0 ? Verb::kApprove : m.b % 3 == 1 ? Verb::kReject : Verb::kUndo, id);
+    } else if (m.what < 97) {
+      const AlertTransition alert = Alert(m.a % 2 ? "drift" : "norm");
+      FalseAlarm said{.key = alert.key + std::to_string(m.b % 3), .by = "ann", .reason = "known"};
+      said.severity = m.b % 5 ? Severity::kWarning : Severity::kCritical;
+      said.illness = IllnessOf(alert);
+      said.undone = m.a % 3 == 0;
+      Judge(said);
     } else if (m.what < 98) {
       if (m.b % 4 == 0) ++run.attempt;
       for (uint32_t rank = 0; rank < run.reporters; ++rank) Hello(rank, m.a % 7 == 0 ? 0 : kAllKinds);

@@ -128,6 +128,114 @@ TEST(ActionEngineTest, AlertResolvedBeforeConfirmationMakesNoAction) {
   EXPECT_EQ(r.count(), 0u);
 }
 
+FalseAlarm Said(const AlertTransition& of, bool undone = false) {
+  FalseAlarm said{.key = of.key, .by = "ann", .reason = "new data"};
+  said.severity = of.severity;
+  said.illness = IllnessOf(of);
+  said.undone = undone;
+  return said;
+}
+
+TEST(ActionEngineTest, FalseAlarmWithdrawsItsProposalUntilThatIsTakenBack) {
+  ActRun r(PolicyOf("mode: propose"));
+  r.Hello();
+  r.Fire(r.Alert());
+  r.Steps(50);
+  ASSERT_EQ(r.count(), 1u);
+  const size_t before = r.changed.size();
+  EXPECT_FALSE(r.engine->IsFalseAlarm(r.Alert().key));
+  r.Judge(Said(r.Alert()));
+  EXPECT_TRUE(r.engine->IsFalseAlarm(r.Alert().key));
+  ASSERT_EQ(r.changed.size(), before + 1);
+  EXPECT_EQ(r.At(1).state, ActionState::kExpired);
+  EXPECT_EQ(r.At(1).history.back().by, "ann");
+  EXPECT_EQ(r.At(1).history.back().reason, "a false alarm: new data");
+  EXPECT_EQ(r.Ask(Verb::kApprove, r.Id(1)).code(), absl::StatusCode::kFailedPrecondition);
+  r.Steps(1000);
+  EXPECT_EQ(r.count(), 1u);
+  // As often as people change their minds it is the first rung.
+  for (size_t number = 2; number < 7; ++number) {
+    r.Judge(Said(r.Alert(), /*undone=*/true));
+    r.Steps(1);
+    ASSERT_EQ(r.count(), number);
+    EXPECT_EQ(r.At(number).kind, r.At(1).kind);
+    EXPECT_EQ(r.At(number).state, ActionState::kProposed);
+    r.Judge(Said(r.Alert()));
+    EXPECT_EQ(r.At(number).state, ActionState::kExpired);
+  }
+}
+
+TEST(ActionEngineTest, FalseAlarmLeadsToNoActionUnderAnyKey) {
+  ActRun r(PolicyOf("mode: enforce"));
+  r.Hello();
+  AlertTransition alert = r.Alert();
+  r.Fire(alert);
+  r.Judge(Said(alert));
+  r.Steps(500);
+  r.Resolve(alert);
+  alert.key = "a2";
+  r.Fire(alert);
+  r.Steps(500);
+  EXPECT_EQ(r.count(), 0u);
+  EXPECT_TRUE(r.engine->IsFalseAlarm("a2"));
+  // After a restart, too.
+  const std::string saved = r.engine->Save();
+  ASSERT_TRUE(r.engine->Restore(saved));
+  EXPECT_EQ(r.engine->Save(), saved);
+  r.Steps(500);
+  EXPECT_EQ(r.count(), 0u);
+  // What is worse than was judged is news.
+  alert.severity = Severity::kCritical;
+  r.Fire(alert);
+  EXPECT_FALSE(r.engine->IsFalseAlarm("a2"));
+  r.Steps(50);
+  ASSERT_EQ(r.count(), 1u);
+  EXPECT_EQ(r.At(1).alert_key, "a2");
+  EXPECT_EQ(Life(r.At(1)), "proposed, approved");
+}
+
+TEST(ActionEngineTest, AlertThatTurnsOutToBeFalseWithdrawsItsProposal) {
+  ActRun r(PolicyOf("mode: propose"));
+  r.Hello();
+  AlertTransition known = r.Alert();
+  known.cause = "logit growth";
+  FalseAlarm said = Said(known);
+  said.key = "of before";
+  r.Judge(said);
+  r.Fire(r.Alert());  // Of no known cause yet.
+  r.Steps(50);
+  ASSERT_EQ(r.count(), 1u);
+  r.Fire(known);
+  EXPECT_EQ(r.At(1).state, ActionState::kExpired);
+}
+
+TEST(ActionEngineTest, ApprovedActionOfAFalseAlarmGoesOn) {
+  ActRun r(PolicyOf("mode: propose"));
+  r.Hello();
+  r.Fire(r.Alert());
+  r.Steps(50);
+  ASSERT_TRUE(r.Ask(Verb::kApprove, r.Id(1)).ok());
+  r.Judge(Said(r.Alert()));
+  EXPECT_EQ(r.At(1).state, ActionState::kApproved);
+  r.Deliver(r.Id(1));
+  EXPECT_EQ(r.At(1).state, ActionState::kApplied);
+  r.Steps(5000);
+  EXPECT_EQ(Life(r.At(1)), "proposed, approved, sent, applied, kept");
+  EXPECT_EQ(r.count(), 1u) << "its ladder is climbed no further";
+}
+
+TEST(ActionEngineTest, PersonsOwnProposalForAFalseAlarmStays) {
+  ActRun r(PolicyOf("mode: propose"));
+  r.Hello();
+  r.Fire(r.Alert());
+  r.Judge(Said(r.Alert()));
+  Action action = CenterAll();
+  action.alert_key = r.Alert().key;
+  ASSERT_TRUE(r.Propose(action).ok());
+  r.Judge(Said(r.Alert()));
+  EXPECT_EQ(r.At(1).state, ActionState::kProposed) << "its author knew";
+}
+
 TEST(ActionEngineTest, AfterRejectionNextRungWaitsForAlertToRise) {
   ActRun r(PolicyOf("mode: propose"));
   r.Hello();

@@ -185,6 +185,22 @@ TEST_F(AlertEngineTest, TheEtaCountsDownBetweenFindings) {
   EXPECT_EQ(engine_.eta(550).lower_steps, 0);
 }
 
+TEST_F(AlertEngineTest, TimeLeftFollowsAnOwnSummary) {
+  engine_.SetStepSeconds(3);
+  Finding finding = Drift(Severity::kWarning, 1, {1, 4}, 9);
+  finding.summary = "it grows";
+  finding.eta = {.known = true, .steps = 500, .lower_steps = 400, .upper_steps = 900};
+  finding.eta_words = "the loss is expected to be 5 % higher in";
+  EXPECT_EQ(At(100, {finding})[0].summary,
+            "r: it grows; the loss is expected to be 5 % higher in 500 steps (80 %: 400 to 900), about 25 min");
+  for (const bool known : {true, false}) {
+    engine_ = AlertEngine(options_);
+    finding.eta.known = known;
+    finding.eta_words = known ? "" : "the loss is expected to be 5 % higher in";
+    EXPECT_EQ(At(100, {finding})[0].summary, "r: it grows") << "nothing is left to say";
+  }
+}
+
 class IllnessTest : public testing::Test {
  protected:
   IllnessTest() { run_.name = std::string("r"); }

@@ -192,6 +192,31 @@ TEST(RunJudgeTest, DisabledTestFindsNothingAndOthersGoOn) {
   EXPECT_FALSE(RulesTold(drift).contains("ties"));
 }
 
+TEST(RunJudgeTest, GradientThatJumpsHasTheCauseThatMomentsTell) {
+  // Cause and summary of the gradient's jump, wherever it stands.
+  const auto told = [](float lag, BuiltinSet off) {
+    JudgeOptions options;
+    options.off = off;
+    const RunDescription run = SyntheticRun();
+    RunJudge judge(options, run);
+    std::vector<AlertTransition> out;
+    for (int64_t step = 0; step <= 1600; ++step) {
+      StepSample sample = SampleAt(run, {.drift_from = -1}, step);
+      if (step >= 1500) sample.Add(SignalId::kGradNorm)[0] *= 4;
+      if (step % 10 == 0) sample.Add(SignalId::kMomentLagMax)[0] = step >= 1500 ? lag : 1.3f;
+      judge.Observe(sample, &out);
+    }
+    const AlertTransition* const warning = First(out, "gradient", Severity::kWarning);
+    return warning == nullptr ? AlertTransition() : *warning;
+  };
+  const BuiltinSet parameters{Builtin::kParameters};  // They see the lag themselves.
+  const AlertTransition named = told(7.5f, parameters);
+  EXPECT_EQ(named.cause, "second moment too slow");
+  EXPECT_THAT(named.summary, testing::HasSubstr("7.5 times what they expect, since step 1,500"));
+  EXPECT_EQ(told(1.3f, parameters).cause, "unknown") << "moments follow";
+  EXPECT_EQ(told(7.5f, {Builtin::kParameters, Builtin::kLearning}).cause, "unknown") << "that is switched off";
+}
+
 TEST(BuiltinTest, NamesAreReadAsTheyAreWritten) {
   for (int i = 0; i < kBuiltins; ++i) {
     const auto test = static_cast<Builtin>(i);

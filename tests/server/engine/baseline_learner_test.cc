@@ -21,16 +21,19 @@ class BaselineLearnerTest : public testing::Test {
  protected:
   // As a server that starts, looks at all runs and ends.
   void Learn(BaselineLearner::Options options = {}) {
-    BaselineLearner learner(options, {.runs = &stack_.runs(),
-                                      .series = stack_.stores().series,
-                                      .alerts = &stack_.alerts(),
-                                      .database = stack_.stores().database,
-                                      .baselines = &stack_.baselines(),
-                                      .counters = &stack_.counters(),
-                                      .clock = &clock_});
+    BaselineLearner learner(options, parts());
     learner.Start();
     learner.Drain();
     learner.Drain();  // A second look changes nothing.
+  }
+  BaselineLearnerParts parts() {
+    return {.runs = &stack_.runs(),
+            .series = stack_.stores().series,
+            .alerts = &stack_.alerts(),
+            .database = stack_.stores().database,
+            .baselines = &stack_.baselines(),
+            .counters = &stack_.counters(),
+            .clock = &clock_};
   }
   double count(const char* result) {
     return stack_.counters().counter("bellwether_baseline_runs_total", {{"result", result}})->value();
@@ -173,6 +176,62 @@ TEST_F(BaselineLearnerTest, AnIllRunIsNoExample) {
   EXPECT_EQ(count("ill"), 2);
   EXPECT_EQ(count("learned"), 1);
   EXPECT_NE(stack_.baselines().Get(informed), nullptr);
+}
+
+TEST_F(BaselineLearnerTest, FalseAlarmsKeepNoRunOut) {
+  QueryStack::RunSpec spec = Healthy("a");
+  spec.stage = 1;
+  const RunId run = stack_.AddRun(spec);
+  const AlertTransition fired = stack_.MakeTransition(run, "a1", 0, AlertState::kFiring, Severity::kWarning);
+  stack_.Post(fired);
+  const auto say = [&](bool undone) {
+    FalseAlarm said{.by = "ann", .reason = "known"};
+    clock_.Advance(kHour);
+    said.time_unix_ns = clock_.UnixNanos();
+    said.severity = Severity::kWarning;
+    said.illness = IllnessOf(fired);
+    said.undone = undone;
+    Database::AlertNote note = stack_.alerts().Get(run, "a1")->note;
+    note.false_alarms.push_back(said);
+    ASSERT_TRUE(stack_.alerts().Annotate(run, "a1", note).ok());
+    clock_.Advance(kHour);
+  };
+  BaselineLearner learner({}, parts());
+  learner.Start();
+  learner.Drain();
+  EXPECT_EQ(stack_.baselines().Get(run), nullptr);
+  // The run stands still, and what people say of it does not.
+  say(false);
+  learner.Drain();
+  EXPECT_NE(stack_.baselines().Get(run), nullptr);
+  learner.Drain();
+  EXPECT_EQ(count("learned"), 1);
+  say(true);
+  learner.Drain();
+  EXPECT_EQ(stack_.baselines().Get(run), nullptr);
+  say(false);
+  learner.Drain();
+  EXPECT_EQ(count("learned"), 2);
+  learner.Stop();
+  Learn();  // A restart.
+  EXPECT_EQ(count("learned"), 2);
+  say(true);
+  Learn();
+  EXPECT_EQ(stack_.baselines().Get(run), nullptr) << "it was taken back while no server looked";
+}
+
+TEST_F(BaselineLearnerTest, HeadsBeyondAFalseAlarmAreIll) {
+  QueryStack::RunSpec spec = Healthy("a");
+  spec.stage = 3;
+  const RunId run = stack_.AddRun(spec);
+  const AlertTransition fired = stack_.MakeTransition(run, "a1", 0, AlertState::kFiring, Severity::kWarning);
+  stack_.Post(fired);
+  FalseAlarm said{.by = "ann", .reason = "known"};
+  said.severity = Severity::kWarning;
+  said.illness = IllnessOf(fired);
+  ASSERT_TRUE(stack_.alerts().Annotate(run, "a1", {.false_alarms = {said}}).ok());
+  Learn();
+  EXPECT_EQ(count("ill"), 1) << "stage 1 is all that was judged";
 }
 
 TEST_F(BaselineLearnerTest, ARunThatChangedItsKernelIsOfNoKind) {

@@ -535,6 +535,33 @@ TEST(DecodeTest, AnActionResultHasItsRanges) {
   EXPECT_THAT(Refusal(message, &kLayout), HasSubstr("action_result.reason holds control character"));
 }
 
+TEST(DecodeTest, RecordsOfFalseAlarmsComeBack) {
+  FalseAlarm said{.key = "a1", .by = "ann", .reason = "new data", .time_unix_ns = 7};
+  said.severity = Severity::kCritical;
+  said.step = 90;
+  said.illness = {.cause = "logit growth", .rule = "", .places = {"layer 1", "layer 2"}};
+  said.undone = true;
+  WalRecord record;
+  record.kind = WalKind::kFalseAlarm;
+  record.payload = EncodeFalseAlarm({said});
+  const auto read = DecodeRecord(record, nullptr, {});
+  ASSERT_TRUE(read.ok()) << read.status();
+  const FalseAlarm& back = std::get<FalseAlarmMessage>(read->body).said;
+  EXPECT_EQ(back.key, "a1");
+  EXPECT_EQ(back.by, "ann");
+  EXPECT_EQ(back.reason, "new data");
+  EXPECT_EQ(back.time_unix_ns, 7);
+  EXPECT_EQ(back.severity, Severity::kCritical);
+  EXPECT_EQ(back.step, 90);
+  EXPECT_TRUE(back.undone);
+  EXPECT_TRUE(Covers(said.illness, back.illness) && Covers(back.illness, said.illness));
+  for (size_t size = 0; size < record.payload.size(); ++size) {
+    WalRecord cut = record;
+    cut.payload.resize(size);
+    EXPECT_EQ(DecodeRecord(cut, nullptr, {}).status().code(), absl::StatusCode::kDataLoss) << size;
+  }
+}
+
 TEST(DecodeTest, RecordsOfActionsComeBack) {
   ActionRequestMessage request;
   request.request = {.verb = ActionRequest::Verb::kUndo, .id = "a-1", .by = "alice", .reason = "enough"};

@@ -76,5 +76,26 @@ TEST(FalseAlarmTest, JudgmentCoversSameCauseAtNoOtherPlace) {
   EXPECT_FALSE(Covers(IllnessOf(two), IllnessOf(whole))) << "the run is no part of a layer";
 }
 
+TEST(FalseAlarmTest, LastWordOnAnIllnessCounts) {
+  AlertTransition two = Firing("drift", "rounding drift");
+  two.heads = {{1, 0}, {3, 5}};
+  AlertTransition one = two;
+  one.heads = {{3, 2}};
+  const auto word = [](const AlertTransition& of, Severity severity, bool undone) {
+    FalseAlarm said;
+    said.illness = IllnessOf(of);
+    said.severity = severity;
+    said.undone = undone;
+    return said;
+  };
+  std::vector<FalseAlarm> said = {word(two, Severity::kWarning, false)};
+  EXPECT_TRUE(Mutes(LastSaid(said, IllnessOf(one)), Severity::kWarning));
+  EXPECT_FALSE(Mutes(LastSaid(said, IllnessOf(one)), Severity::kCritical)) << "it is worse";
+  EXPECT_FALSE(Mutes(LastSaid(said, IllnessOf(Firing("loss", ""))), Severity::kInfo)) << "nothing was said of it";
+  said.push_back(word(one, Severity::kWarning, true));
+  EXPECT_FALSE(Mutes(LastSaid(said, IllnessOf(one)), Severity::kWarning));
+  EXPECT_TRUE(Mutes(LastSaid(said, IllnessOf(two)), Severity::kWarning));
+}
+
 }  // namespace
 }  // namespace bellwether::server

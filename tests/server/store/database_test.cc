@@ -689,6 +689,41 @@ TEST(AlertStoreTest, UnansweredNoteDelaysNoOtherCaller) {
   EXPECT_TRUE(log.List(3, false).front().note.acknowledged);
 }
 
+// A store whose notes take as long as the test wants.
+class SlowNotes final : public MemoryDatabase {
+ public:
+  absl::StatusOr<AlertNote> GetAlertNote(RunId run, const std::string& key) const override {
+    if (asked != nullptr) {
+      asked->Notify();
+      answers->WaitForNotification();
+    }
+    return MemoryDatabase::GetAlertNote(run, key);
+  }
+  absl::Notification *asked = nullptr, *answers = nullptr;
+};
+
+TEST(AlertStoreTest, NotesThatAreReadSlowlyDelayNoOtherCaller) {
+  SlowNotes database;
+  AlertStore log(&database);
+  ASSERT_TRUE(*log.Post(FullTransition("a", 1)));
+  ASSERT_TRUE(database.PutAlertNote(3, "a", {.acknowledged = true, .by = "alice"}).ok());
+  absl::Notification asked, answers, listed;
+  database.asked = &asked;
+  database.answers = &answers;
+  std::thread load([&] { EXPECT_TRUE(log.LoadNotes(3, 4).ok()); });
+  asked.WaitForNotification();
+  std::thread list([&] {
+    EXPECT_EQ(log.List(3, false).size(), 1u);
+    listed.Notify();
+  });
+  EXPECT_TRUE(listed.WaitForNotificationWithTimeout(absl::Seconds(20)));
+  // Who writes one meanwhile is not set back to what was read before.
+  std::thread annotate([&] { EXPECT_TRUE(log.Annotate(3, "a", {.acknowledged = true, .by = "bob"}).ok()); });
+  answers.Notify();
+  for (std::thread* const each : {&load, &list, &annotate}) each->join();
+  EXPECT_EQ(log.Get(3, "a")->note.by, "bob");
+}
+
 TEST_F(DatabaseTest, OlderSchemaIsUpgradedAndNewerOneRefused) {
   const auto set_schema = [this](std::optional<uint32_t> version) {
     auto batch = database_->NewBatch();
