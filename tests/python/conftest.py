@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +19,16 @@ import protos  # noqa: E402
 from one_thread import compute_on_one_thread  # noqa: E402
 
 compute_on_one_thread()
+
+
+def in_long(moved: Iterable[Any], every: Iterable[Any]) -> list[Any]:
+    """Parameters of a test, of which ./check leaves some to its --long: others are of the same."""
+    if os.environ.get("BELLWETHER_LONG"):
+        return list(every)
+    left = list(moved)
+    kept = [one for one in every if one not in left]
+    assert len(kept) == len(list(every)) - len(left), "one that is moved is not there"
+    return kept
 
 
 @pytest.fixture(autouse=True)

@@ -35,8 +35,8 @@ from bellwether.settings import STATS
 from models import Model, Shape, batch
 from parallel_job import Local
 
-SHAPE = Shape(fused=False, heads=4, kv_heads=2)
-STEPS = 17  # One for each parameter, and the first, in which there are no moments.
+SHAPE = Shape(layers=1, fused=False, heads=4, kv_heads=2)
+STEPS = 11  # One for each parameter, and the first, in which there are no moments.
 
 
 class Headed(nn.Module):

@@ -7,6 +7,7 @@ whose blocks lie in other lists.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -386,55 +387,69 @@ import bellwether
 from models import batch
 from test_activations import SHAPE, WATCHED, Gpt
 
-path, way, world = sys.argv[1], sys.argv[2], 1 if sys.argv[2] == "one" else 2
+folder, *ways = sys.argv[1:]
+world = 1 if ways == ["one"] else 2
 if world > 1:
     dist.init_process_group("gloo")
 rank = dist.get_rank() if world > 1 else 0
-torch.manual_seed(0)
-model = wrapped = Gpt()
-if way == "ddp":
-    wrapped = nn.parallel.DistributedDataParallel(model)
-elif way.startswith("fsdp"):
-    from torch.distributed.fsdp import fully_shard
-    fully_shard(model)
-    if way == "fsdp_sum":
-        model.set_gradient_divide_factor(1.0)
-        model.set_force_sum_reduction_for_comms(True)  # gloo divides by no factor itself.
-monitor = bellwether.attach(model, record=path, ranks="all", **WATCHED)
-optimizer = torch.optim.SGD(model.parameters(), 0.0)
-for step in range(4):
-    optimizer.zero_grad()
-    x = torch.cat([batch(SHAPE, step), batch(SHAPE, step + 50)])
-    wrapped(x.chunk(world)[rank]).square().mean().backward()
-    optimizer.step()
-status = monitor.status()
-monitor.detach()
-assert status["errors"] == 0, status["last_error"]
-wanted = {{"one": 1.0, "ddp": 2.0, "fsdp": 2.0, "fsdp_sum": 1.0, "own": None}}[way]
-assert status["modules"]["divided_by"] == wanted, status["modules"]
+for way in ways:
+    torch.manual_seed(0)
+    model = wrapped = Gpt()
+    if way == "ddp":
+        wrapped = nn.parallel.DistributedDataParallel(model)
+    elif way.startswith("fsdp"):
+        from torch.distributed.fsdp import fully_shard
+        fully_shard(model)
+        if way == "fsdp_sum":
+            model.set_gradient_divide_factor(1.0)
+            model.set_force_sum_reduction_for_comms(True)  # gloo divides by no factor itself.
+    monitor = bellwether.attach(model, record=f"{{folder}}/{{way}}.bwrun", ranks="all", **WATCHED)
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+    for step in range(4):
+        optimizer.zero_grad()
+        x = torch.cat([batch(SHAPE, step), batch(SHAPE, step + 50)])
+        wrapped(x.chunk(world)[rank]).square().mean().backward()
+        optimizer.step()
+    status = monitor.status()
+    monitor.detach()
+    assert status["errors"] == 0, status["last_error"]
+    wanted = {{"one": 1.0, "ddp": 2.0, "fsdp": 2.0, "fsdp_sum": 1.0, "own": None}}[way]
+    assert status["modules"]["divided_by"] == wanted, status["modules"]
+if world > 1:
+    dist.destroy_process_group()
 """
 
 
-def gradients_told(folder: Path, way: str) -> float:
-    """The mean square of the gradient at the last block's input, over the ranks."""
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("jobs")
+
+
+@functools.cache
+def gradients_told(folder: Path) -> dict[str, float]:
+    """The mean square of the gradient at the last block's input, over the ranks, by the way."""
     script = folder / "job.py"
     script.write_text(JOB.format(tests=str(ROOT / "tests" / "python")))
-    ranks = 1 if way == "one" else 2
-    run_ranks(script, str(folder / f"{way}.bwrun"), way, ranks=ranks)
-    paths = [folder / f"{way}.bwrun", folder / f"{way}-rank1.bwrun"][:ranks]
-    rows = [told_in(path)[3]["layers.1"] for path in paths]
-    elements = sum(row["module_grad_elements"] for row in rows)
-    return sum(row["module_grad_sumsq"] for row in rows) / elements
+    several = ("ddp", "fsdp", "fsdp_sum", "own")
+    run_ranks(script, str(folder), "one", ranks=1)
+    run_ranks(script, str(folder), *several)
+    told = {}
+    for way in ("one", *several):
+        paths = [folder / f"{way}.bwrun", folder / f"{way}-rank1.bwrun"]
+        rows = [told_in(path)[3]["layers.1"] for path in paths[: 1 if way == "one" else 2]]
+        elements = sum(row["module_grad_elements"] for row in rows)
+        told[way] = sum(row["module_grad_sumsq"] for row in rows) / elements
+    return told
 
 
-def test_gradients_at_blocks_are_those_of_the_whole_batch(tmp_path: Path) -> None:
-    told = {way: gradients_told(tmp_path, way) for way in ("one", "ddp", "fsdp")}
+def test_gradients_at_blocks_are_those_of_the_whole_batch(jobs: Path) -> None:
+    told = gradients_told(jobs)
     assert told["ddp"] == pytest.approx(told["one"], rel=1e-4)
     assert told["fsdp"] == pytest.approx(told["one"], rel=1e-4)
 
 
-def test_gradients_that_are_added_up_otherwise_are_the_ranks_own(tmp_path: Path) -> None:
-    told = {way: gradients_told(tmp_path, way) for way in ("fsdp_sum", "own")}
+def test_gradients_that_are_added_up_otherwise_are_the_ranks_own(jobs: Path) -> None:
+    told = gradients_told(jobs)
     assert told["fsdp_sum"] == pytest.approx(told["own"], rel=1e-4)
 
 

@@ -7,6 +7,7 @@ out, in bf16, fp16 and fp32; the same with a fault inside an autograd Function.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import pytest
@@ -32,7 +33,7 @@ from bellwether._laws.reference import COMPOSED, EITHER_SIDE, FUSED, References,
 from bellwether._laws.rounding import BF16, F16, TF32
 from bellwether._laws.shadow import shadow
 from bellwether.tools.kernel_backends import Kernel, kernels
-from bellwether.tools.kernel_cases import Case, Shape, make, of_shape
+from bellwether.tools.kernel_cases import Case, Inputs, Shape, make, of_shape
 from bellwether.tools.kernel_check import graded
 
 from graded_calls import written_out
@@ -57,8 +58,15 @@ def a_planted(fault: str) -> Kernel:
     return Kernel(fault or "sound", run, "")
 
 
+@functools.cache
+def given(case: Case) -> tuple[Inputs, References]:
+    """The inputs, and what all that is judged on them shares."""
+    return make(case, CPU), References()
+
+
 def verdict_on(kernel: Kernel, case: Case) -> Verdict:
-    return judge(graded(kernel, make(case, CPU)), LIMITS)
+    inputs, known_of = given(case)
+    return judge(graded(kernel, inputs), LIMITS, known_of)
 
 
 @pytest.mark.parametrize("grid, dtype", [(BF16, torch.bfloat16), (F16, torch.float16)])
@@ -235,7 +243,7 @@ def test_a_factor_near_one_is_broken_on_each_input(dtype: torch.dtype) -> None:
 def test_sound_kernels_are_right_on_each_input(dtype: torch.dtype) -> None:
     some = [kernel for kernel in SOUND if kernel.name not in ("bellwether fa", "bellwether hpm")]
     for case in of_dtype(dtype):
-        inputs, known_of = make(case, CPU), References()
+        inputs, known_of = given(case)
         for kernel in [*some, a_planted(""), written_out()]:
             if case.mask == "minimum" and kernel.name == WRONG_AT_THE_MINIMUM:
                 continue
@@ -295,16 +303,18 @@ def test_gradients_that_underflow_are_no_fault(size: float, values: str) -> None
     for dim in (64, 128):  # A scale that is a power of two, and one that is not.
         inputs = make(Case("tiny", Shape(2, 2, dim, torch.float16, 300), values=values), CPU)
         inputs = dataclasses.replace(inputs, d_o=(inputs.d_o.double() * size).half())
+        known_of = References()
         for kernel in (a_planted(""), a_planted(SCALED_FIRST), written_out()):
-            verdict = judge(graded(kernel, inputs), LIMITS)
+            verdict = judge(graded(kernel, inputs), LIMITS, known_of)
             assert verdict.verdict in (RIGHT, BIASED), (kernel.name, dim, verdict)
 
 
 def test_faults_are_seen_where_gradients_underflow() -> None:
     inputs = make(Case("tiny", Shape(4, 4, 64, torch.float16, 141), batch=2), CPU)
     inputs = dataclasses.replace(inputs, d_o=(inputs.d_o.double() * 1e-3).half())
+    known_of = References()
     for fault in ("dq_negated_in_a_head", "dk_tail_not_written", "p_does_not_add_up"):
-        assert judge(graded(a_planted(fault), inputs), LIMITS).verdict == BROKEN, fault
+        assert judge(graded(a_planted(fault), inputs), LIMITS, known_of).verdict == BROKEN, fault
 
 
 def test_numbers_inside_lose_at_most_themselves() -> None:

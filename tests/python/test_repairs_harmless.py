@@ -1,13 +1,15 @@
 """Goal: a repair that is enforced on a healthy run does it no harm: its loss stays within the
 noise of the seed.
 Method: examples/tiny_transformer.py in bf16 at a fourth of its learning rate, where it stays
-healthy, three seeds; from mid-run on the trainer is handed centring or hp.  Each is compared with
-the untouched run of the same seed and data, against the spread of the untouched runs over seeds.
-With BELLWETHER_LONG 2,000 steps (until then its sigma(W_Q) is the fp32 twin's), else 400.
+healthy, three seeds; copies go on from mid-run, and are handed centring or hp.  Each is compared
+with the untouched run of the same seed and data, against the spread of the untouched runs over
+seeds.  With BELLWETHER_LONG 2,000 steps (until then its sigma(W_Q) is the fp32 twin's), else 400.
 """
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import os
 import sys
 from pathlib import Path
@@ -33,8 +35,47 @@ REPAIRS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def train(path: Path, seed: int, repair: Optional[str]) -> tuple[float, float]:
-    """The mean loss of the last quarter, and sigma(W_Q) of the layer that could fail."""
+@dataclasses.dataclass
+class Training:
+    """One that goes on as it would have, also as a copy."""
+
+    data: tiny.Data
+    model: tiny.TinyTransformer
+    optimizer: torch.optim.Optimizer
+
+    def half(self, path: Path, repair: Optional[str] = None) -> list[float]:
+        """Losses of as many steps; from the first one on it is repaired."""
+        monitor = bellwether.attach(
+            self.model, record=str(path), every=20, rows=0, sequences=0, overhead_budget=0.5,
+            allow="attention.center_k,attention.mode",
+        )  # fmt: skip
+        losses = []
+        for step in range(STEPS // 2):
+            tokens, target = self.data.batch()
+            error = tiny.LOSS_SCALE * (self.model(tokens) - target)
+            loss = (error**2)[:, tiny.SCORED_FROM :].mean()
+            loss.backward()
+            nn.utils.clip_grad_norm_(self.model.parameters(), tiny.GRADIENT_NORM_MAX)
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
+            if repair is not None and step == 1:  # What a layer calls is known by then.
+                kind, fields = REPAIRS[repair]
+                monitor.actions.take(action(kind, **fields).encode())
+            monitor.step(loss=loss)
+            losses.append(loss.item())
+        answers = monitor.status()["actions"]["answers"].values()
+        assert [answer["applied"] for answer in answers] == ([True] if repair else []), answers
+        monitor.detach()
+        return losses
+
+    def ends(self, path: Path, repair: Optional[str] = None) -> tuple[float, float]:
+        """The mean loss of the last quarter of all steps, and sigma(W_Q) of the layer that could
+        fail."""
+        last = self.half(path, repair)[-STEPS // 4 :]
+        return sum(last) / len(last), tiny.sigma_of_queries(self.model)[1]
+
+
+def begun(seed: int) -> Training:
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     data = tiny.Data(seed)
@@ -42,40 +83,25 @@ def train(path: Path, seed: int, repair: Optional[str]) -> tuple[float, float]:
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.0, fused=True
     )
-    monitor = bellwether.attach(
-        model, record=str(path), every=20, rows=0, sequences=0, overhead_budget=0.5,
-        allow="attention.center_k,attention.mode",
-    )  # fmt: skip
-    losses = []
-    for step in range(STEPS):
-        tokens, target = data.batch()
-        error = tiny.LOSS_SCALE * (model(tokens) - target)
-        loss = (error**2)[:, tiny.SCORED_FROM :].mean()
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), tiny.GRADIENT_NORM_MAX)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        if repair is not None and step == STEPS // 2:
-            kind, fields = REPAIRS[repair]
-            monitor.actions.take(action(kind, **fields).encode())
-        monitor.step(loss=loss)
-        losses.append(loss.item())
-    answers = monitor.status()["actions"]["answers"].values()
-    assert [answer["applied"] for answer in answers] == ([True] if repair else []), answers
-    monitor.detach()
-    last = losses[-STEPS // 4 :]
-    return sum(last) / len(last), tiny.sigma_of_queries(model)[1]
+    return Training(data, model, optimizer)
 
 
 def test_repairs_keep_a_healthy_loss_within_seed_noise(tmp_path: Path) -> None:
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-        untouched = {seed: train(tmp_path / f"{seed}.bwrun", seed, None) for seed in SEEDS}
+        halves = {seed: begun(seed) for seed in SEEDS}
+        for seed, half in halves.items():
+            half.half(tmp_path / f"half-{seed}.bwrun")
+        untouched = {
+            seed: copy.deepcopy(half).ends(tmp_path / f"{seed}.bwrun")
+            for seed, half in halves.items()
+        }
         losses = [loss for loss, _ in untouched.values()]
         noise = max(losses) - min(losses)
         print(f"untouched, seeds {SEEDS}: {untouched}; spread {noise:.5f}")
         for repair in REPAIRS:
-            for seed in SEEDS:
-                loss, sigma = train(tmp_path / f"{repair}-{seed}.bwrun", seed, repair)
+            for seed, half in halves.items():
+                path = tmp_path / f"{repair}-{seed}.bwrun"
+                loss, sigma = copy.deepcopy(half).ends(path, repair)
                 worse = loss - untouched[seed][0]
                 print(f"{repair}, seed {seed}: {loss:.5f}, {worse:+.5f}; sigma(W_Q) {sigma:.2f}")
                 assert abs(worse) <= noise, (repair, seed, loss, untouched)
