@@ -7,6 +7,7 @@ W&B is a stand-in that keeps to its documented interface and takes nothing else.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gzip
 import http.server
 import json
@@ -24,6 +25,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 from bellwether_process import ROOT, Server, wait_for
+from warm_python import WarmPython
 
 from bellwether.client import Block, RunClient, RunOptions
 from bellwether.forward.loggers import Start
@@ -63,6 +65,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
 
 
+@functools.cache
+def warm() -> WarmPython:
+    return WarmPython("torch.utils.tensorboard", "mlflow")
+
+
 class Forward:
     """The command, with a state folder of its own and no way to any service."""
 
@@ -83,9 +90,9 @@ class Forward:
         return subprocess.Popen(called, env=self.env, cwd=self.folder, stderr=subprocess.PIPE, text=True)
 
     def run(self, page: str, *words: str) -> tuple[int, str]:
-        process = self.start(page, *words)
-        told = process.communicate(timeout=240)[1]
-        return process.returncode, told
+        called = ["-m", "bellwether", "forward", *words, "--page", f"http://{page}"]
+        done = warm().run(called, self.env, self.folder, timeout=240)
+        return done.returncode, done.stderr
 
 
 @pytest.fixture

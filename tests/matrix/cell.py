@@ -252,6 +252,11 @@ def prepare(
     if device != "cpu":
         torch.use_deterministic_algorithms(True, warn_only=True)  # A loss (CTC) cannot be.
         return
+    # transformers has inductor and a C++ compiler make the mask of blocks, half a minute on CPUs.
+    from transformers import masking_utils
+
+    make: Any = masking_utils.create_block_mask
+    masking_utils.create_block_mask = lambda *args, **how: make(*args, **{**how, "_compile": False})
     # PyTorch compiles no backward of it for CPUs, and refuses one; its portable path has one.
     from torch.nn.attention import flex_attention
 

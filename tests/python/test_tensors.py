@@ -31,9 +31,10 @@ from bellwether._step.tensor_sample import SIGNALS, TURN_SIGNALS
 from bellwether._step.tensors import COPIED_LEAST, Tensors
 from bellwether.settings import STATS
 
+from conftest import in_long
 from models import Model, Shape, batch
 
-SHAPE = Shape(fused=False)
+SHAPE = Shape(layers=1, fused=False)
 ALL: dict[str, Any] = {"stats": frozenset(STATS)}
 
 
@@ -66,7 +67,7 @@ def keep(model: nn.Module, optimizer: Optimizer) -> Callable[[], dict[str, Kept]
 
 
 def trained(
-    path: Path, make: Callable[[nn.Module], Optimizer], steps: int = 30,
+    path: Path, make: Callable[[nn.Module], Optimizer], steps: int = 20,
     model: Optional[nn.Module] = None, scaler: Any = None, micro: int = 1,
     clip: Optional[float] = None, change: Callable[[nn.Module, int], Any] = lambda m, s: None,
     **settings: Any,
@@ -142,9 +143,11 @@ def adamw(**how: Any) -> Callable[[nn.Module], Optimizer]:
     return lambda model: torch.optim.AdamW(model.parameters(), 1e-3, **how)
 
 
-@pytest.mark.parametrize(
-    "how", [{}, {"foreach": True}, {"fused": True}, {"foreach": False}, {"amsgrad": True}], ids=str
-)
+# On CPUs foreach is off by itself.
+HOWS = [{}, {"foreach": True}, {"fused": True}, {"foreach": False}, {"amsgrad": True}]
+
+
+@pytest.mark.parametrize("how", in_long([{"foreach": False}], HOWS), ids=str)
 def test_values_equal_a_recomputation_in_float64(how: dict[str, Any], tmp_path: Path) -> None:
     kept, status = trained(tmp_path / "a.bwrun", adamw(**how))
     assert_told(tmp_path / "a.bwrun", kept)
@@ -485,25 +488,25 @@ def test_nothing_moves_at_a_rate_of_zero(tmp_path: Path) -> None:
 def test_a_row_that_explodes_shows_in_its_tensor_alone(tmp_path: Path) -> None:
     def explode(model: nn.Module, step: int) -> None:
         if step == 2:
-            model.blocks[1].attention.out.weight.grad[5] *= 1e4  # type: ignore[index,union-attr]
+            model.blocks[0].attention.out.weight.grad[5] *= 1e4  # type: ignore[index,union-attr]
 
     trained(tmp_path / "a.bwrun", adamw(), steps=4, change=explode)
     told = told_in(tmp_path / "a.bwrun")
     for name in told[0]:
         grew = told[2][name]["tensor_grad_max"] / told[1][name]["tensor_grad_max"]
-        assert (grew > 1e3) == (name == "blocks.1.attention.out.weight"), (name, grew)
+        assert (grew > 1e3) == (name == "blocks.0.attention.out.weight"), (name, grew)
 
 
 def test_gradients_that_are_not_finite_are_counted_by_name(tmp_path: Path) -> None:
     def damage(model: nn.Module, step: int) -> None:
         if step == 2:
-            model.blocks[1].attention.out.weight.grad[5, :3] = math.nan  # type: ignore[index,union-attr]
+            model.blocks[0].attention.out.weight.grad[5, :3] = math.nan  # type: ignore[index,union-attr]
 
     trained(tmp_path / "a.bwrun", adamw(), steps=4, change=damage)
     told = told_in(tmp_path / "a.bwrun")
     found = {n: of["tensor_grad_nonfinite"] for n, of in told[2].items()}
-    assert found.pop("blocks.1.attention.out.weight") == 3 and set(found.values()) == {0.0}
-    assert math.isnan(told[2]["blocks.1.attention.out.weight"]["tensor_weight_sumsq"])
+    assert found.pop("blocks.0.attention.out.weight") == 3 and set(found.values()) == {0.0}
+    assert math.isnan(told[2]["blocks.0.attention.out.weight"]["tensor_weight_sumsq"])
 
 
 def test_a_step_that_a_scaler_skips_is_not_told(tmp_path: Path) -> None:
