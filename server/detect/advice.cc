@@ -13,12 +13,14 @@ namespace {
 
 // Which row of a family holds.
 enum class Case : uint8_t {
+  kRoundingFound,
   kDriftWarning,
   kDriftCritical,
   kNormAlone,
   kMoved,
   kDriftLost,
   kNormLost,
+  kLogitsFound,
   kLogits,
   kLogitsLost,
   kLossSpike,
@@ -64,6 +66,10 @@ struct Row {
 // In the order of Case.  {repair}, {Repair}, {cost}: what the kernel allows;
 // {begin}: the alert's first step; {sigma}: AdviceState::sigma_max.
 constexpr Row kRows[] = {
+    {Family::kRounding, "information", "Look whether the model was so before this run",
+     "The named heads were beyond their thresholds in their first sample, as heads of pretrained models with large "
+     "biases are. Then there is nothing to do: they are told as a warning once they have grown "
+     "further. If training has made them so before it was watched, resume from an older checkpoint."},
     {Family::kRounding, "stage 1 or 2, warning", "{Repair}",
      "{cost} No work is lost yet: keep training, repair at the next convenient step."},
     {Family::kRounding, "stage 1 or 2, critical", "{Repair}",
@@ -81,6 +87,9 @@ constexpr Row kRows[] = {
      "Take the newest one from before {begin}. Resume as it is set now, with a lower learning rate or with the named "
      "heads "
      "clipped (qk.clip)."},
+    {Family::kLogits, "information", "Look whether the model was so before this run",
+     "The scores were as large in the first sample, as those of pretrained models with large biases are. Then there is "
+     "nothing to do: they are told as a warning once they have grown further."},
     {Family::kLogits, "stage 4", "Clip the named heads (qk.clip)",
      "It rescales W_Q and W_K. This is true logit growth: centring does not help. A lower learning rate, weight decay "
      "or QK-norm prevents it."},
@@ -217,12 +226,14 @@ Case CaseOf(Family family, const RunDescription& run, const AdviceState& state) 
   const bool information = state.severity <= Severity::kInfo;
   switch (family) {
     case Family::kRounding: {
+      if (information) return Case::kRoundingFound;
       const bool possible = RoundingPossible(run);
       if (lost || state.sigma > state.sigma_max) return possible ? Case::kDriftLost : Case::kNormLost;
       if (state.stage >= 3) return possible ? Case::kMoved : Case::kNormAlone;
       return critical ? Case::kDriftCritical : Case::kDriftWarning;
     }
     case Family::kLogits:
+      if (information) return Case::kLogitsFound;
       return lost ? Case::kLogitsLost : Case::kLogits;
     case Family::kLoss:
       return information ? Case::kLossSpike : Case::kLossGone;

@@ -1,5 +1,7 @@
 #include "server/detect/alert_text.h"
 
+#include <algorithm>
+
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -8,8 +10,12 @@
 namespace bellwether::server {
 namespace {
 
-// What is shown of a rule: a spike is not yet what the rule is named for.
+// What is shown of a rule: a spike is not yet what the rule is named for, nor is how a run was found.
 std::string NameIn(const AlertTransition& change) {
+  const bool found = change.severity <= Severity::kInfo && !change.evidence.empty() &&
+                     std::all_of(change.evidence.begin(), change.evidence.end(),
+                                 [](const Evidence& evidence) { return evidence.detector == kFoundDetector; });
+  if (found) return absl::StrCat(change.rule, ", as in the first sample,");
   const bool spike = change.severity <= Severity::kInfo && (change.rule == "loss" || change.rule == "gradient");
   return spike ? absl::StrCat("one spike of the ", change.rule) : change.rule;
 }

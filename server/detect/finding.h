@@ -76,6 +76,8 @@ struct Fact {
 
 inline constexpr char kExactDetector[] = "shadow";
 inline constexpr char kRankDetector[] = "rank";  // rank_jump.h
+// The state was there in the first sample: information.
+inline constexpr char kFoundDetector[] = "as found";
 
 struct Finding {
   Rule rule = Rule::kDrift;

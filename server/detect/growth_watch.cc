@@ -14,7 +14,7 @@ namespace bellwether::server {
 namespace {
 
 // Growths of its own that a parameter is held against, at least.
-constexpr uint16_t kGrowthsMin = 2 * kGrowthBlock;
+constexpr uint16_t kGrowthsMin = kGrowthBlock;
 // Other parameters of the run, at least.
 constexpr size_t kGrowthOthersMin = 4;
 // Of so many others one may grow as well.
@@ -130,7 +130,7 @@ void GrowthWatch::Learn(double growth, double rate, Row* row) const {
   ++row->seen;
   if (row->seen % kGrowthBlock == 0) row->whole = row->now;
   // Only what it is modulo the block counts then.
-  if (row->seen == 2 * kGrowthsMin) row->seen = kGrowthsMin;
+  if (row->seen == 2 * kGrowthBlock) row->seen = kGrowthBlock;
 }
 
 double GrowthWatch::GrowthOfOthers(size_t row) {

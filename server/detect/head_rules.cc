@@ -267,6 +267,7 @@ void HeadRules::Tick(const AttentionTraits& traits, bool excused, bool forming, 
   JoinLogits(repaired);
   NameSuspects();
   JudgeRunLogits();
+  TellAsFound();
 }
 
 void HeadRules::HoldFarWeights() {
@@ -304,6 +305,7 @@ struct HeadRules::Reading {
   double ratio, ratio_peer, common, leak, leak_threshold, tied, tied_threshold, sigma, sigma_peer, logit;
   bool growth, level, common_growth, leaking, ties, norm, norm_far, logit_high;
   bool level_sure, common_growth_sure, ties_sure;  // For twice as long as they must hold.
+  bool level_found, ties_found, logit_found;       // As in its first sample.
   bool leak_measured;
 };
 
@@ -326,17 +328,20 @@ HeadRules::Reading HeadRules::Read(size_t head) const {
   r.logit = Newest(kLogitMax, head);
   const auto holds = [&](HeadTest test) { return options_.is_on(BuiltinOf(test)) && held_[test].active[head] != 0; };
   r.growth = holds(kGrowth);
-  r.level = holds(kLevel) && !AsFound(kRatio, head, r.ratio, Threshold(kLevel, kRatio));
+  r.level_found = holds(kLevel) && AsFound(kRatio, head, r.ratio, Threshold(kLevel, kRatio));
+  r.level = holds(kLevel) && !r.level_found;
   r.common_growth = holds(kCommonGrowth);
   r.leaking = holds(kLeaking);
-  r.ties = holds(kTies) && !AsFound(kTied, head, r.tied, r.tied_threshold);
+  r.ties_found = holds(kTies) && AsFound(kTied, head, r.tied, r.tied_threshold);
+  r.ties = holds(kTies) && !r.ties_found;
   const auto sure = [&](HeadTest test) { return held_[test].count[head] >= 2 * HoldBatches(options_, test); };
   r.level_sure = r.level && sure(kLevel);
   r.common_growth_sure = r.common_growth && sure(kCommonGrowth);
   r.ties_sure = r.ties && sure(kTies);
   r.norm = holds(kNorm);
   r.norm_far = options_.is_on(Builtin::kNorm) && r.sigma > options_.norm.far_factor * r.sigma_peer;
-  r.logit_high = holds(kLogit) && !AsFound(kLogitMax, head, r.logit, options_.logits.logit_max_large);
+  r.logit_found = holds(kLogit) && AsFound(kLogitMax, head, r.logit, options_.logits.logit_max_large);
+  r.logit_high = holds(kLogit) && !r.logit_found;
   return r;
 }
 
@@ -344,6 +349,7 @@ HeadRules::Reading HeadRules::ReadStates(size_t head) const {
   Reading r = Read(head);
   r.growth = r.level = r.common_growth = r.leaking = r.ties = false;
   r.level_sure = r.common_growth_sure = r.ties_sure = false;
+  r.level_found = r.ties_found = r.logit_found = false;
   r.norm = r.norm && r.norm_far;
   return r;
 }
@@ -402,6 +408,7 @@ void HeadRules::JudgeHead(size_t head, const AttentionTraits& traits, bool state
     finding.stage = 4;
     finding.score = r.logit / options_.logits.logit_max_large;
   } else {
+    NoteAsFound(head, r, rounding_possible);
     return;
   }
   finding.first_step = last_step_;
@@ -429,6 +436,35 @@ void HeadRules::JudgeHead(size_t head, const AttentionTraits& traits, bool state
   add(r.logit_high, kLogitMax, kLogit, options_.logits.logit_max_large, "level");
   stage_[head] = finding.stage;
   (finding.rule == Rule::kLogits ? logits_ : rounding_).push_back(std::move(finding));
+}
+
+void HeadRules::NoteAsFound(size_t head, const Reading& r, bool rounding_possible) {
+  const bool level = rounding_possible && r.level_found, ties = rounding_possible && r.ties_found;
+  if (!level && !ties && !r.logit_found) return;
+  Finding finding;
+  finding.rule = r.logit_found ? Rule::kLogits : level ? Rule::kDrift : Rule::kTies;
+  finding.severity = Severity::kInfo;
+  finding.where = At(head);
+  finding.sigma = r.sigma;
+  finding.first_step = last_step_;
+  const auto add = [&](bool holds, HeadTrack track, HeadTest test, double threshold) {
+    if (!holds) return;
+    finding.first_step = std::min(finding.first_step, held_[test].since[head]);
+    finding.Add(FactOf(track, test, head, threshold, kFoundDetector));
+  };
+  add(r.logit_found, kLogitMax, kLogit, options_.logits.logit_max_large);
+  add(level, kRatio, kLevel, Threshold(kLevel, kRatio));
+  add(ties, kTied, kTies, r.tied_threshold);
+  finding.score = finding.facts[0].value / finding.facts[0].threshold;
+  (r.logit_found ? logits_found_ : rounding_found_).push_back(std::move(finding));
+}
+
+void HeadRules::TellAsFound() {
+  // Beside what is worse they say nothing.
+  if (rounding_.empty()) rounding_.swap(rounding_found_);
+  if (logits_.empty()) logits_.swap(logits_found_);
+  rounding_found_.clear();
+  logits_found_.clear();
 }
 
 bool HeadRules::SeesGrowth() const {
@@ -517,20 +553,23 @@ void HeadRules::JudgeRunLogits() {
   if (!series_[kLogitMax].present() || !series_[kEntropy].present()) return;
   const double logit = series_[kLogitMax].median();
   const double entropy = series_[kEntropy].median();
-  if (MostAsFound(kLogitMax, options_.logits.logit_median_large)) return;
   if (logit < options_.logits.logit_median_large || entropy > options_.logits.entropy_ratio_collapsed) return;
+  const bool found = MostAsFound(kLogitMax, options_.logits.logit_median_large);
+  if (found && !logits_found_.empty()) return;
   const auto values = series_[kLogitMax].newest();
   const auto worst = static_cast<size_t>(std::max_element(values.begin(), values.end()) - values.begin());
   Finding finding;
   finding.rule = Rule::kLogits;
-  finding.stage = 4;
-  finding.severity = logit >= options_.logits.logit_median_critical ? Severity::kCritical : Severity::kWarning;
+  finding.stage = found ? 0 : 4;
+  finding.severity = found                                            ? Severity::kInfo
+                     : logit >= options_.logits.logit_median_critical ? Severity::kCritical
+                                                                      : Severity::kWarning;
   finding.where = At(worst);
   finding.score = logit;
   finding.first_step = last_step_;
-  finding.Add(FactOf(kLogitMax, kLogit, worst, options_.logits.logit_median_large, "level"));
+  finding.Add(FactOf(kLogitMax, kLogit, worst, options_.logits.logit_median_large, found ? kFoundDetector : "level"));
   finding.facts[0].first_step = last_step_;
-  logits_.push_back(finding);
+  (found ? logits_found_ : logits_).push_back(finding);
 }
 
 void HeadRules::SetOptions(const JudgeOptions& options) {

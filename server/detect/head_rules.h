@@ -123,6 +123,9 @@ class HeadRules {
   // `states`: of what is out of bounds alone.
   void JudgeHead(size_t head, const AttentionTraits& traits, bool states);
   void JudgeStates(const AttentionTraits& traits);
+  // States that a head had in its first sample are information.
+  void NoteAsFound(size_t head, const Reading& reading, bool rounding_possible);
+  void TellAsFound();
   // Weights that are far above the other heads' and above their own earlier
   // ones.
   void HoldFarWeights();
@@ -163,6 +166,7 @@ class HeadRules {
   std::array<std::vector<float>, kHeadTracks> found_;  // Each head's first value; empty: not kept of that track.
 
   std::vector<Finding> rounding_, logits_;
+  std::vector<Finding> rounding_found_, logits_found_;  // Of a tick, while it judges.
   std::vector<float> derived_, expanded_, values_, steps_;
   TrendScratch trend_scratch_;
   // What the bank works on.
