@@ -102,9 +102,15 @@ bool CorruptionWatch::Observe(const StepSample& sample, const RowNames* names) {
 void CorruptionWatch::JudgeWeights(Kind kind, const StepSample& sample, std::span<const float> values) {
   std::vector<Place>& places = weights_[kind];
   if (places.size() < values.size()) places.resize(values.size());
-  std::vector<double> ratios;
-  ratios.reserve(values.size());
+  // Nearly always none has jumped so far that the others must be asked, which costs more than all else here.
+  bool far = false;
   for (size_t i = 0; i < values.size(); ++i) {
+    far |= places[i].value > 0 && places[i].count >= kSteadySamples &&
+           values[i] >= options_.weight_factor * places[i].value;
+  }
+  std::vector<double> ratios;
+  if (far) ratios.reserve(values.size());
+  for (size_t i = 0; far && i < values.size(); ++i) {
     const Place& place = places[i];
     if (IsAbove0(values[i]) && place.value > 0 && place.since < 0) ratios.push_back(values[i] / place.value);
   }
@@ -114,25 +120,25 @@ void CorruptionWatch::JudgeWeights(Kind kind, const StepSample& sample, std::spa
   for (size_t i = 0; i < values.size(); ++i) {
     if (!IsAtLeast0(values[i])) continue;
     Place& place = places[i];
-    const double ratio = place.value > 0 ? values[i] / place.value : 0;
+    const double value = values[i], before = place.value;  // 0: none yet.
     if (place.since >= 0) {
-      const bool back = ratio < kBack, relearnt = ++place.count >= options_.relearn_samples;
+      const bool back = value < kBack * before, relearnt = ++place.count >= options_.relearn_samples;
       if (!back && !relearnt) {
         jumps_[kind].push_back({i, place.value, values[i], place.step, place.since});
         continue;
       }
       place.since = -1;
       place.count = 0;
-    } else if (place.count >= kSteadySamples && shared < kSharedMax) {
+    } else if (place.count >= kSteadySamples && shared < kSharedMax && value >= factor * before) {
       const double grows = std::exp(static_cast<double>(sample.step - place.step) / kGrowthSteps);
-      if (ratio >= factor * grows) {
+      if (value >= factor * grows * before) {
         place.since = sample.step;
         place.count = 0;
         jumps_[kind].push_back({i, place.value, values[i], place.step, place.since});
         continue;
       }
     }
-    const bool steady = ratio > 1 / kSteady && ratio < kSteady;
+    const bool steady = value > before / kSteady && value < kSteady * before;
     place.count = steady ? static_cast<uint16_t>(std::min<int>(place.count + 1, kSteadySamples)) : uint16_t{0};
     place.value = values[i];
     place.step = sample.step;
@@ -142,15 +148,18 @@ void CorruptionWatch::JudgeWeights(Kind kind, const StepSample& sample, std::spa
 void CorruptionWatch::JudgeGradients(const StepSample& sample) {
   const auto values = sample.matrix(SignalId::kTensorGradMax);
   if (gradients_.size() < values.size()) gradients_.resize(values.size());
-  std::vector<double> ratios;
-  ratios.reserve(values.size());
   // The two largest, so that each is held against the largest of the others.
   double first = 0, second = 0;
-  for (size_t i = 0; i < values.size(); ++i) {
-    if (!IsAbove0(values[i])) continue;
-    second = std::max(second, std::min<double>(first, values[i]));
-    first = std::max<double>(first, values[i]);
-    if (gradients_[i].value > 0) ratios.push_back(values[i] / gradients_[i].value);
+  for (const float value : values) {
+    if (!IsAbove0(value)) continue;
+    second = std::max(second, std::min<double>(first, value));
+    first = std::max<double>(first, value);
+  }
+  std::vector<double> ratios;
+  if (first >= kStandsOut * second) {
+    for (size_t i = 0; i < values.size(); ++i) {
+      if (IsAbove0(values[i]) && gradients_[i].value > 0) ratios.push_back(values[i] / gradients_[i].value);
+    }
   }
   const bool peers = ratios.size() >= kPlacesMin;
   const double shared = std::max(1.0, MedianOr(1, std::move(ratios)));
