@@ -8,7 +8,8 @@
 // The growth of a parameter is d ln(RMS) / d step between two samples that cover it.  It is off if all of this holds:
 //
 // past    It is parameters.growth_rate_factor times its own largest growth of the last kGrowthBlock to
-//         2 kGrowthBlock samples, or of all where there are fewer, but no less than kGrowthBlock.  Where the learning rate is told and has risen, that largest growth rises with it.
+//         2 kGrowthBlock samples, or of all where there are fewer, but no less than kGrowthBlock.  Where the learning
+//         rate is told and has risen, that largest growth rises with it.
 // slow    It doubles the parameter in fewer than parameters.growth_doubling_steps.
 // others  It is growth_rate_factor times the largest growth of other layers' parameters, but for one in 16 of them.
 //
