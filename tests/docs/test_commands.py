@@ -122,7 +122,8 @@ def environment(folder: Path, server: Server) -> dict[str, str]:
     return {
         **os.environ,
         "PATH": os.pathsep.join(path), "PYTHONPATH": str(ROOT / "client_lib/python"),
-        "BELLWETHER_SERVER": server.grpc, "BELLWETHER_LIB_DIR": str(BIN),
+        "BELLWETHER_SERVER": server.grpc, "BELLWETHER_PAGE": f"http://{server.http}",
+        "BELLWETHER_LIB_DIR": str(BIN),
         "HOME": str(folder), "XDG_STATE_HOME": str(folder / "state"), "OMP_NUM_THREADS": "1",
     }  # fmt: skip
 

@@ -32,6 +32,7 @@ from models import Model, Shape, batch
 
 for name in (
     "_server.alerts", "_hf_callback", "attach_pid.inside", "lightning", "tools.runner",
+    "accelerate", "trackers",
     "_hook.patches.wrap_attention",
 ):  # fmt: skip
     with contextlib.suppress(ImportError):  # The frameworks need not be there.

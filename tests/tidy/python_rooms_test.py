@@ -57,6 +57,8 @@ ALLOWED: dict[str, set[str]] = {
     "query": {"_util", "_server", "actions"},
     "hf": {"_attention", "_hf_callback"},
     "rl": {"_util"},
+    "trackers": {"_util", "_server", "rl"},
+    "accelerate": _ATTACHING | {"trackers"},
     "_hf_callback": _ATTACHING | {"rl"},
     "lightning": _ATTACHING,
     "megatron": {"_adapters", "_hook.model", "_hook.patches"},

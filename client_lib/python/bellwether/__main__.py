@@ -1,5 +1,5 @@
-"""python -m bellwether attach | doctor | forward | plot | reproduce | run | scan | npz2run |
-version."""
+"""python -m bellwether attach | doctor | explain | forward | open | plot | reproduce | run | scan |
+npz2run | version."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ Watches PyTorch training jobs, new ones and running ones, and says why it cannot
 commands:
   attach PID [--detach]       watches a process that runs already, or ends that
   doctor [script.py args]     says why there is no data; --kernels: which attention is right
+  explain RUN [--json]        says how a run is, on what evidence, and what to do
   forward RUN --to LOGGER     sends a run's signals to TensorBoard, W&B, MLflow or OTLP
+  open [RUN]                  prints and opens the page of a run, also of one that ended
   plot RUN -o FILE            draws a run's worst heads, with alerts, actions and notes
   reproduce CAPTURE           makes a script of a captured call of attention, for its vendor
   run script.py args          runs a training script, untouched, under watch
@@ -50,10 +52,18 @@ def main(arguments: Optional[list[str]] = None) -> int:
         from .tools import doctor
 
         return doctor.main(rest)
+    if command == "explain":
+        from .tools import explain
+
+        return explain.main(rest)
     if command == "forward":
         from .forward import command as forward_command
 
         return forward_command.main(rest)
+    if command == "open":
+        from .tools import open_page
+
+        return open_page.main(rest)
     if command == "plot":
         from .tools import plot
 

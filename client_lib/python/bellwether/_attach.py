@@ -54,8 +54,9 @@ def _choose_sink(monitor: Monitor) -> None:
     try:
         server = private_server.join_or_start()
         link.server, link.page_url = server.grpc, server.page_url(settings.run)
+        link.data = server.data
         if rank == 0:
-            log.info(f"run {settings.run}: {link.page_url}")
+            log.info(f"run {settings.run} is watched; its page:\n{link.page_url}")
     except private_server.ServerError as e:
         link.record_path = default_path
         log.warning(

@@ -65,7 +65,7 @@ class Unwatched:
     step = log = losses = detach = event = count_from = follow_alerts = on_action = offer_action = (
         _nothing
     )
-    capture_calls = log_alike = rollout = _nothing
+    capture_calls = log_alike = rollout = numbers = _nothing
 
     def wrap_router(self, router: Any, **_: Any) -> Any:
         return router

@@ -20,7 +20,9 @@ from ._hook.layer.routers import Read
 from ._hook.model.parallel import Parallel
 from ._native import c_api
 from ._server.alerts import Alert, Follower
+from ._server.terminal import Terminal
 from ._step import optimizer_hooks
+from ._step.ending import ending
 from ._step.handles import Handles
 from ._step.own_log import OwnLog
 from ._step.patches import Patches, layers_of
@@ -28,6 +30,7 @@ from ._step.reporter import Number
 from ._step.status import Status, least_status, status
 from ._step.steps import Steps
 from ._util.guard import harmless
+from ._util.ranks import rank_and_world
 from .settings import Settings
 
 handles: Handles[Monitor] = Handles()
@@ -93,6 +96,9 @@ class Monitor(OwnLog):
             patches.see_compiling(steps.reporter.laws_end)
         self.actions.install(not weights_only, agree)
         patches.show_presence()
+        if self.settings.terminal and not steps.silent and rank_and_world()[0] == 0:
+            told = Terminal(self.settings, self.known_page_url, steps.reporter.link.server)
+            patches.add(lambda: told.end(ending(steps)))
         steps.reporter.events.add("attach", f"bellwether {__version__}")
         handles.keep(model, self)
         steps.begin()
@@ -103,7 +109,7 @@ class Monitor(OwnLog):
         if self._patches.installed:
             if self.live():
                 self._say_goodbye()
-            self.steps.health.end("detached")
+            self.steps.health.detached()
             self._patches.take_back()
         model = self.model()
         if model is not None:

@@ -17,13 +17,16 @@ from __future__ import annotations
 
 import argparse
 import os
+import socket
 import time
+import urllib.parse
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Optional, Union
 
+from ._server import private_server
 from ._server.page import Page, QueryError, tls_context
 from ._util import files
 from .actions import JSON_KINDS
@@ -280,8 +283,9 @@ def add_client_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags for the server's address and for the caller's identity."""
     add = parser.add_argument
     add(
-        "--page", default=DEFAULT_PAGE, metavar="URL",
-        help=f"the address of the server's page, with or without ?token= ({DEFAULT_PAGE})",
+        "--page", metavar="URL",
+        help="the address of the server's page, with or without ?token= [$BELLWETHER_PAGE]; "
+        f"default: {DEFAULT_PAGE}, else your own private server",
     )  # fmt: skip
     add("--token-file", type=Path, metavar="FILE", help="holds your token [$BELLWETHER_TOKEN_FILE]")
     add("--tls-ca", type=Path, metavar="FILE", help="for https: the authority [$BELLWETHER_TLS_CA]")
@@ -289,8 +293,27 @@ def add_client_arguments(parser: argparse.ArgumentParser) -> None:
     add("--tls-key", type=Path, metavar="FILE", help="its key [$BELLWETHER_TLS_KEY]")
 
 
+def _listens(page: str) -> bool:
+    parts = urllib.parse.urlsplit(page)
+    try:
+        socket.create_connection((parts.hostname or "", parts.port or 0), timeout=1.0).close()
+    except OSError:
+        return False
+    return True
+
+
+def page_of(given: argparse.Namespace) -> str:
+    """The page that is asked: as told, else one at the usual place, else the private server's."""
+    page = given.page or os.environ.get("BELLWETHER_PAGE")
+    if page or _listens(DEFAULT_PAGE):
+        return page or DEFAULT_PAGE
+    private = private_server.running()
+    return DEFAULT_PAGE if private is None else private.page_url("").partition("#")[0]
+
+
 def client_of(given: argparse.Namespace) -> Client:
-    """A client by these flags.  Raises as Client."""
+    """A client by these flags; `given.page` is then what is asked.  Raises as Client."""
+    given.page = page_of(given)
     return Client(
         given.page, token_file=given.token_file,
         tls_ca=given.tls_ca, tls_cert=given.tls_cert, tls_key=given.tls_key,

@@ -41,7 +41,7 @@ class TakesNumbers(Protocol):
     def log(self, numbers: Mapping[str, Any], *, step: Optional[int] = None) -> None: ...
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
     """A number, or an array or tensor of one, wherever it is."""
     if isinstance(value, numbers.Real):
         return True
@@ -53,7 +53,7 @@ def metrics_of(metrics: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in metrics.items():
         known = isinstance(name, str) and any(fnmatch.fnmatchcase(name, each) for each in NAMES)
-        if known and _is_number(value) and len(found) < METRICS_MAX:
+        if known and is_number(value) and len(found) < METRICS_MAX:
             found[name] = value
     return found
 

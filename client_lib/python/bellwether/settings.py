@@ -122,6 +122,7 @@ class Settings:
     tls_key: Optional[str] = None
     token_file: Optional[str] = None
     log_level: str = "info"
+    terminal: bool = True  # Alerts of the run, and how it ended, are told in the log.
     log_path: Optional[str] = None  # The sender's log; None = stderr
     spool_dir: Optional[str] = None  # Frames wait here too while the server is away.
     spool_bytes: int = 1 << 30  # Most bytes there, for each rank.
@@ -167,6 +168,7 @@ _ENVIRONMENT = {
     "tls_key": "BELLWETHER_TLS_KEY",
     "token_file": "BELLWETHER_TOKEN_FILE",
     "log_level": "BELLWETHER_LOG_LEVEL",
+    "terminal": "BELLWETHER_TERMINAL",
     "log_path": "BELLWETHER_LOG_PATH",
     "spool_dir": "BELLWETHER_SPOOL_DIR",
     "spool_bytes": "BELLWETHER_SPOOL_BYTES",
@@ -246,6 +248,7 @@ _CONVERT: dict[str, Callable[[Any], Any]] = {
     "log_level": _one_of("error", "warning", "info", "debug"),
     "overhead_budget": _share,
     "disabled": _flag,
+    "terminal": _flag,
     "allow": allowed,
     "stats": _stats,
     "layers": _pattern,

@@ -46,6 +46,7 @@ class PrivateServer:
     grpc: str  # "unix:/path"
     http: str  # "http://127.0.0.1:port" or "127.0.0.1:port"
     token: str
+    data: Optional[Path] = None  # Its folder.
 
     def page_url(self, run: str) -> str:
         """Address of the run's page; the token in it opens it."""
@@ -86,7 +87,11 @@ def _read_ready(path: Path) -> Optional[PrivateServer]:
     try:
         told = files.read_json(path)
         server = PrivateServer(
-            int(told["pid"]), str(told["grpc"]), str(told["http"]), str(told.get("token", ""))
+            int(told["pid"]),
+            str(told["grpc"]),
+            str(told["http"]),
+            str(told.get("token", "")),
+            path.parent / "data",
         )
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None
@@ -97,6 +102,16 @@ def _read_ready(path: Path) -> Optional[PrivateServer]:
     except (OSError, IndexError):
         return None
     return server
+
+
+def running() -> Optional[PrivateServer]:
+    """This user's private server on this machine, if it is alive; none is started."""
+    folder = state_folder()
+    for place in (folder, folder / HOSTS / socket.gethostname()):
+        server = _read_ready(place / READY_FILE)
+        if server is not None:
+            return server
+    return None
 
 
 def _this_host() -> str:

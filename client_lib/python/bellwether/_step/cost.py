@@ -15,6 +15,7 @@ SAMPLES_TOLD = 8  # That count; then the price is told, ...
 SAMPLES_TOLD_ON_GPU = 20
 PRICE_NEWS = 5e-4  # ... and again if it is so far from what was told, in shares of the time.
 PRICES_TOLD_MAX = 4
+MUCH, SHORT_STEP_SECONDS = 0.01, 0.1  # A share that wants a reason, and steps that are one.
 
 
 class Cost:
@@ -52,7 +53,23 @@ class Cost:
         most = f"; each step pays {100 * every_step:.2f} %" if every_step > share / 2 else ""
         return (
             f"watching {layers} attention layers costs about {100 * share:.2f} % "
-            f"of the training time, measured over {measured} samples; a sample every "
-            + ("step" if period == 1 else f"{period} steps")
-            + most
+            f"of the training time, measured over {measured} samples{self.why_much(period)}; "
+            f"a sample every {'step' if period == 1 else f'{period} steps'}{most}"
         )
+
+    def why_much(self, period: int) -> str:
+        """ ", as steps are short: ..." where that is why it costs so large a share."""
+        step, sample = self.price.seconds()
+        if step is None or step > SHORT_STEP_SECONDS or self.price.share(period) < MUCH:
+            return ""
+        return (
+            f", as steps are short: {1000 * step:.3g} ms, and a sample takes "
+            f"{1000 * sample:.3g} ms whatever a step takes"
+        )
+
+    def sentence(self, period: int) -> str:
+        """For the end; "" while nothing is known."""
+        if not self.price.known() or not self.price.samples:
+            return ""
+        share = 100 * self.price.share(period)
+        return f"watching cost about {share:.2f} % of the time{self.why_much(period)}"

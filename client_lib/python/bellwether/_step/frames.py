@@ -118,6 +118,7 @@ class Frames:
         self.since: Optional[SinceSample] = None  # Where steps between samples are told of.
         self.handed_over: Callable[[int, bool], None] = lambda size, sampled: None
         self.faults: dict[str, str] = {}  # Of modules, by their names: the first of each.
+        self.said: dict[str, Any] = {}  # Of the running step, by mon.numbers().
 
     def readable(self, told: dict[str, Any]) -> dict[str, Any]:
         """Those of a step's numbers that are given and that this rank can read by itself."""

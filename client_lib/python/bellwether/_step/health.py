@@ -7,6 +7,8 @@ from collections.abc import Callable
 from .._util import log
 from .._util.guard import in_words
 
+DETACHED = "detached"
+
 
 class Health:
     """stop  ends all measuring; called after the first error of ours"""
@@ -22,6 +24,9 @@ class Health:
         """The first reason stays."""
         self.live = False
         self.why_off = self.why_off or why
+
+    def detached(self) -> None:
+        self.end(DETACHED)
 
     def trouble(self, error: Exception, where: str) -> None:
         """An error of ours ends the watching, which is logged once.  No number is made from what

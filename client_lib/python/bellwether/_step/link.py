@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Optional
 
 from .._native import c_api
@@ -20,6 +21,7 @@ class Link:
         self.server: Optional[str] = settings.server
         self.record_path = settings.record
         self.page_url = ""
+        self.data: Optional[Path] = None  # Folder of a private server.
         self.client: Optional[RunClient] = None
         self.why_not = ""
         self.named = 0  # Tensors of which the server has the names.

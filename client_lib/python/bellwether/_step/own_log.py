@@ -104,6 +104,17 @@ class OwnLog:
             for name, each in numbers.items():
                 _log(self.steps, name, each, step, **_NOTHING_SAID)
 
+    @harmless("numbers()")
+    def numbers(
+        self, *, loss: Any = None, grad_norm: Any = None, lr: Any = None, tokens: Any = None,
+    ) -> None:  # fmt: skip
+        """What mon.step() takes, for a loop that does not call it, as a framework's logger knows
+        them now and then.  They are of the running step, which lasts until the next forward."""
+        if self.live() and not self.steps.ends.explicit:
+            told = {"loss": loss, "grad_norm": grad_norm, "learning_rate": lr, "tokens": tokens}
+            given = {name: value for name, value in told.items() if value is not None}
+            self.steps.reporter.frames.said.update(given)
+
     @harmless("losses()")
     def losses(
         self,

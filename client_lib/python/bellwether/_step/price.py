@@ -98,6 +98,10 @@ class Price:
         """Of the job's time with a sample every so many steps; 0 while nothing is known."""
         return self._of_period(period, period * self._base + (self._sample or 0.0))
 
+    def seconds(self) -> tuple[Optional[float], float]:
+        """(of a step between samples, of a sample); None: each step has one."""
+        return self.clock.step_seconds(), self._sample or 0.0
+
     def every_step(self, period: int) -> float:
         """The part of share() that each step pays, sampled or not."""
         return self._of_period(period, period * self._base)

@@ -223,7 +223,8 @@ class Reporter:
         weights: Optional[StepWeights], actions: StepActions, step_from_attach: bool,
     ) -> None:  # fmt: skip
         """weights  None where the step is not sampled"""
-        values: dict[str, Number] = self.frames.readable(told)
+        values: dict[str, Number] = self.frames.readable({**self.frames.said, **told})
+        self.frames.said.clear()
         if "learning_rate" not in values and self.rate is not None:
             values["learning_rate"] = self.rate
         rate = values.get("learning_rate")

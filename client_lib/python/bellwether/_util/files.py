@@ -8,6 +8,7 @@ import errno
 import json
 import os
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Optional, Union
@@ -17,6 +18,7 @@ AnyPath = Union[str, "os.PathLike[str]"]
 SECRET_BYTES_MAX = 1 << 20  # Tokens, certificates, small files of settings.
 JSON_BYTES_MAX = 64 << 20
 _LINE_MAX = 400
+_COUNT_SECONDS = 0.1
 
 
 def one_line(text: object) -> str:
@@ -87,6 +89,18 @@ def json_object(text: Union[str, bytes]) -> dict[str, Any]:
 def read_json(path: AnyPath, bytes_max: int = JSON_BYTES_MAX) -> dict[str, Any]:
     """The object of a file.  Raises OSError, ValueError."""
     return json_object(read(path, bytes_max))
+
+
+def folder_bytes(folder: Path) -> Optional[int]:
+    """What the files in it take on the disk; None: there are too many to count in a moment."""
+    found, deadline = 0, time.monotonic() + _COUNT_SECONDS
+    for place, _, names in os.walk(folder):
+        if time.monotonic() > deadline:
+            return None
+        for name in names:
+            with contextlib.suppress(OSError):  # It is gone again.
+                found += os.lstat(os.path.join(place, name)).st_blocks * 512
+    return found
 
 
 @contextlib.contextmanager

@@ -1,0 +1,186 @@
+"""The lines that a training script's terminal has of its run: a line where an illness becomes a
+warning, a line at each rise of it, and how it ended.
+
+A daemon thread asks the server now and then, and the training is never waited for.  At the end it
+asks once more, for half a second at most.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple, Optional
+
+from .._util import files, log
+from .._util.ending import Ending
+from .._util.guard import harmless, in_words
+from ..settings import Settings
+from .page import Page, QueryError, tls_context
+from .private_server import IDLE_EXIT
+from .run_state import SEVERITIES, WARNING, RunState, severity_of, short, without_run, word
+
+LINES_MAX = 20  # About alerts, of a run.
+LAST_SECONDS = 0.5  # That the end waits for, at most.
+_WAIT_SECONDS = 1.0  # Until the server is asked first; each time longer, ...
+_WAIT_SECONDS_MAX = 20.0  # ... to this.
+_AGAIN_SECONDS = 0.05  # At the end, until what was sent last is judged.
+_ANSWER_SECONDS = 5.0
+_NOT_ALLOWED = (401, 403)
+
+
+class Judged(NamedTuple):
+    step: int  # Up to this one.
+    verdict: str
+
+
+class Terminal:
+    """page_url  a method that gives the address of the run's page, "" while that is not known
+
+    server  that the run is sent to; None: there is none to ask
+    """
+
+    def __init__(
+        self, settings: Settings, page_url: Callable[[], str], server: Optional[str]
+    ) -> None:
+        self._settings = settings
+        self._known_page_url = weakref.WeakMethod(page_url)
+        self._url = ""
+        self._page: Optional[Page] = None
+        self._told: dict[str, int] = {}  # By the alert's key, the severity that was told.
+        self._lines = 0
+        self._judged: Optional[Judged] = None  # The newest.
+        self._last_step = -1
+        self._bytes: Optional[int] = None
+        self._data: Optional[Path] = None
+        self._ending, self._done = threading.Event(), threading.Event()
+        self._pid = os.getpid()
+        if server is None:
+            self._done.set()
+            return
+        thread = threading.Thread(target=self._watch, name="bellwether-terminal", daemon=True)
+        thread.start()
+
+    # ---- on the thread ----
+
+    @harmless("the lines on the terminal")
+    def _watch(self) -> None:
+        try:
+            wait = _WAIT_SECONDS
+            while not self._ending.wait(wait):
+                wait = min(_WAIT_SECONDS_MAX, 1.5 * wait)
+                if self._known_page_url() is None or not self._look():
+                    return
+            self._bytes = None if self._data is None else files.folder_bytes(self._data)
+            deadline = time.monotonic() + LAST_SECONDS
+            while self._look() and time.monotonic() < deadline:
+                if self._judged is None or self._judged.step >= self._last_step:
+                    return
+                time.sleep(_AGAIN_SECONDS)
+        finally:
+            self._done.set()
+
+    def _look(self) -> bool:
+        """False: it is of no use to ask again."""
+        try:
+            if self._page is None:
+                url = self._known_page_url()
+                self._url = "" if url is None else url()
+                if not self._url:
+                    return not self._ending.is_set()
+                self._page = self._open(self._url)
+            state = RunState.ask(self._page, self._settings.run)
+            self._tell(state)
+            self._judged = Judged(state.step, state.verdict())
+        except QueryError as e:
+            log.debug(f"terminal: {e}")
+            return e.status not in _NOT_ALLOWED
+        except Exception as e:  # It is away, or answers as no server of ours.
+            log.debug(f"terminal: {in_words(e)}")
+            return not self._ending.is_set()
+        return True
+
+    def _open(self, url: str) -> Page:
+        of = self._settings
+        token = files.read_text(of.token_file).strip() if of.token_file else ""
+        tls = tls_context(of.tls_ca, of.tls_cert, of.tls_key)
+        return Page(url, token, _ANSWER_SECONDS, tls)
+
+    def _tell(self, state: RunState) -> None:
+        for alert in state.heard():
+            last = alert["last"]
+            key, severity = str(last["key"]), severity_of(last)
+            told = self._told.get(key, 0)
+            if word(last["state"]) != "firing" or severity < WARNING or severity <= told:
+                continue
+            self._told[key] = severity
+            self._lines += 1
+            if self._lines <= LINES_MAX:
+                log.warning(alert_line(last, rose=told > 0))
+            elif self._lines == LINES_MAX + 1:
+                log.warning(f"more alerts than {LINES_MAX}: the others are on the page only")
+
+    # ---- on the trainer's thread ----
+
+    @harmless("the end of the lines on the terminal")
+    def end(self, ending: Ending) -> None:
+        """The last lines; waits for LAST_SECONDS at most."""
+        if os.getpid() != self._pid or ending.step < 0:
+            self._ending.set()
+            return
+        self._last_step, self._data = ending.step, ending.data
+        self._ending.set()
+        self._done.wait(LAST_SECONDS)
+        of = self._judged
+        ill = bool(self._told) or bool(ending.why_off)
+        (log.warning if ill else log.info)(goodbye(self._settings.run, ending, of))
+        where = where_lines(self._settings.run, ending, self._url if of is not None else "")
+        if self._bytes is not None and ending.data is not None:
+            where.append(f"the data of all your runs, {size(self._bytes)}: {ending.data}")
+        for line in where:
+            log.info(line)
+
+
+def alert_line(last: dict[str, Any], rose: bool) -> str:
+    """One change of an alert, for a reader of nothing but this line."""
+    severity = SEVERITIES[severity_of(last)]
+    now = f"now {severity}" if rose else severity
+    cause = files.one_line(last.get("cause", ""))
+    named = f" [{cause}]" if cause and cause != "unknown" else ""
+    run = files.one_line(last.get("run", ""))
+    return f"{now}: {short(without_run(last))}{named}; more: python -m bellwether explain {run}"
+
+
+def goodbye(run: str, ending: Ending, judged: Optional[Judged]) -> str:
+    """How the run ended, as far as it is known."""
+    parts = [f"run {run} has ended at step {ending.step}"]
+    if ending.why_off:
+        parts.append("watching went off before, for the reason told then")
+    if judged is not None:
+        behind = f" (judged up to step {judged.step})" if judged.step < ending.step else ""
+        parts.append(f"{judged.verdict}{behind}")
+    elif ending.record_path is None:
+        parts.append("what was judged of it is not known here: the server gave no answer")
+    if ending.cost:
+        parts.append(ending.cost)
+    return "; ".join(parts)
+
+
+def where_lines(run: str, ending: Ending, url: str) -> list[str]:
+    """Where it is to be seen.  An address stands alone on its line."""
+    if ending.record_path is not None and not url:
+        return [f"it is recorded; judge it with: bellwether replay {ending.record_path}"]
+    if ending.data is not None:
+        minutes = int(IDLE_EXIT.removesuffix("s")) // 60
+        later = f"python -m bellwether open {run}"
+        if not url:
+            return [f"its page: {later}"]
+        return [f"its page, for {minutes} minutes; later by {later}:\n{url}"]
+    return [f"its page:\n{url}"] if url else []
+
+
+def size(count: int) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 10**9 else f"{count / 1e6:.0f} MB"
