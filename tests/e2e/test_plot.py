@@ -1,8 +1,8 @@
 """`python -m bellwether plot`: a picture of runs as SVG, PNG and PDF.
 
-Goal: each series of each panel is a line at the places that its values give. Alerts, notes and the
-expected divergence are there, and foreign words stay words. A picture that cannot be drawn leaves
-no file.
+Goal: each series of each panel is a line at the places that its values give, of the heads of the
+alerts first. Alerts, limits, notes and the expected divergence are there, and foreign words stay
+words. A picture that cannot be drawn leaves no file.
 Method: the command against a real bellwetherd with recorded runs; SVG is read as XML.
 """
 
@@ -68,25 +68,60 @@ def texts(root: ElementTree.Element) -> list[str]:
     return [text.text or "" for text in root.iter(f"{SVG}text")]
 
 
-def test_default_plot_shows_the_worst_heads(server: Server, tmp_path: Path) -> None:
+def alerting_heads(server: Server, run: str) -> list[str]:
+    """Of what fires, the worst first."""
+    order = ["SEVERITY_CRITICAL", "SEVERITY_WARNING", "SEVERITY_INFO"]
+    lasts = [alert["last"] for alert in server.json("alert", "list", "--run", run)["alerts"]]
+    lasts.sort(key=lambda last: (last["state"] != "ALERT_STATE_FIRING", order.index(last["severity"])))
+    return list(dict.fromkeys(f"L{at['layer']} H{at['head']}" for last in lasts for at in last["heads"]))
+
+
+def test_default_plot_shows_the_alerts_heads_first(server: Server, tmp_path: Path) -> None:
     root = svg(server, tmp_path, "drifts")
     assert root.findtext(f"{SVG}title") == "drifts"
     ranked = server.json("head", "top", "drifts", "--limit", "36")["heads"]
     ranked.sort(key=lambda head: -head["stage"])  # Stable: by drift within a stage.
-    worst = [f"L{head['layer']} H{head['head']}" for head in ranked[:4]]
-    named = [f"{signal} {head}" for signal in plot.STORY[:-1] for head in worst] + ["loss run"]
-    drawn = lines(root)
+    worst = [f"L{head['layer']} H{head['head']}" for head in ranked]
+    ill = alerting_heads(server, "drifts")
+    assert ill and ill != worst[: len(ill)]
+    heads = list(dict.fromkeys([*ill, *worst]))[:4]
+    named = [f"{signal} {head}" for signal in plot.STORY[:-1] for head in heads] + ["loss run"]
+    drawn = {name: at for name, at in lines(root).items() if " limit " not in name}
     assert [name for name in drawn if name != plot.EXPECTED] == named
-    # From cause to effect, from above.
-    titles = [text.removesuffix(" (log)") for text in texts(root)]
-    assert [text for text in titles if text in plot.STORY] == plot.STORY
+    # From cause to effect, from above, by the page's names.
+    titles = [text.removesuffix(", log") for text in texts(root)]
+    wanted = [f"{label} ({unit})" if unit else label for label, unit in map(plot.LABELS.get, plot.STORY)]
+    assert [text for text in titles if text in wanted] == wanted
     heights = [min(y for piece in drawn[name] for _, y in piece) for name in named[::4]]
     assert heights == sorted(heights)
+    assert (tmp_path / "plot.svg").stat().st_size < 500_000
+
+
+def test_panels_have_the_limits_of_the_alerts(server: Server, tmp_path: Path) -> None:
+    root = svg(server, tmp_path, "drifts")
+    limits = {name for name in lines(root) if " limit " in name}
+    evidence = [
+        each
+        for alert in server.json("alert", "list", "--run", "drifts")["alerts"]
+        for each in alert["last"]["evidence"]
+    ]
+    possible = {f"{each['signal']} limit {each['threshold']:.4g}" for each in evidence}
+    assert limits and limits <= possible
+    assert {name.partition(" ")[0] for name in limits} <= set(plot.STORY)
+    said = texts(root)
+    assert all(name.partition(" ")[2] in said for name in limits)
+
+
+def test_names_are_those_of_the_page() -> None:
+    page = (ROOT / "dashboards/console/src/signals.ts").read_text()
+    shown = dict(re.findall(r"name: '(\w+)', label: '([^']+)'", page))
+    assert {name: label for name, (label, _) in plot.LABELS.items()} == {name: shown[name] for name in plot.LABELS}
 
 
 def test_lines_are_where_the_values_are(server: Server, tmp_path: Path) -> None:
-    root = svg(server, tmp_path, "drifts", "--signal", "wq_sigma", "--head", "1/4", "--from", "0", "--to", "5000")
-    ((points,),) = lines(root).values()
+    root = svg(server, tmp_path, "drifts", "--signal", "wq_sigma", "--head", "1/4", "--from", "0", "--to", "5000", "--points", "1000")
+    drawn = lines(root)
+    (points,) = drawn["wq_sigma L1 H4"]
     values = server.series("drifts", "wq_sigma", 1, 4)
     values = {step: value for step, value in values.items() if step < 5000}
     assert len(points) == len(values)
@@ -101,7 +136,7 @@ def test_lines_are_where_the_values_are(server: Server, tmp_path: Path) -> None:
 
 
 def test_plot_shows_alerts_notes_and_expected_divergence(server: Server, tmp_path: Path) -> None:
-    root = svg(server, tmp_path, "drifts")
+    root = svg(server, tmp_path, "drifts", "--points", "1000")
     said = texts(root)
     for alert in server.json("alert", "list", "--run", "drifts")["alerts"]:
         last = alert["last"]
@@ -122,7 +157,7 @@ def test_several_runs_stand_in_one_panel(server: Server, tmp_path: Path) -> None
     words = ("drifts", "_twin", "--signal", "drift_ratio", "--signal", "loss", "--head", "1/4", "--head", "2/1")
     root = svg(server, tmp_path, *words)
     heads = [f"drift_ratio {head} of {run}" for run in ("drifts", "_twin") for head in ("L1 H4", "L2 H1")]
-    assert list(lines(root)) == [*heads, plot.EXPECTED, "loss run of drifts", "loss run of _twin"]
+    assert [name for name in lines(root) if " limit " not in name] == [*heads, plot.EXPECTED, "loss run of drifts", "loss run of _twin"]
     assert {"L1 H4 of drifts", "run of _twin"} <= set(texts(root))
 
 
@@ -164,6 +199,7 @@ def test_refused_plots_leave_no_file(
         (("drifts", "-o", good, "--head", "1"), "'1' must be LAYER/HEAD, such as 3/5"),
         (("drifts", "-o", good, "--head", "1/4", "--heads", "2"), "not allowed with"),
         (("drifts", "-o", good, "--heads", "9"), "--heads: 9 is outside of 1 to 8"),
+        (("drifts", "-o", good, "--points", "9"), "--points: 9 is outside of 10 to 1000"),
         (("drifts", "-o", good, "--from", "5", "--to", "5"), "--from: 5 must be at least 0 and below --to, 5"),
         (("drifts", "drifts", "-o", good), "RUN: 2 are given: must be 1 to 8, each once"),
     ):

@@ -18,7 +18,7 @@ commands:
   explain RUN [--json]        says how a run is, on what evidence, and what to do
   forward RUN --to LOGGER     sends a run's signals to TensorBoard, W&B, MLflow or OTLP
   open [RUN]                  prints and opens the page of a run, also of one that ended
-  plot RUN -o FILE            draws a run's worst heads, with alerts, actions and notes
+  plot RUN -o FILE            draws the heads of a run's alerts, with limits, actions and notes
   reproduce CAPTURE           makes a script of a captured call of attention, for its vendor
   run script.py args          runs a training script, untouched, under watch
   scan DIR [--follow]         watches a run by the checkpoints that it writes

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
+from .._server.run_state import severity_of
 from .._util import files
 from ..actions import JSON_KINDS
 from ..query import Client, QueryError, Series, add_client_arguments, client_of
@@ -18,6 +19,20 @@ OK, FAILED, USAGE, UNREACHABLE = 0, 1, 2, 4
 # From cause to effect.
 STORY = ["drift_ratio", "key_leak", "tied_fraction_bf16", "delta_bias_t", "wq_sigma", "logit_max"]
 STORY += ["loss"]
+# As the page calls them, and what a value is.  A test compares the names.
+LABELS = {
+    "drift_ratio": ("Drift ratio", "times the spread"),
+    "key_leak": ("Key-gradient leak", "share of the gradient"),
+    "tied_fraction_bf16": ("Tied rows", "share of rows"),
+    "delta_bias_t": ("Delta bias t", "standard errors"),
+    "wq_sigma": ("σ(W_Q)", "largest singular value"),
+    "logit_max": ("Largest logit", "score before softmax"),
+    "entropy_ratio": ("Entropy ratio", "1 is uniform"),
+    "loss": ("Loss", ""),
+    "grad_norm": ("Gradient norm", ""),
+}
+POINTS, POINTS_MAX = 300, 1000  # Of a line.
+LIMIT_REACH = 10.0  # A limit so many times beyond all values would flatten them, and is left out.
 RUNS_MAX, RANKED, ALERTS_MAX, ACTIONS_MAX, EVENTS_MAX = 8, 64, 5, 4, 4
 LOG_RATIO = 20.0  # Beyond this ratio of the extremes a panel is logarithmic.
 AHEAD = 0.5  # How far ahead of a run the axis goes for what is expected, in its length.
@@ -48,9 +63,10 @@ exit codes:
   2    wrong usage
   4    the server could not be reached
 
-One panel a signal, one line a head: the mean, with a shade from the least to the greatest value
-where steps were merged.  A gap is what was not finite; a mark shows the first one.  Above the
-panels stand alerts, actions and notes.  Matplotlib comes by: pip install 'bellwether[plot]'
+One panel a signal, one line a head: those of the alerts first, those that fire before others, then
+the worst.  A line is the mean, with a shade from the least to the greatest value where steps were
+merged.  A gap is what was not finite; a mark shows the first one.  A dotted line is the limit that
+the worst alert had.  Above the panels stand alerts, actions and notes.  Matplotlib comes by: pip install 'bellwether[plot]'
 """
 
 
@@ -69,8 +85,8 @@ def _output(text: str) -> Path:
 def _parse(arguments: Optional[list[str]]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m bellwether plot",
-        description="Draws signals of runs over their steps: of the worst heads, from the drift to "
-        "the loss, if nothing else is asked for; with alerts, actions and notes.",
+        description="Draws signals of runs over their steps: of the heads of their alerts, from the "
+        "drift to the loss, if nothing else is asked for; with limits, actions and notes.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -83,15 +99,19 @@ def _parse(arguments: Optional[list[str]]) -> argparse.Namespace:
     add("--signal", action="append", metavar="SIGNAL", help=what)
     what = "a head to draw; may be repeated (the worst)"
     heads.add_argument("--head", action="append", type=_head, metavar="LAYER/HEAD", help=what)
-    what = "so many of each run's worst heads, 1 to 8 (4)"
+    what = "so many heads of each run, of its alerts and then the worst, 1 to 8 (4)"
     heads.add_argument("--heads", type=int, default=4, metavar="COUNT", help=what)
     add("--from", dest="begin", type=int, default=0, metavar="STEP", help="the first step (0)")
     what = "the step after the last (the run's end, and what is expected)"
     add("--to", dest="end", type=int, metavar="STEP", help=what)
+    what = f"points of a line at most, 10 to {POINTS_MAX} ({POINTS}); steps are merged to that"
+    add("--points", type=int, default=POINTS, metavar="COUNT", help=what)
     add_client_arguments(parser)
     given = parser.parse_args(arguments)
     if not 1 <= given.heads <= 8:
         parser.error(f"--heads: {given.heads} is outside of 1 to 8")
+    if not 10 <= given.points <= POINTS_MAX:
+        parser.error(f"--points: {given.points} is outside of 10 to {POINTS_MAX}")
     if given.begin < 0 or given.begin >= (math.inf if given.end is None else given.end):
         parser.error(f"--from: {given.begin} must be at least 0 and below --to, {given.end}")
     if len(given.run) > RUNS_MAX or len(set(given.run)) < len(given.run):
@@ -113,15 +133,25 @@ def _place(layer: int, head: int) -> str:
     return "" if layer < 0 else f"L{layer}" if head < 0 else f"L{layer} H{head}"
 
 
+def _worst_first(alert: dict[str, Any]) -> tuple[bool, bool, int]:
+    """Those that fire, are no false alarm and are severe come first."""
+    last = alert["last"]
+    over = last["state"] != "ALERT_STATE_FIRING"
+    return over, bool(alert.get("muted")), -severity_of(last)
+
+
 class _Run:
     def __init__(self, client: Client, given: argparse.Namespace, name: str) -> None:
         self.name, self._client, self._given = name, client, given
         self.told = client.run(name)
         self.step, self.eta = self.told["step"], self.told.get("eta", {})
+        self._alerts = sorted(client.alerts(name), key=_worst_first)
         ranked = [] if given.head else client.top_heads(name, limit=RANKED)
         ranked.sort(key=lambda head: -int(head["stage"]))  # Stable: by drift within a stage.
-        worst = [(head["layer"], head["head"]) for head in ranked[: given.heads]]
-        self._heads = given.head or worst  # The same ones in every panel.
+        ill = [(at["layer"], at["head"]) for alert in self._alerts for at in alert["last"]["heads"]]
+        worst = [(head["layer"], head["head"]) for head in ranked]
+        chosen = list(dict.fromkeys([*ill, *worst]))[: given.heads]
+        self._heads = given.head or chosen  # The same ones in every panel.
 
     def label(self, text: str) -> str:
         return files.one_line(f"{text} of {self.name}" if len(self._given.run) > 1 else text)
@@ -132,14 +162,29 @@ class _Run:
         heads, of = self.told["description"]["layout"]["heads"], [("run", 0, 0)]
         if shape.layers * shape.heads > 1:  # Of key heads there may be fewer.
             of = [(_place(*at), at[0], at[1] * shape.heads // heads) for at in self._heads]
-        window = {"begin": self._given.begin, "end": self._given.end}
+        of_given = self._given
+        window = {"begin": of_given.begin, "end": of_given.end, "points": of_given.points}
         for name, layer, head in of:
             found = self._client.series(self.name, signal, layer, head, **window)
             if found.step:
                 yield self.label(name), found
 
+    def title(self, signal: str) -> str:
+        """The signal's name for people, and its unit."""
+        own = {each["name"]: each["unit"] for each in self.told.get("own_signals", [])}
+        label, unit = LABELS.get(signal, (signal, own.get(signal, "")))
+        return files.one_line(f"{label} ({unit})" if unit else label)
+
+    def limit(self, signal: str) -> Optional[float]:
+        """What the worst alert with a value of the signal held it against."""
+        for alert in self._alerts:
+            for each in alert["last"]["evidence"]:
+                if each["signal"] == signal and math.isfinite(each["threshold"]):
+                    return float(each["threshold"])
+        return None
+
     def spans(self) -> Iterator[Span]:
-        for alert in self._client.alerts(self.name)[:ALERTS_MAX]:
+        for alert in self._alerts[:ALERTS_MAX]:
             last = alert["last"]
             severity = last["severity"].removeprefix("SEVERITY_").lower()
             text = self.label(f"{severity} {last['rule']} {_place(last['layer'], last['head'])}")
@@ -163,8 +208,9 @@ class _Run:
 
 
 def _draw_panel(
-    axis: Any, signal: str, lines: list[tuple[str, Series]], colours: dict[str, str]
-) -> None:
+    axis: Any, signal: str, title: str, lines: list[tuple[str, Series]], limit: Optional[float],
+    colours: dict[str, str],
+) -> None:  # fmt: skip
     import numpy as np
 
     low, high = math.inf, -math.inf
@@ -188,7 +234,12 @@ def _draw_panel(
         axis.set_yscale("log")
         axis.yaxis.set_major_formatter("{x:g}")
         axis.yaxis.set_minor_formatter("")
-    axis.set_title(signal + (" (log)" if logarithmic else ""), loc="left", fontsize=10)
+    if limit is not None and abs(limit) <= LIMIT_REACH * max(abs(low), abs(high)):
+        axis.axhline(limit, color="#d7191c", lw=1, ls=":", gid=f"{signal} limit {limit:.4g}")
+        words = {"color": "#d7191c", "fontsize": 7, "va": "bottom", "ha": "right"}
+        at = axis.get_yaxis_transform()
+        axis.text(1, limit, f"limit {limit:.4g}", transform=at, **words)
+    axis.set_title(title + (", log" if logarithmic else ""), loc="left", fontsize=10)
     axis.grid(color="#e4e4e4")
 
 
@@ -225,7 +276,9 @@ def _draw(figure: Any, given: argparse.Namespace, runs: list[_Run]) -> None:
         _draw_spans(axes.pop(0), spans, given.begin, end)
     colours: dict[str, str] = {}
     for axis, (signal, lines) in zip(axes, panels):
-        _draw_panel(axis, signal, lines, colours)
+        limits = (run.limit(signal) for run in runs)
+        limit = next((each for each in limits if each is not None), None)
+        _draw_panel(axis, signal, runs[0].title(signal), lines, limit, colours)
         for span in spans:
             if span.shade:
                 axis.axvspan(span.begin, span.end, color=span.colour, alpha=0.06)
@@ -240,6 +293,16 @@ def _draw(figure: Any, given: argparse.Namespace, runs: list[_Run]) -> None:
     figure.legend(named.values(), named.keys(), loc="outside right upper", fontsize=9)
     facts = (f"{run.name}: step {run.step}, stage {run.told['stage']}" for run in runs)
     figure.suptitle(files.one_line("; ".join(facts)))
+
+
+def _rounded(svg: str) -> str:
+    """Places to a hundredth of a point, which halves the file."""
+
+    def shorter(path: re.Match[str]) -> str:
+        numbers = re.sub(r"-?\d+\.\d{3,}", lambda n: f"{float(n[0]):.2f}", path[0])
+        return numbers.replace(" \nL ", " L ").replace("\nL ", "L ")
+
+    return re.sub(r' d="[^"]*"', shorter, svg)
 
 
 def main(arguments: Optional[list[str]] = None) -> int:
@@ -268,6 +331,8 @@ def main(arguments: Optional[list[str]] = None) -> int:
         try:
             with files.replacing(given.output) as part:
                 figure.savefig(part, format=kind[1:], metadata=told)
+                if kind == ".svg":
+                    part.write_text(_rounded(part.read_text(encoding="utf-8")), encoding="utf-8")
         except OSError as e:
             return fail(e)
     return OK
