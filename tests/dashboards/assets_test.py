@@ -284,6 +284,12 @@ class Console(unittest.TestCase):
         planted["c"] = ""
         self.assertEqual(circles(page_imports(planted)), [])
 
+    def test_the_page_names_alerts_as_the_server_does(self) -> None:
+        server = re.findall(r'\{"(\w+)", "(Bellwether\w+)"\}', (ROOT / "server/export/alert_json.cc").read_text())
+        self.assertGreater(len(server), 15)
+        page = (DASHBOARDS / "console/src/alerts.ts").read_text()
+        self.assertEqual(sorted(re.findall(r"\b(\w+): '(Bellwether\w+)'", page)), sorted(server))
+
     def test_the_maps_signals_are_the_catalogues(self) -> None:
         catalogue = (ROOT / "proto/bellwether/v1/signals.proto").read_text()
         known = {}
@@ -341,6 +347,7 @@ class Console(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             work = Path(folder) / "console"
             shutil.copytree(DASHBOARDS / "console", work, ignore=shutil.ignore_patterns("node_modules", "dist"))
+            shutil.copytree(DASHBOARDS / "alerts/runbooks", Path(folder) / "alerts/runbooks")
             installed = run("npm", "ci", "--no-audit", "--no-fund", cwd=work)
             self.assertEqual(installed.returncode, 0, installed.stderr)
             typed = run("npx", "--no-install", "tsc", "--noEmit", cwd=work)

@@ -1,5 +1,6 @@
 // A headless Chromium for the tests of the page.
-import { existsSync } from 'node:fs';
+import { existsSync, readFileSync } from 'node:fs';
+import { basename } from 'node:path';
 
 /** A browser that asks nobody; ends the process with 77 where there is none, or where `npm ci` was not run. */
 export async function launch() {
@@ -15,7 +16,26 @@ export async function launch() {
     console.error('playwright-core is not installed: npm ci');
     process.exit(77);
   }
-  return chromium.launch({ executablePath, args: ['--no-sandbox'], timeout: 120000 });
+  const browser = await chromium.launch({ executablePath, args: ['--no-sandbox'], timeout: 120000 });
+  const folder = process.env.BELLWETHER_PAGE;
+  return folder ? withBundle(browser, folder) : browser;
+}
+
+/** A browser whose pages have the bundle of a folder: what is changed is seen without building the server. */
+function withBundle(browser, folder) {
+  const open = browser.newPage.bind(browser);
+  browser.newPage = async (options) => {
+    const page = await open(options);
+    await page.context().route(/\/(console\.js|console\.css)?(\?[^/]*)?$/, async (route) => {
+      const name = basename(new URL(route.request().url()).pathname) || 'index.html';
+      const response = await route.fetch({ maxRedirects: 0 });
+      if (response.status() !== 200) return route.fulfill({ response });
+      const { 'content-encoding': _, 'content-length': __, ...headers } = response.headers();
+      return route.fulfill({ status: 200, headers, body: readFileSync(`${folder}/${name}`) });
+    });
+    return page;
+  };
+  return browser;
 }
 
 /**

@@ -3,7 +3,8 @@
 // gone, asks nobody else, and a reader of screens can use it.
 // Method: the test server and a headless Chromium; axe on every page. argv[2] is
 // the folder of the binaries, argv[3] a folder for pictures (docs/console.md shows
-// them; '' = none), argv[4] a part of the names of the checks that run. Exit code 77: no Chromium, or `npm ci` was not run here.
+// them; '' = none), argv[4] a part of the names of the checks that run. With BELLWETHER_PAGE the page is the bundle of
+// that folder instead of the binary's. Exit code 77: no Chromium, or `npm ci` was not run here.
 import { execFileSync, spawn } from 'node:child_process';
 import { mkdtempSync, readFileSync, writeFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
@@ -130,12 +131,107 @@ const checks = {
       await page.waitForSelector('.chart canvas');
       const verdict = await page.textContent('.verdict');
       for (const part of [/warning/i, /layer 1 head 0/, /87\.6/, /threshold 4/, /1,080 steps/, /820 to 1,400/, /step 1,900/, /center_k/]) assert.match(verdict, part);
+      // In time and by the clock: 1,800 steps ago, 1,080 to go, of 1.2 s each.
+      assert.match(verdict, /about 21 min, until (\d+ \w+ )?\d\d:\d\d/);
+      assert.match(verdict, /about ([\w ]+ )?\d\d:\d\d, 36 min ago/);
       assert.match(await page.textContent('.alert .evidence'), /Siblings.*0\.31 to 1\.9 \(12\)/s);
       assert.match(await page.textContent('.alert .siblings'), /12 earlier healthy runs/);
       const titles = await page.$$eval('.chart-title', (all) => all.map((e) => e.textContent));
       assert.deepEqual(titles, ['Drift ratio', 'Key-gradient leak', 'Tied rows', 'Delta bias t', 'σ(W_Q)', 'Largest logit', 'Entropy ratio', 'Loss', 'Gradient norm']);
       assert.deepEqual(await breaches(page), []);
       await picture(page, `run-${colorScheme}`);
+      await page.close();
+    }
+    await server.stop();
+  },
+
+  async 'the verdict has one button first, and says why'() {
+    const server = await start('ill');
+    const page = await open(server, '#/run/gpt2-small%2Fbf16-fa2');
+    const verdict = page.locator('.verdict');
+    await verdict.locator('.why li', { hasText: 'newest' }).nth(2).waitFor();
+    assert.deepEqual(await verdict.locator('button.primary').allTextContents(), ['Approve: centre the keys, layer 1']);
+    assert.match(await verdict.locator('.cost').textContent(), /^Cost: 1 to 6 % of attention time/);
+    const lines = await verdict.locator('.why li').allTextContents();
+    assert.deepEqual(lines.map((line) => line.split(/ [\d.]/)[0]), ['Drift ratio', 'Key-gradient leak', 'Tied rows']);
+    assert.match(lines[1], /^Key-gradient leak 0\.0081 at step 3,700, newest 0\.0\d+ · threshold 0\.0012 · healthy 4\.4e−4$/);
+    assert.match(await verdict.textContent(), /stage 2 of 5: ties and bias · no damage yet/);
+    // The rail: where it stands, and what comes.
+    assert.deepEqual(await verdict.locator('.rail .stop').allTextContents(), ['1 drift', '2 ties and bias', '3 norm growth', '4 logits', '5 loss']);
+    assert.equal(await verdict.locator('[aria-current=step]').textContent(), '2 ties and bias');
+    assert.match(await verdict.locator('.rail li').nth(2).textContent(), /^harm begins here/);
+    // The first sentence of the advice; the rest behind a word, that stays open.
+    assert.match(await verdict.locator('.do > p').textContent(), /it stops the drift\.$/);
+    assert.equal(await verdict.getByText('No work is lost yet.').isVisible(), false);
+    await verdict.locator('.more summary').focus();
+    await page.keyboard.press('Enter');
+    server.say('step');
+    await page.waitForFunction(() => /≈ 1,060 steps/.test(document.querySelector('.verdict').textContent));
+    assert.ok(await verdict.getByText('No work is lost yet.').isVisible());
+    assert.equal(await page.locator('section[aria-label=Alerts] .advice').count(), 0, 'advice is said once');
+    assert.deepEqual(await breaches(page), []);
+    await server.stop();
+  },
+
+  async 'the verdict approves by keyboard under a name'() {
+    const server = await start('ill');
+    const page = await open(server, '#/run/gpt2-small%2Fbf16-fa2');
+    await page.locator('.verdict [data-focus=approve]').focus();
+    await page.keyboard.press('Enter');
+    await page.waitForSelector('#verdict-who');
+    assert.equal(await page.evaluate(() => document.activeElement.id), 'verdict-who');
+    await page.keyboard.press('Escape');
+    assert.equal(await page.evaluate(() => document.activeElement.dataset.focus), 'approve');
+    await page.keyboard.press('Enter');
+    await page.keyboard.type('bob');
+    server.say('step');  // News takes nothing away.
+    await page.waitForFunction(() => /step 3,720/.test(document.querySelector('.title-row')?.textContent ?? ''));
+    assert.equal(await page.inputValue('#verdict-who'), 'bob');
+    assert.deepEqual(await breaches(page), []);
+    await page.keyboard.press('Enter');
+    await page.waitForFunction(() => /approved at step 3,700 by bob/.test(document.body.textContent));
+    // What comes next is first now; one illness goes on through its repair.
+    assert.deepEqual(await page.locator('.verdict button.primary').allTextContents(), ['Acknowledge']);
+    server.say('apply');
+    await page.reload();
+    await page.waitForSelector('.verdict >> text=/Repair: centre the keys \\(layer 1\\): applied at step 3,700/');
+    assert.match(await page.textContent('.verdict'), /layer 1 head 0.*step 1,900/s);
+    await page.click('.verdict button:text-is("Acknowledge")');
+    await page.waitForSelector('.verdict >> text=acknowledged by bob');
+    await page.selectOption('[aria-label="Silence the alert of the verdict"]', '3600');
+    await page.waitForSelector('.verdict >> text=/silenced for another/');
+    await server.stop();
+  },
+
+  async 'the verdict links its runbook, in the page'() {
+    const server = await start('ill');
+    const page = await open(server, '#/run/gpt2-small%2Fbf16-fa2');
+    await page.click('.verdict a:has-text("Runbook BellwetherDriftGrowing")');
+    await page.waitForSelector('h1:text-is("BellwetherDriftGrowing")');
+    assert.deepEqual(await page.locator('h2').allTextContents(), ['Meaning', 'Impact', 'Diagnosis', 'What to do']);
+    assert.match(await page.textContent('pre'), /^bellwether run get gpt2-small\/bf16-fa2\n/);
+    assert.match(await page.locator('td strong').first().textContent(), /^Centre the keys/);
+    assert.deepEqual(await breaches(page), []);
+    await picture(page, 'runbook');
+    await page.click('a:has-text("Back to gpt2-small/bf16-fa2")');
+    await page.waitForSelector('.verdict');
+    await page.goto(`http://127.0.0.1:${server.port}/#/runbook/constructor`);
+    await page.waitForSelector('h1:text-is("No such runbook")');
+    await server.stop();
+  },
+
+  async 'no page is wider than its window'() {
+    const server = await start('ill');
+    const pages = ['#/', '#/status', '#/run/gpt2-small%2Fbf16-fa2', '#/runbook/bellwetherdriftgrowing?run=gpt2-small%2Fbf16-fa2'];
+    for (const width of [390, 768, 1440, 2560]) {
+      const page = await open(server, '', { viewport: { width, height: 900 } });
+      for (const hash of pages) {
+        await page.goto(`http://127.0.0.1:${server.port}/${hash}`);
+        await page.waitForSelector({ '#/': '.runs tbody tr', '#/status': '.facts .fact' }[hash] ?? 'h1:has-text("ellwether"), .chart canvas');
+        if (hash.startsWith('#/run/')) await page.waitForSelector('.chart canvas');
+        const wide = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
+        assert.ok(wide <= 0, `${hash} at ${width}: ${wide} px too wide`);
+      }
       await page.close();
     }
     await server.stop();
@@ -463,13 +559,13 @@ const checks = {
     await page.keyboard.press('Enter');
     await page.waitForSelector('.alert.false-alarm');
     assert.match(await page.textContent('.alert.false-alarm'), /false alarm.*false alarm, by console: the data mix changed/s);
-    assert.match(await page.textContent('.verdict'), /no alert fires but 1 false alarm/);
+    await page.waitForSelector('.verdict >> text=no alert fires but 1 false alarm');
     assert.deepEqual(await breaches(page), []);
     await page.goto(`http://127.0.0.1:${server.port}/#/`);
     await page.waitForSelector('.runs tbody tr');
     assert.equal(await page.locator('.runs tr.ill:has-text("gpt2-small/bf16-fa2")').count(), 0, 'the list does not count it');
     await page.goBack();
-    await page.locator('.alert.false-alarm summary').click();
+    await page.locator('.alert.false-alarm > summary').click();
     await page.getByRole('button', { name: 'Undo false alarm' }).focus();
     await page.keyboard.press('Enter');
     await page.waitForSelector('section[aria-label=Alerts] .alert.warning');
@@ -618,15 +714,16 @@ const checks = {
     await alice.waitForSelector('header >> text=alice (reads)');
     await alice.waitForSelector('text=You are alice, who may read. To approve, reject or undo takes the role act.');
     await alice.waitForSelector('text=To acknowledge or silence an alert, or call it a false alarm, takes the role act.');
+    assert.match(await alice.textContent('.verdict'), /Proposed: centre the keys, layer 1/);
     for (const name of ['Acknowledge', 'False alarm', 'Approve', 'Reject', 'Undo']) assert.equal(await alice.getByRole('button', { name }).count(), 0);
-    assert.equal(await alice.locator('[aria-label="Silence this alert"], #who:visible').count(), 0);
+    assert.equal(await alice.locator('[aria-label^="Silence th"], #who:visible').count(), 0);
     assert.deepEqual(await breaches(alice), []);
     await picture(alice, 'reader');
     await alice.close();
     const bob = await open(server, `?token=${tokens.bob}${run}`);
     await bob.waitForSelector('header >> text=bob (reads and acts)');
     assert.equal(await bob.locator('#who:visible').count(), 0);
-    await bob.getByRole('button', { name: 'Approve' }).click();
+    await bob.locator('.verdict').getByRole('button', { name: 'Approve' }).click();  // Whom the server knows is not asked.
     await bob.waitForFunction(() => /approved at step 3,700 by bob/.test(document.body.textContent));
     await bob.click('.alert.warning button:has-text("Acknowledge")');
     await bob.waitForSelector('text=acknowledged by bob');

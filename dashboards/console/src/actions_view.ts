@@ -1,15 +1,12 @@
 // What was done about the run's alerts, what waits for a person, and on whose word.
+import { actionTitle, plain, scopeOf, stateOf } from './action_words';
 import { Decision, api, num } from './api';
 import { caller, whyNot } from './caller';
 import { Openings, fill, h, labelled, showRefusal, tableHead } from './dom';
-import { ago, integer, number } from './format';
+import { ago, integer } from './format';
+import { onWho, sayWho, whoName } from './who';
 import type { Action, ActionChange, AuditEntry, Policy } from './wire';
 
-const words: Record<string, string> = {
-  ATTENTION_MODE: 'attention mode', CENTER_K: 'centre the keys', QK_CLIP: 'clip W_Q and W_K', LR_SCALE: 'scale the learning rate',
-  CHECKPOINT_NOW: 'save a checkpoint', BATCH_SKIP: 'skip batches', SAMPLING_DEEPEN: 'sample more often', STOP: 'stop the training',
-  ROLLBACK_SUGGEST: 'go back to a checkpoint (advice)',
-};
 // What a person can take back: the rest has happened.
 const undoable = new Set(['ATTENTION_MODE', 'CENTER_K', 'LR_SCALE', 'SAMPLING_DEEPEN']);
 const policies: Record<string, string> = {
@@ -23,35 +20,11 @@ const moods: Record<string, string> = {
   refused: 'sev-critical', expired: 'stage-ended', 'did not help': 'sev-critical', undone: 'stage-ended', escalated: 'sev-warning',
 };
 
-function plain(name: string, prefix: string): string {
-  return name.replace(prefix, '');
-}
-
-function stateOf(state: string): string {
-  return plain(state, 'ACTION_STATE_').toLowerCase().replace(/_/g, ' ');
-}
-
-function title(action: Action): string {
-  const kind = plain(action.kind, 'ACTION_KIND_');
-  const value = num(action.value);
-  let how = value !== 0 ? ` (${number(value)})` : '';
-  if (kind === 'ATTENTION_MODE') how = ` ${action.mode}`;
-  if (kind === 'CENTER_K') how = value === 0 ? ' no more' : '';
-  return `${action.undoes ? 'take back: ' : ''}${words[kind] ?? kind}${how}`;
-}
-
-function scopeOf(action: Action): string {
-  const heads = action.scope?.heads ?? [];
-  const layers = action.scope?.layers ?? [];
-  if (heads.length > 0) return heads.map((c) => `L${c.layer} H${c.head}`).join(', ');
-  return layers.length > 0 ? `layer ${layers.join(', ')}` : 'all layers';
-}
-
 function summary(action: Action): HTMLElement {
   const state = stateOf(action.state);
   return h('summary', {},
     h('span', { class: `badge ${moods[state] ?? ''}` }, state),
-    h('span', { class: 'alert-summary' }, `${title(action)} · ${scopeOf(action)}`),
+    h('span', { class: 'alert-summary' }, `${actionTitle(action)} · ${scopeOf(action)}`),
     h('span', { class: 'muted small' }, action.id));
 }
 
@@ -78,8 +51,7 @@ function newest<T>(all: T[]): T[] {
 export class ActionsView {
   readonly element = h('section', { class: 'panel alerts', 'aria-label': 'Actions', hidden: true });
   private readonly name = h('input', {
-    id: 'who', type: 'text', maxlength: 64, value: localStorage.getItem('who') ?? '', autocomplete: 'name',
-    onchange: () => localStorage.setItem('who', this.name.value.trim()),
+    id: 'who', type: 'text', maxlength: 64, value: whoName(), autocomplete: 'name', onchange: () => sayWho(this.name.value),
   });
   private readonly as = h('span', {}, h('label', { for: 'who', class: 'muted small' }, 'Decide as '), this.name);
   private readonly why = h('p', { class: 'muted', hidden: true });
@@ -92,6 +64,7 @@ export class ActionsView {
   constructor(private readonly changed: () => void) {
     const head = h('div', { class: 'panel-head' }, h('h2', {}, 'Actions'), this.as);
     this.element.append(head, this.policy, this.why, this.trouble, this.list, this.audit);
+    onWho(() => (this.name.value = whoName()));
   }
 
   draw(run: string, ended: boolean, actions: Action[], audit: AuditEntry[], policy: Policy): void {
@@ -136,7 +109,7 @@ export class ActionsView {
   }
 
   private button(verb: Decision, run: string, action: Action): HTMLElement {
-    const label = `${verb} ${title(action)}, ${scopeOf(action)}`;
+    const label = `${verb} ${actionTitle(action)}, ${scopeOf(action)}`;
     return h('button', { 'aria-label': label, onclick: () => void this.decide(verb, run, action) }, verb);
   }
 

@@ -20,6 +20,21 @@ export function headName(layer: number, head: number): string {
   return head < 0 ? `layer ${layer}` : `layer ${layer} head ${head}`;
 }
 
+/** As notifications and runbooks name them (a test compares). */
+const names: Record<string, string> = {
+  drift: 'BellwetherDriftGrowing', ties: 'BellwetherTiesAndBiasRising', norm: 'BellwetherSpectralNormGrowing',
+  logits: 'BellwetherLogitsGrowing', loss: 'BellwetherDiverging', gradient: 'BellwetherGradientJump',
+  nonfinite: 'BellwetherNonFinite', disagreement: 'BellwetherWeightsDisagree', silent: 'BellwetherRanksMissing',
+  overhead: 'BellwetherHookOverBudget', kernel: 'BellwetherKernelWrong', arithmetic: 'BellwetherArithmeticWrong',
+  own: 'BellwetherOwnSignal', frozen: 'BellwetherParametersFrozen', experts: 'BellwetherExpertsDead',
+  sequences: 'BellwetherSequencesOdd', parameters: 'BellwetherParametersOutOfPast', corruption: 'BellwetherCorruption',
+  learning: 'BellwetherNotLearning',
+};
+
+export function alertName(alert: Alert): string {
+  return names[alert.last.rule] ?? 'BellwetherAlert';
+}
+
 const severities = ['info', 'warning', 'critical'];
 
 function rankOf(alert: Alert): number {

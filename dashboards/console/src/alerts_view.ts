@@ -1,15 +1,15 @@
 // What was concluded, on what evidence, and what to do.
-import { counts, headName, inOrder, isFiring, severityOf } from './alerts';
+import { counts, headName, inOrder, isFiring, leading, severityOf } from './alerts';
 import { api, num } from './api';
 import { stageBadge } from './badges';
 import { caller, whyNot } from './caller';
 import { Openings, fill, focusIn, h, labelled, showRefusal, tableHead } from './dom';
-import { ago, duration, integer, number } from './format';
+import { ago, firstSentence, integer, number } from './format';
 import { findSignal } from './signals';
+import { silencedWords, silencer } from './silences';
 import type { Alert, Evidence } from './wire';
 
 const shownMax = 50;
-const silences = [[0, 'Silence for…'], [3600, '1 hour'], [28800, '8 hours'], [86400, '1 day'], [604800, '1 week']] as const;
 
 function evidenceRow(e: Evidence): HTMLElement {
   const detector = `${e.detector}${e.text ? `: ${e.text}` : ''}`;
@@ -88,19 +88,10 @@ export class AlertsView {
     this.changed();
   }
 
-  /** Notifications stop; the alert stays. */
+  /** Also where the caller may not act it says that the alert is silenced. */
   private silencer(run: string, alert: Alert): HTMLElement | null {
-    const until = num(alert.silenced_until_unix_ns) / 1e9;
-    const left = until - Date.now() / 1000;
-    if (left > 0) return h('span', { class: 'muted' }, `silenced for another ${duration(left)}`);
-    if (!caller.may_act) return null;
-    const silence = () => {
-      const seconds = Number(picker.value);
-      if (seconds > 0) void this.ask(api.silence(run, alert.last.key, seconds));
-    };
-    const picker = h('select', { 'aria-label': 'Silence this alert', onchange: silence },
-      ...silences.map(([seconds, words]) => h('option', { value: seconds }, words)));
-    return picker;
+    if (!caller.may_act && silencedWords(alert) === null) return null;
+    return silencer(alert, 'Silence this alert', (seconds) => void this.ask(api.silence(run, alert.last.key, seconds)));
   }
 
   private acknowledger(run: string, alert: Alert): HTMLElement | null {
@@ -153,6 +144,16 @@ export class AlertsView {
     if ((event as KeyboardEvent).key === 'Escape') this.judge('');
   }
 
+  /** What to do; of the alert in the verdict that is said there. */
+  private advice(alert: Alert): (HTMLElement | null)[] {
+    if (alert === leading(this.drawn[1])) return [];
+    const [first, rest] = firstSentence(alert.last.advice);
+    if (rest === '') return [labelled('Do', first)];
+    const more = this.openings.details(`advice ${alert.last.key}`, false, { class: 'more' },
+      h('summary', {}, 'more'), h('p', { class: 'advice' }, rest));
+    return [labelled('Do', first), more];
+  }
+
   private shower({ last: { layer, head } }: Alert): HTMLElement | null {
     if (layer < 0 || head < 0) return null;
     return h('button', { onclick: () => this.show(layer, head) }, `Show layer ${layer} head ${head}`);
@@ -166,7 +167,7 @@ export class AlertsView {
       summary(run, alert),
       evidenceTable(last.evidence),
       labelled('Siblings', last.siblings, 'siblings'),
-      labelled('Do', last.advice),
+      ...this.advice(alert),
       this.calledBefore(alert),
       h('div', { class: 'buttons' },
         this.shower(alert), this.acknowledger(run, alert), firing && !alert.muted ? this.silencer(run, alert) : null,

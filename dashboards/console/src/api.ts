@@ -1,4 +1,5 @@
 // The calls of service Query that the page makes, as JSON.
+import { whoName } from './who';
 import type { Query, Real, SeriesId } from './wire';
 
 /** A number as JSON has it: 64-bit integers, NaN and infinities are strings there. */
@@ -43,17 +44,24 @@ async function call<M extends Method>(method: M, request: Partial<Query[M]['requ
 /** What a person decides about an action. */
 export type Decision = 'Approve' | 'Reject' | 'Undo';
 
+/** Who acts by the page. */
+function by(): string {
+  return whoName() || 'console';
+}
+
 export const api = {
   runs: () => call('ListRuns', { limit: 1000 }),
   run: (run: string) => call('GetRun', { run }),
   alerts: (run: string) => call('ListAlerts', run ? { run, limit: 100 } : { firing_only: true, limit: 1000 }),
   matrix: (run: string, signal: string, step: number) => call('GetMatrix', { run, signal, step: String(step) }),
-  series: (run: string, series: SeriesId[], points: number) => call('GetSeries', { run, series, points_max: points, attempt: -1 }),
+  /** Steps from `begin` up to `end`, without it; 0, 0 = all. */
+  series: (run: string, series: SeriesId[], points: number, begin = 0, end = 0) =>
+    call('GetSeries', { run, series, points_max: points, attempt: -1, step_begin: String(begin), step_end: String(end) }),
   events: (run: string, after: string) => call('ListEvents', { run, limit: 1000, after }),
-  acknowledge: (run: string, key: string) => call('AcknowledgeAlert', { run, key, by: 'console', comment: '' }),
-  silence: (run: string, key: string, seconds: number) => call('SilenceAlert', { run, key, seconds, by: 'console', comment: '' }),
-  markFalseAlarm: (run: string, key: string, reason: string) => call('MarkFalseAlarm', { run, key, by: 'console', reason, undo: false }),
-  undoFalseAlarm: (run: string, key: string) => call('MarkFalseAlarm', { run, key, by: 'console', reason: '', undo: true }),
+  acknowledge: (run: string, key: string) => call('AcknowledgeAlert', { run, key, by: by(), comment: '' }),
+  silence: (run: string, key: string, seconds: number) => call('SilenceAlert', { run, key, seconds, by: by(), comment: '' }),
+  markFalseAlarm: (run: string, key: string, reason: string) => call('MarkFalseAlarm', { run, key, by: by(), reason, undo: false }),
+  undoFalseAlarm: (run: string, key: string) => call('MarkFalseAlarm', { run, key, by: by(), reason: '', undo: true }),
   actions: (run: string) => call('ListActions', { run }),
   policy: (run: string) => call('GetPolicy', { run }),
   decide: (decision: Decision, run: string, id: string, by: string) => call(`${decision}Action`, { run, id, by, reason: '' }),

@@ -50,6 +50,14 @@ export class Openings {
   }
 }
 
+/** Puts `child` into `place`, unless what stands there is the same already: then focus, selection and readers of screens stay. */
+export function replaceIfOther(place: HTMLElement, child: HTMLElement): void {
+  if (place.childElementCount === 1 && place.firstElementChild?.isEqualNode(child)) return;
+  const focus = focusIn(place);
+  fill(place, child);
+  focus();
+}
+
 /** Remembers what has the focus in `place`; the result gives it back after `place` was drawn anew. */
 export function focusIn(place: HTMLElement): () => void {
   const element = document.activeElement as HTMLElement | null;

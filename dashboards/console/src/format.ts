@@ -39,6 +39,20 @@ export function ago(unixNs: number): string {
   return seconds < 3 ? 'just now' : `${duration(seconds)} ago`;
 }
 
+/** "21:40"; with the day where it is not today. */
+export function clock(ms: number): string {
+  const [at, now] = [new Date(ms), new Date()];
+  const time = at.toLocaleTimeString([], { hour: '2-digit', minute: '2-digit', hourCycle: 'h23' });
+  if (at.toDateString() === now.toDateString()) return time;
+  return `${at.toLocaleDateString([], { day: 'numeric', month: 'short' })} ${time}`;
+}
+
+/** The first sentence of a text, and the rest. */
+export function firstSentence(text: string): [first: string, rest: string] {
+  const end = /[.!?](?=\s+["“`(]?[A-Z])/.exec(text);
+  return end ? [text.slice(0, end.index + 1), text.slice(end.index + 1).trim()] : [text, ''];
+}
+
 export const stageNames = ['healthy', 'drift', 'ties and bias', 'norm growth', 'logits', 'loss'];
 
 export function stageName(stage: number): string {

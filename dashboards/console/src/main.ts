@@ -7,10 +7,11 @@ import { fill, h } from './dom';
 import { Live, LiveState } from './live';
 import { Route, formatRoute, parseRoute } from './route';
 import { RunPage } from './run_page';
+import { RunbookPage } from './runbook_page';
 import { RunsPage } from './runs_page';
 import { StatusPage } from './status_page';
 
-type Page = RunPage | RunsPage | StatusPage;
+type Page = RunPage | RunbookPage | RunsPage | StatusPage;
 type Theme = 'auto' | 'dark' | 'light';
 
 const refreshMsMin = 1000;
@@ -84,9 +85,10 @@ class App {
     }
     this.shownRun = route.run;
     this.page = this.pageOf(route);
-    if (route.run === null) document.title = route.page === 'status' ? 'Status · Bellwether' : 'Bellwether';
+    const titles = { runs: 'Bellwether', run: 'Bellwether', status: 'Status · Bellwether', runbook: 'Runbook · Bellwether' };
+    if (route.run === null) document.title = titles[route.page];
     for (const link of document.querySelectorAll('nav a')) {
-      const here = link.getAttribute('href') === formatRoute({ ...route, run: null });
+      const here = link.getAttribute('href') === formatRoute({ ...route, run: null, of: '', query: '' });
       if (here && route.run === null) link.setAttribute('aria-current', 'page');
       else link.removeAttribute('aria-current');
     }
@@ -97,6 +99,7 @@ class App {
 
   private pageOf(route: Route): Page {
     if (route.run !== null) return new RunPage(route, route.run, () => void this.refresh());
+    if (route.page === 'runbook') return new RunbookPage(route.of, new URLSearchParams(route.query).get('run'));
     return route.page === 'status' ? new StatusPage() : new RunsPage();
   }
 

@@ -1,6 +1,6 @@
 // The address is the state: a link shows what its sender saw.
 
-export type PageName = 'runs' | 'run' | 'status';
+export type PageName = 'runs' | 'run' | 'status' | 'runbook';
 
 export interface Route {
   page: PageName;
@@ -15,9 +15,12 @@ export interface Route {
   beside: string | null;
   /** Key of the alert that is shown open. */
   alert: string | null;
+  /** Of a page that is not of a run: what stands behind its name, and behind the question mark. */
+  of: string;
+  query: string;
 }
 
-const nowhere = { run: null, signal: null, layer: null, head: null, row: null, step: null, beside: null, alert: null };
+const nowhere = { run: null, signal: null, layer: null, head: null, row: null, step: null, beside: null, alert: null, of: '', query: '' };
 
 /** The address of a run, of nothing special in it. */
 export function routeOf(run: string): Route {
@@ -28,10 +31,16 @@ function whole(text: string | null): number | null {
   return text !== null && /^\d{1,15}$/.test(text) ? Number(text) : null;
 }
 
-/** #/run/NAME?signal=...&layer=...&head=...&row=...&step=...&beside=...&alert=... or #/status; else the list of runs. */
+/**
+ * #/run/NAME?signal=...&layer=...&head=...&row=...&step=...&beside=...&alert=...,
+ * #/status, #/runbook/NAME?run=...; else the list of runs.
+ */
 export function parseRoute(hash: string): Route {
   const match = /^#\/run\/([^?]+)(?:\?(.*))?$/.exec(hash);
-  if (!match) return { ...nowhere, page: hash === '#/status' ? 'status' : 'runs' };
+  if (!match) {
+    const [, name, of, rest] = /^#\/(?:(status|runbook)(?:\/([^?]*))?)?(?:\?(.*))?$/.exec(hash) ?? [];
+    return { ...nowhere, page: name === undefined ? 'runs' : name as PageName, of: of ?? '', query: rest ?? '' };
+  }
   const query = new URLSearchParams(match[2] ?? '');
   let run = match[1];
   try {
@@ -42,12 +51,15 @@ export function parseRoute(hash: string): Route {
   return {
     page: 'run', run, signal: query.get('signal'),
     layer: whole(query.get('layer')), head: whole(query.get('head')), step: whole(query.get('step')),
-    row: query.get('row'), beside: query.get('beside'), alert: query.get('alert'),
+    row: query.get('row'), beside: query.get('beside'), alert: query.get('alert'), of: '', query: '',
   };
 }
 
 export function formatRoute(route: Route): string {
-  if (route.run === null) return route.page === 'status' ? '#/status' : '#/';
+  if (route.run === null) {
+    const path = [route.page === 'runs' ? '' : route.page, route.of].filter((part) => part !== '').join('/');
+    return `#/${path}${route.query ? `?${route.query}` : ''}`;
+  }
   const query = new URLSearchParams();
   if (route.signal !== null) query.set('signal', route.signal);
   for (const key of ['layer', 'head', 'step'] as const) {

@@ -7,6 +7,7 @@ import { importedBadge, runBadge, runWords } from './badges';
 import { ChartMarks, Charts } from './charts';
 import { fill, h } from './dom';
 import { ago, integer } from './format';
+import { meanStepSeconds } from './left';
 import { Cell, CellKind, Heatmap, HeatmapData, cellName, worstCells, worstTable } from './heatmap';
 import { ModelMap, modelMap } from './model_map';
 import { Panels } from './panels';
@@ -15,10 +16,12 @@ import { Samples } from './samples';
 import {
   causalNames, expertSignals, expertSignalsOf, findRowSignal, findSignal, headSignals, ownMatrices, ownOfRun, rowSignalsOf, runSignals,
 } from './signals';
-import { verdict } from './verdict';
+import { VerdictView, evidenceKey, shownEvidence } from './verdict';
 import type { Action, Alert, Evidence, GetMatrixResponse, OwnSignal, Run, Series, SeriesId } from './wire';
 
 const seriesPoints = 600;
+/** Back to where a newest value is looked for. */
+const newestSteps = 500;
 
 /** The line beside the title. */
 function factWords(run: Run): string {
@@ -51,7 +54,8 @@ export class RunPage {
   readonly element: HTMLElement;
   private readonly title = h('h1');
   private readonly facts = h('p', { class: 'muted' });
-  private readonly verdictBox = h('div', { 'aria-live': 'polite' }, h('p', { class: 'state' }, 'Loading the run…'));
+  private readonly verdict: VerdictView;
+  private newest = new Map<string, number>();
   private readonly heatmap = new Heatmap((cell) => this.select(cell));
   private readonly heatState = h('p', { class: 'state', hidden: true });
   private readonly worst = h('div');
@@ -87,6 +91,7 @@ export class RunPage {
   /** `reload` refreshes this page and deals with errors. */
   constructor(private route: Route, private readonly name: string, private readonly reload: () => void) {
     this.samples = new Samples(name);
+    this.verdict = new VerdictView(name, () => this.reload());
     this.panels = new Panels(name, (signal, { layer, head }) => this.go({ signal, layer, head, row: null }));
     this.slider = h('input', {
       type: 'range', min: 0, max: 0, value: 0, 'aria-label': 'Step of the heatmap',
@@ -97,7 +102,7 @@ export class RunPage {
     this.columns = h('div', { class: 'columns', hidden: true },
       h('div', { class: 'stack' }, this.headsPanel(), this.alertsView.element, this.actionsView.element), this.headPanel());
     const title = h('div', { class: 'title-row' }, this.title, this.facts);
-    this.element = h('main', { class: 'page' }, title, this.verdictBox, this.columns, this.panels.element);
+    this.element = h('main', { class: 'page' }, title, this.verdict.element, this.columns, this.panels.element);
   }
 
   private headsPanel(): HTMLElement {
@@ -202,6 +207,8 @@ export class RunPage {
     if (first && isNew) await this.show(first, mayAsk);
     await this.loadActions();
     await this.loadSeries();
+    await this.loadNewest(run);
+    this.drawHead();
     await this.loadPanels(run);
     this.drawHead();
   }
@@ -227,9 +234,37 @@ export class RunPage {
       const [{ actions, audit }, policy] = await Promise.all([api.actions(this.name), api.policy(this.name)]);
       this.actions = actions;
       this.actionsView.draw(this.name, this.run?.ended ?? false, this.actions, audit, policy);
+      this.drawHead();
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
       this.actionsView.element.hidden = true;  // The server only watches, or the caller may not see actions.
+    }
+  }
+
+  /** The newest values of what the verdict shows: those of the alert are of its own step. */
+  private async loadNewest(run: Run): Promise<void> {
+    const alert = leading(this.alerts);
+    const { heads, kv_heads } = run.description.layout;
+    const ids = new Map<string, SeriesId>();
+    for (const piece of alert ? shownEvidence(alert) : []) {
+      const { signal, layer, head } = piece;
+      const isHead = layer >= 0 && head >= 0 && headSignals.some((s) => s.name === signal);
+      if (!isHead && !runSignals.some((s) => s.name === signal)) continue;
+      const keyHead = Math.floor((head * kv_heads) / heads);
+      const id = isHead ? { layer, head: findSignal(signal).kvHeads ? keyHead : head } : { layer: 0, head: 0 };
+      ids.set(evidenceKey(piece), { signal, ...id, name: '' });
+    }
+    this.newest = new Map();
+    if (ids.size === 0) return;
+    const step = num(run.step);
+    try {
+      const { series } = await api.series(this.name, [...ids.values()], newestSteps, Math.max(0, step - newestSteps), step + 1);
+      [...ids.keys()].forEach((key, i) => {
+        const values = series[i]?.mean ?? [];
+        if (values.length > 0) this.newest.set(key, num(values[values.length - 1]));
+      });
+    } catch (error) {
+      if (!(error instanceof ApiError)) throw error;  // Its values at the alert are shown alone.
     }
   }
 
@@ -457,10 +492,10 @@ export class RunPage {
     const d = run.description;
     document.title = `${run.stage > 0 ? `(${run.stage}) ` : ''}${d.name} · Bellwether`;
     fill(this.title, d.name, ' ', runBadge(run, worstSeverity(this.alerts)), ' ', importedBadge(run));
-    const elapsed = num(run.last_report_unix_ns) - num(run.started_unix_ns);
-    if (this.secondsPerStep === 0 && num(run.step) > 0 && elapsed > 0) this.secondsPerStep = elapsed / 1e9 / num(run.step);
+    if (this.secondsPerStep === 0) this.secondsPerStep = meanStepSeconds(run);
     this.facts.textContent = factWords(run);
-    fill(this.verdictBox, verdict(run, this.alerts, this.secondsPerStep));
+    const { alerts, actions, secondsPerStep, newest } = this;
+    this.verdict.draw({ run, alerts, actions, secondsPerStep, newest });
     this.alertsView.draw(this.name, this.alerts, this.route.alert);
     this.slider.max = String(Math.max(0, num(run.step)));
     this.slider.step = String(Math.max(1, Math.round(num(run.step) / 500)));
@@ -513,7 +548,7 @@ export class RunPage {
   fail(message: string): void {
     if (this.run === null) {
       fill(this.title, this.name);
-      fill(this.verdictBox, h('p', { class: 'state error' }, `Cannot load this run: ${message} `, h('a', { href: '#/' }, 'All runs')));
+      this.verdict.say(`Cannot load this run: ${message} `, h('a', { href: '#/' }, 'All runs'));
     }
   }
 

@@ -1,22 +1,45 @@
-// The state of a run in one look: how bad it is, which head, and how long is left.
-import { counts, headName, isFiring, leading, worstSeverity } from './alerts';
-import { num } from './api';
+// The state of a run in one look: how bad it is, which head, since when, how long is left, and what to press.
+import { actionTitle, repairWords, scopeOf, waiting } from './action_words';
+import { alertName, counts, headName, isFiring, leading, severityOf, worstSeverity } from './alerts';
+import { api, num } from './api';
 import { partlyJudged, silentFor } from './badges';
-import { h, labelled } from './dom';
-import { duration, integer, number, stageName } from './format';
+import { caller } from './caller';
+import { Openings, h, replaceIfOther, showRefusal } from './dom';
+import { duration, firstSentence, integer, number, stageName, stageNames } from './format';
+import { leftOf, sinceWords } from './left';
 import { findSignal } from './signals';
-import type { Alert, Evidence, Run } from './wire';
+import { silencer } from './silences';
+import { sayWho, whoName } from './who';
+import type { Action, Alert, Evidence, Run } from './wire';
 
-/** `measured`: seconds of a step, for an alert of which the server does not tell them. */
-function stepsLeft(run: Run, stage: number, alert: Alert, measured: number): { steps: string; detail: string } {
-  if (stage === 5) return { steps: 'none', detail: 'the loss has left its course' };
-  if (run.ended) return { steps: '–', detail: 'the run has ended' };
-  const eta = alert.last.eta;
-  if (!eta?.known) return { steps: 'unknown', detail: 'no steady growth to go by' };
-  const secondsPerStep = num(eta.step_seconds) || measured;
-  const time = secondsPerStep > 0 ? ` · about ${duration(num(eta.steps) * secondsPerStep)}` : '';
-  const interval = `${integer(num(eta.lower_steps))} to ${integer(num(eta.upper_steps))}`;
-  return { steps: `≈ ${integer(num(eta.steps))} steps`, detail: `80 %: ${interval}${time}` };
+/** What the verdict is made of. */
+export interface VerdictFacts {
+  run: Run;
+  alerts: Alert[];
+  actions: Action[];
+  /** Seconds of a step, for an alert of which the server does not tell them. */
+  secondsPerStep: number;
+  /** The newest value of a piece of evidence, by evidenceKey(). */
+  newest: Map<string, number>;
+}
+
+const evidenceMax = 4;
+const roundingRules = new Set(['drift', 'ties', 'norm']);
+/** Weights are pushed from this stage on. */
+const harmBegins = 3;
+
+export function evidenceKey({ signal, layer, head }: Evidence): string {
+  return `${signal} ${layer} ${head}`;
+}
+
+/** What stands in the verdict: of the strongest head first, each signal of a place once. */
+export function shownEvidence({ last }: Alert): Evidence[] {
+  const found = new Map<string, Evidence>();
+  const isStrongest = (e: Evidence) => Number(e.layer === last.layer && e.head === last.head);
+  for (const piece of [...last.evidence].sort((a, b) => isStrongest(b) - isStrongest(a))) {
+    if (!found.has(evidenceKey(piece))) found.set(evidenceKey(piece), piece);
+  }
+  return [...found.values()].slice(0, evidenceMax);
 }
 
 function headline(stage: string, ...what: (string | HTMLElement | null)[]): HTMLElement {
@@ -29,18 +52,51 @@ function box(mood: string, ...children: (HTMLElement | null)[]): HTMLElement {
   return h('section', { class: `verdict ${mood}`, 'aria-label': 'Verdict' }, ...children);
 }
 
-function fact(name: string, value: string, note: string): HTMLElement {
-  return h('div', {}, h('dt', {}, name), h('dd', {}, value), h('dd', { class: 'note' }, note));
+function fact(name: string, value: string, ...notes: string[]): HTMLElement {
+  const shown = notes.filter((note) => note !== '').map((note) => h('dd', { class: 'note' }, note));
+  return h('div', {}, h('dt', {}, name), h('dd', {}, value), ...shown);
 }
 
-function evidenceFact(strongest: Evidence | undefined): HTMLElement | null {
-  if (!strongest) return null;
-  const threshold = `threshold ${number(num(strongest.threshold))}`;
-  return fact(findSignal(strongest.signal).label, number(num(strongest.value)), threshold);
+/** How far an illness of rounding has come, and where its harm begins. */
+function rail(stage: number): HTMLElement {
+  const stop = (name: string, i: number) => h('li', {
+    class: i < stage ? 'passed' : i === stage ? 'here' : '', 'aria-current': i === stage ? 'step' : undefined,
+  }, i === harmBegins ? h('span', { class: 'harm' }, 'harm begins here') : null, h('span', { class: 'stop' }, `${i} ${name}`));
+  return h('ol', { class: 'rail', 'aria-label': 'Stages of the illness' }, ...stageNames.slice(1).map((name, i) => stop(name, i + 1)));
+}
+
+function harmWords(stage: number): string {
+  if (stage === 0) return '';
+  return stage < harmBegins ? 'no damage yet' : stage < 5 ? 'weights are damaged' : 'the loss is damaged';
+}
+
+/** "Drift ratio 87.6 at step 3,700, newest 91 · threshold 4 · healthy 1.02". */
+function evidenceLine(e: Evidence, { last }: Alert, newest: number | undefined): HTMLElement {
+  const [where, healthy] = [headName(e.layer, e.head), num(e.baseline)];
+  const parts = [
+    `${number(num(e.value))} at step ${integer(num(last.step))}${newest === undefined ? '' : `, newest ${number(newest)}`}`,
+    `threshold ${number(num(e.threshold))}`,
+    Number.isNaN(healthy) ? '' : `healthy ${number(healthy)}`,
+    e.layer === last.layer && e.head === last.head ? '' : where,
+  ];
+  const { label, help } = findSignal(e.signal);
+  return h('li', {}, h('strong', { title: help || undefined }, label), ` ${parts.filter((part) => part !== '').join(' · ')}`);
+}
+
+/** Of the alert that ended last: what it was, and what was done about it. */
+function before(alerts: Alert[], actions: Action[]): HTMLElement | null {
+  const over = alerts.filter((a) => !isFiring(a) && severityOf(a) !== 'info');
+  const [alert] = over.sort((a, b) => num(b.last.step) - num(a.last.step));
+  if (!alert) return null;
+  const { last } = alert;
+  const repair = repairWords(actions, last.key, num(last.first_step));
+  const words = `${last.rule} in ${headName(last.layer, last.head)} since step ${integer(num(last.first_step))}, ` +
+    `over at step ${integer(num(last.step))}${repair ? `. Done: ${repair}` : ''}.`;
+  return h('p', {}, h('strong', {}, 'Before: '), words);
 }
 
 /** No alert counts: the run is healthy, silent, ended, or judged in part. */
-function calm(run: Run, alerts: Alert[]): HTMLElement {
+function calm({ run, alerts, actions }: VerdictFacts): HTMLElement {
   const silent = silentFor(run);
   if (silent !== null) {
     const why = 'A silent run is not a healthy run: it has stopped, it hangs, or its client has disabled itself.';
@@ -50,25 +106,7 @@ function calm(run: Run, alerts: Alert[]): HTMLElement {
   const muted = alerts.filter(isFiring).length;
   const noAlert = muted === 0 ? 'no alert fires' : `no alert fires but ${muted} false alarm${muted === 1 ? '' : 's'}`;
   const words = [run.ended ? 'Ended' : '', partly ?? (run.ended ? '' : 'Healthy')].filter((word) => word !== '');
-  return box(partly !== null ? 'info' : 'healthy', headline(words.join(' · '), noAlert), notJudged(run));
-}
-
-export function verdict(run: Run, alerts: Alert[], measured: number): HTMLElement {
-  const alert = leading(alerts);
-  if (!alert) return calm(run, alerts);
-  const { last } = alert;
-  const severity = worstSeverity(alerts);
-  const stage = Math.max(...alerts.filter(counts).map((a) => a.last.stage));
-  const left = stepsLeft(run, stage, alert, measured);
-  const others = last.heads_total > 1 ? h('span', { class: 'small' }, ` + ${last.heads_total - 1} other heads`) : null;
-  return box(severity,
-    headline(stage > 0 ? `${severity} · stage ${stage} of 5: ${stageName(stage)}` : severity, headName(last.layer, last.head), others),
-    h('dl', { class: 'facts' },
-      evidenceFact(last.evidence[0]),
-      fact('Left', left.steps, left.detail),
-      fact('Since', `step ${integer(num(last.first_step))}`, `cause: ${last.cause || 'unknown'}`)),
-    labelled('Do', last.advice),
-    notJudged(run));
+  return box(partly !== null ? 'info' : 'healthy', headline(words.join(' · '), noAlert), before(alerts, actions), notJudged(run));
 }
 
 /** What no rule can find in this run, since its signals do not arrive. */
@@ -77,4 +115,129 @@ function notJudged(run: Run): HTMLElement | null {
   const missing = (run.judged?.families ?? []).filter((f) => f.layers < f.of)
     .map((f) => (f.name === 'loss' || f.layers === 0 ? f.name : `${f.name} in ${f.of - f.layers} of ${f.of} layers`));
   return h('p', {}, `Not judged, since its signals do not arrive: ${missing.join(', ')}. “python -m bellwether doctor” says why.`);
+}
+
+function leftFact(run: Run, stage: number, alert: Alert, secondsPerStep: number): HTMLElement {
+  if (stage === 5) return fact('Left', 'none', 'the loss has left its course');
+  if (run.ended) return fact('Left', '–', 'the run has ended');
+  const left = leftOf(run, alert, secondsPerStep);
+  if (!left) return fact('Left', 'unknown', 'no steady growth to go by');
+  const time = left.time ? ` · about ${left.time}, until ${left.until}` : '';
+  return fact('Left', `≈ ${left.steps} steps`, `80 %: ${left.interval}${time}`);
+}
+
+export class VerdictView {
+  readonly element: HTMLElement;
+  private readonly place = h('div', { 'aria-live': 'polite' }, h('p', { class: 'state' }, 'Loading the run…'));
+  private readonly asking = h('div', { class: 'asking', hidden: true });
+  private readonly trouble = h('p', { class: 'state error', role: 'alert', hidden: true });
+  private readonly openings = new Openings();
+
+  constructor(private readonly name: string, private readonly changed: () => void) {
+    this.element = h('div', { class: 'verdict-box' }, this.place, this.asking, this.trouble);
+  }
+
+  /** What is said instead. */
+  say(...words: (string | HTMLElement)[]): void {
+    replaceIfOther(this.place, h('p', { class: 'state error' }, ...words));
+  }
+
+  draw(facts: VerdictFacts): void {
+    const alert = leading(facts.alerts);
+    replaceIfOther(this.place, alert ? this.card(facts, alert) : calm(facts));
+  }
+
+  private card({ run, alerts, actions, secondsPerStep, newest }: VerdictFacts, alert: Alert): HTMLElement {
+    const { last } = alert;
+    const severity = worstSeverity(alerts);
+    const stage = Math.max(...alerts.filter(counts).map((a) => a.last.stage));
+    const others = last.heads_total > 1 ? h('span', { class: 'small' }, ` + ${last.heads_total - 1} other heads`) : null;
+    const title = [severity, stage > 0 ? `stage ${stage} of 5: ${stageName(stage)}` : '', harmWords(stage)];
+    const isRounding = stage > 0 && (roundingRules.has(last.rule) || last.cause === 'rounding drift');
+    return box(`${severity}${run.ended ? ' ended' : ''}`,
+      headline(title.filter((word) => word !== '').join(' · '), headName(last.layer, last.head), others),
+      h('dl', { class: 'facts' },
+        leftFact(run, stage, alert, secondsPerStep),
+        fact('Since', `step ${integer(num(last.first_step))}`, sinceWords(run, alert, secondsPerStep),
+          `cause: ${last.cause || 'unknown'}`)),
+      isRounding ? rail(stage) : null,
+      this.deeds(run, alert, actions),
+      h('ul', { class: 'why', 'aria-label': 'Evidence of the verdict' },
+        ...shownEvidence(alert).map((e) => evidenceLine(e, alert, newest.get(evidenceKey(e))))),
+      this.advice(last.advice, last.key),
+      notJudged(run));
+  }
+
+  /** The first sentence; the rest when it is asked for. */
+  private advice(text: string, key: string): HTMLElement | null {
+    if (text === '') return null;
+    const [first, rest] = firstSentence(text);
+    const line = h('p', { class: 'advice' }, h('strong', {}, 'Do: '), first);
+    if (rest === '') return line;
+    const more = this.openings.details(`advice ${key}`, false, { class: 'more' },
+      h('summary', { 'data-focus': 'advice' }, 'more'), h('p', { class: 'advice' }, rest));
+    return h('div', { class: 'do' }, line, more);
+  }
+
+  /** What can be done from here: one thing first. */
+  private deeds(run: Run, alert: Alert, actions: Action[]): HTMLElement {
+    const { key } = alert.last;
+    const proposal = run.ended ? undefined : waiting(actions, key);
+    const repair = repairWords(actions, key, num(alert.last.first_step));
+    const mayAct = caller.may_act;
+    const approve = proposal && mayAct ? this.approver(proposal) : null;
+    const proposed = proposal && !mayAct ? h('span', {}, `Proposed: ${actionTitle(proposal)}, ${scopeOf(proposal)}`) : null;
+    const cost = proposal?.cost ? h('span', { class: 'cost' }, `Cost: ${proposal.cost}`) : null;
+    const name = alertName(alert);
+    return h('div', { class: 'deeds', 'data-alert': key },
+      repair ? h('p', {}, h('strong', {}, 'Repair: '), repair) : null,
+      approve ?? proposed, cost,
+      this.acknowledger(alert, approve === null),
+      mayAct ? silencer(alert, 'Silence the alert of the verdict', (seconds) => void this.ask(api.silence(this.name, key, seconds))) : null,
+      h('a', { href: `#/runbook/${name.toLowerCase()}?run=${encodeURIComponent(this.name)}` }, `Runbook ${name}`));
+  }
+
+  private approver(action: Action): HTMLElement {
+    return h('button', {
+      class: 'primary', 'data-focus': 'approve', 'data-action': action.id, onclick: () => this.approve(action),
+    }, `Approve: ${actionTitle(action)}, ${scopeOf(action)}`);
+  }
+
+  private acknowledger(alert: Alert, isFirst: boolean): HTMLElement | null {
+    if (alert.acknowledged) return h('span', { class: 'muted' }, `acknowledged by ${alert.acknowledged_by}`);
+    if (!caller.may_act) return null;
+    const isPrimary = isFirst && severityOf(alert) !== 'info';
+    return h('button', {
+      class: isPrimary ? 'primary' : '', 'data-focus': 'acknowledge',
+      onclick: () => void this.ask(api.acknowledge(this.name, alert.last.key)),
+    }, 'Acknowledge');
+  }
+
+  private approve(action: Action): void {
+    if (whoName()) return void this.ask(api.decide('Approve', this.name, action.id, whoName()));
+    const name = h('input', { id: 'verdict-who', type: 'text', maxlength: 64, required: true, autocomplete: 'name' });
+    const close = () => {
+      this.asking.hidden = true;
+      this.element.querySelector<HTMLElement>('[data-focus=approve]')?.focus();
+    };
+    const submit = (event: Event) => {
+      event.preventDefault();
+      if (name.value.trim() === '') return;
+      sayWho(name.value);
+      close();
+      this.approve(action);
+    };
+    const form = h('form', { class: 'buttons', onsubmit: submit, onkeydown: (e) => (e as KeyboardEvent).key === 'Escape' && close() },
+      h('label', { for: 'verdict-who' }, 'Say who you are first: the audit keeps it.'), name,
+      h('button', { type: 'submit', class: 'primary' }, `Approve: ${actionTitle(action)}`),
+      h('button', { type: 'button', onclick: close }, 'Cancel'));
+    this.asking.replaceChildren(form);
+    this.asking.hidden = false;
+    name.focus();
+  }
+
+  private async ask(call: Promise<unknown>): Promise<void> {
+    await showRefusal(this.trouble, call);
+    this.changed();
+  }
 }

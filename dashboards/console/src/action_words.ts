@@ -1,0 +1,57 @@
+// Actions in words: the same in the verdict, in the list and in the audit.
+import { num } from './api';
+import { integer, number } from './format';
+import type { Action, ActionChange } from './wire';
+
+const words: Record<string, string> = {
+  ATTENTION_MODE: 'attention mode', CENTER_K: 'centre the keys', QK_CLIP: 'clip W_Q and W_K', LR_SCALE: 'scale the learning rate',
+  CHECKPOINT_NOW: 'save a checkpoint', BATCH_SKIP: 'skip batches', SAMPLING_DEEPEN: 'sample more often', STOP: 'stop the training',
+  ROLLBACK_SUGGEST: 'go back to a checkpoint (advice)',
+};
+
+/** A name of the wire without its prefix. */
+export function plain(name: string, prefix: string): string {
+  return name.replace(prefix, '');
+}
+
+export function stateOf(state: string): string {
+  return plain(state, 'ACTION_STATE_').toLowerCase().replace(/_/g, ' ');
+}
+
+/** "centre the keys", "take back: attention mode hp". */
+export function actionTitle(action: Action): string {
+  const kind = plain(action.kind, 'ACTION_KIND_');
+  const value = num(action.value);
+  let how = value !== 0 ? ` (${number(value)})` : '';
+  if (kind === 'ATTENTION_MODE') how = ` ${action.mode}`;
+  if (kind === 'CENTER_K') how = value === 0 ? ' no more' : '';
+  return `${action.undoes ? 'take back: ' : ''}${words[kind] ?? kind}${how}`;
+}
+
+export function scopeOf(action: Action): string {
+  const heads = action.scope?.heads ?? [];
+  const layers = action.scope?.layers ?? [];
+  if (heads.length > 0) return heads.map((c) => `L${c.layer} H${c.head}`).join(', ');
+  return layers.length > 0 ? `layer ${layers.join(', ')}` : 'all layers';
+}
+
+export function isApplied(change: ActionChange): boolean {
+  return change.state === 'ACTION_STATE_APPLIED';
+}
+
+/** What waits for a person about an alert: what was proposed for it, else what was proposed for none. */
+export function waiting(actions: Action[], key: string): Action | undefined {
+  const proposed = actions.filter((action) => action.state === 'ACTION_STATE_PROPOSED');
+  return proposed.find((action) => action.alert_key === key) ?? proposed.find((action) => action.alert_key === '');
+}
+
+/** "centre the keys (layer 1): applied at step 3,720", of what was done last about an alert that began at a step; null = nothing was. */
+export function repairWords(actions: Action[], key: string, begin: number): string | null {
+  const isOf = ({ alert_key, history }: Action) =>
+    history.some((change) => isApplied(change) && (alert_key === key || (alert_key === '' && num(change.step) >= begin)));
+  const done = actions.filter(isOf);
+  const last = done[done.length - 1];
+  if (!last) return null;
+  const change = last.history[last.history.length - 1];
+  return `${actionTitle(last)} (${scopeOf(last)}): ${stateOf(change.state)} at step ${integer(num(change.step))}`;
+}
