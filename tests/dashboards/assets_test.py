@@ -302,6 +302,21 @@ class Console(unittest.TestCase):
         for name, kind, part in shown:
             self.assertEqual(known.get(name), (kind, part), name)
 
+    def test_the_maps_colours_turn_at_the_rules_thresholds(self) -> None:
+        rules = built_in()
+        page = (DASHBOARDS / "console/src/signals.ts").read_text()
+        found = dict(re.findall(r"\{ name: '(\w+)', label: '[^']*', scale: '\w+',(?: unit: '\w+',)? (?:anchor|ofMedian): ([\d.]+)", page))
+        expected = {"drift_ratio": "drift.grown_factor", "tied_fraction_bf16": "ties.fraction_min", "delta_bias_t": "ties.bias_t_min",
+                    "wq_sigma": "norm.peer_factor", "logit_max": "logits.logit_max_large"}
+        self.assertEqual({name: float(value) for name, value in found.items()}, {name: rules[rule] for name, rule in expected.items()})
+
+    def test_the_pages_units_are_the_catalogues(self) -> None:
+        catalogue = dict(re.findall(r'name: "(\w+)" unit: "([^"]*)"', (ROOT / "proto/bellwether/v1/signals.proto").read_text()))
+        page = re.findall(r"name: '(\w+)',[^}]*?\bunit: '(\w+)'", (DASHBOARDS / "console/src/signals.ts").read_text())
+        self.assertGreater(len(page), 2)
+        for name, unit in page:
+            self.assertEqual(catalogue[name], unit, name)
+
     def test_the_panels_signals_are_the_catalogues(self) -> None:
         catalogue = (ROOT / "proto/bellwether/v1/signals.proto").read_text()
         known = {}

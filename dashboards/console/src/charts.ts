@@ -1,9 +1,10 @@
 // Series of one head under each other, cause first, one cursor for all.
 import uPlot from 'uplot';
-import { h, themeColor } from './dom';
+import { fill, h, themeColor } from './dom';
 import { bytes, number } from './format';
 import { num } from './api';
 import { offerCsv, offerPng } from './download';
+import type { Moment } from './run_events';
 import { findSignal } from './signals';
 import type { Real, Series } from './wire';
 
@@ -12,17 +13,30 @@ export interface ChartMarks {
   thresholds: Map<string, number[]>;
   /** Words beside a signal's title. */
   notes?: Map<string, string>;
-  /** Where alerts began: steps. */
-  begins: number[];
+  /** Where alerts began. */
+  begins: Moment[];
   /** The step of the heatmap. */
   step: number;
-  /** Where actions were applied: steps. */
-  actions: number[];
+  /** Where actions were applied. */
+  actions: Moment[];
+  /** What the job has told of itself. */
+  events: Moment[];
+  /** The steps that are shown; null = all. */
+  window: StepWindow | null;
   /** Between which steps the run is expected to be lost, and when most likely; null = not known. */
   lost: { low: number; middle: number; high: number } | null;
 }
 
+export interface StepWindow { from: number; to: number }
+
+export const noMarks: ChartMarks = {
+  thresholds: new Map(), begins: [], step: -1, actions: [], events: [], window: null, lost: null,
+};
+
 const height = 118;
+/** Pixels: a marker this near is told of. */
+const near = 6;
+const labelFont = '10.5px system-ui, sans-serif';
 
 function toNumbers(values: Real[]): (number | null)[] {
   return values.map((v) => {
@@ -79,12 +93,16 @@ export class Charts {
   readonly element = h('div', { class: 'charts' });
   private plots: { plot: uPlot; signal: string; mark: HTMLElement }[] = [];
   private beside: Series[] = [];
-  private marks: ChartMarks = { thresholds: new Map(), begins: [], step: -1, actions: [], lost: null };
+  private marks: ChartMarks = noMarks;
+  private zooming: number | null = null;
+  /** What the lines mean. */
+  readonly legend = h('p', { class: 'chart-legend muted small' });
   private readonly observer = new ResizeObserver(() => {
     for (const { plot } of this.plots) plot.setSize({ width: this.width(), height });
   });
 
-  constructor() {
+  /** `zoom`: other steps are wanted; null = all. */
+  constructor(private readonly zoom: (window: StepWindow | null) => void = () => undefined) {
     this.observer.observe(this.element);
   }
 
@@ -106,16 +124,47 @@ export class Charts {
     this.marks = marks;
     this.beside = beside;
     const shown = all.filter((s) => s.step.length > 0);
+    this.drawLegend(shown);
     const same = shown.length > 0 && shown.length === this.plots.length && shown.every((s, i) => s.id.signal === this.plots[i].signal);
     if (same) {
       // New numbers go into the same plots, so that nothing jumps.
-      shown.forEach((s, i) => this.plots[i].plot.setData(this.columns(s)));
+      shown.forEach((s, i) => this.renew(this.plots[i].plot, s));
       shown.forEach((s, i) => this.label(i, s));
       return;
     }
     this.clear();
     for (const series of shown) this.add(series);
     if (shown.length === 0) this.element.append(h('p', { class: 'state' }, 'No samples yet.'));
+  }
+
+  private renew(plot: uPlot, series: Series): void {
+    plot.batch(() => {
+      plot.setData(this.columns(series));
+      this.applyWindow(plot);
+    });
+  }
+
+  /** The steps that are wanted, unless nearly nothing was measured there. */
+  private applyWindow(u: uPlot): void {
+    const { window: wanted } = this.marks;
+    if (!wanted) return;
+    const inside = u.data[0].filter((step) => step >= wanted.from && step <= wanted.to).length;
+    if (inside >= 2) u.setScale('x', { min: wanted.from, max: wanted.to });
+  }
+
+  private drawLegend(shown: Series[]): void {
+    const { begins, actions, events, lost, thresholds } = this.marks;
+    const key = (kind: string, words: string) =>
+      h('span', { class: 'key' }, h('span', { class: `key-line ${kind}`, 'aria-hidden': 'true' }), words);
+    const [firstBeside] = this.beside;
+    fill(this.legend,
+      key('mean', 'mean'), shown.some((s) => s.downsampled) ? key('band', 'smallest to largest') : null,
+      firstBeside ? key('beside', 'beside it') : null,
+      [...thresholds.values()].some((all) => all.length > 0) ? key('threshold', 'threshold') : null,
+      begins.length > 0 ? key('begin', 'alert began') : null,
+      actions.length > 0 ? key('action', 'action') : null,
+      events.length > 0 ? key('event', 'event') : null,
+      lost ? key('lost', 'expected to be lost') : null);
   }
 
   clear(): void {
@@ -136,7 +185,7 @@ export class Charts {
     // Room for when it is expected to be lost.
     const end = this.marks.lost?.middle ?? -1;
     const last = steps[steps.length - 1] ?? 0;
-    if (end > last && end < 1.5 * last) columns.forEach((column, i) => column.push(i === 0 ? end : null));
+    if (!this.marks.window && end > last && end < 1.5 * last) columns.forEach((column, i) => column.push(i === 0 ? end : null));
     return columns as uPlot.AlignedData;
   }
 
@@ -170,7 +219,11 @@ export class Charts {
     const tick = log ? power : wordsOf(signal);
     return {
       width: this.width(), height, legend: { show: false },
-      cursor: { sync: { key: 'head' }, points: { size: 6 }, drag: { x: true, y: false } },
+      padding: [null, 24, null, null],  // Room for half of the last label.
+      cursor: {
+        sync: { key: 'head' }, points: { size: 6 }, y: false, drag: { x: true, y: false, setScale: false },
+        bind: { dblclick: () => () => (this.zoom(null), null) },
+      },
       scales: { x: { time: false }, y: { distr: log ? 3 : 1, log: 10 } },
       axes: [
         { ...axis(22), values: (_, splits) => splits.map((v) => v.toLocaleString('en-US')) },
@@ -189,6 +242,7 @@ export class Charts {
         drawAxes: [(u) => this.drawMarks(u, signal)],
         draw: [(u) => this.place(u, mark)],
         setCursor: [(u) => this.tell(u, box, signal)],
+        setSelect: [(u) => this.selected(u)],
       },
     };
   }
@@ -202,9 +256,22 @@ export class Charts {
     const plot = new uPlot(this.options(signal, findSignal(signal).scale === 'log' && positive, box, mark), this.columns(series), box);
     plot.over.append(mark);
     this.plots.push({ plot, signal, mark });
+    this.applyWindow(plot);
   }
 
-  /** The value under the cursor beside the title, else the newest. */
+  /** A stretch was drawn with the mouse, in one plot and so in all. */
+  private selected(u: uPlot): void {
+    const { left, width } = u.select;
+    if (width < near) return;
+    const [from, to] = [Math.max(0, Math.floor(u.posToVal(left, 'x'))), Math.ceil(u.posToVal(left + width, 'x'))];
+    u.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+    this.zooming ??= window.setTimeout(() => {
+      this.zooming = null;
+      if (to - from >= 2) this.zoom({ from, to });
+    });
+  }
+
+  /** The value under the cursor beside the title, else the newest; where the mouse is, with unit, threshold and marker. */
   private tell(u: uPlot, box: HTMLElement, signal: string): void {
     const now = box.parentElement?.querySelector('.chart-now');
     if (!now) return;
@@ -214,28 +281,93 @@ export class Charts {
     while (under === null && index > 0 && mean[index] === null) index--;  // Steps behind the newest have no value yet.
     const step = under === null ? '' : ` at ${Number(u.data[0][index]).toLocaleString('en-US')}`;
     now.textContent = `${wordsOf(signal)(mean[index] ?? null)}${step}`;
+    this.tip(u, box, signal, under);
+  }
+
+  private tip(u: uPlot, box: HTMLElement, signal: string, index: number | null): void {
+    let tip = box.querySelector<HTMLElement>('.tip');
+    const isHere = index !== null && u.over.matches(':hover');
+    if (!isHere) {
+      tip?.remove();
+      return;
+    }
+    if (!tip) {
+      tip = h('div', { class: 'tip' });
+      box.append(tip);
+    }
+    const [words, { label, unit }] = [wordsOf(signal), findSignal(signal)];
+    const value = (column: number) => u.data[column][index] ?? null;
+    const isBand = value(1) !== value(2);
+    const beside = value(4);
+    const at = u.cursor.left ?? 0;
+    const marker = this.markers().find((m) => Math.abs(u.valToPos(m.step, 'x') - at) <= near);
+    const limits = this.marks.thresholds.get(signal) ?? [];
+    tip.textContent = [
+      `${label} ${words(value(3))}${unit ? ` ${unit}` : ''}`, isBand ? `${words(value(1))} to ${words(value(2))}` : '',
+      beside === null ? '' : `beside ${words(beside)}`, limits.length > 0 ? `threshold ${limits.map(words).join(', ')}` : '',
+      `step ${Number(u.data[0][index]).toLocaleString('en-US')}`, marker?.label ?? '',
+    ].filter((part) => part !== '').join(' · ');
+    const left = u.bbox.left / window.devicePixelRatio + at + 12;
+    tip.style.left = `${Math.max(0, Math.min(left, box.clientWidth - tip.offsetWidth - 4))}px`;
+    tip.style.top = '2px';
+  }
+
+  private markers(): (Moment & { color: string })[] {
+    const { begins, actions, events, lost } = this.marks;
+    return [
+      ...begins.map((m) => ({ ...m, color: '--critical' })), ...actions.map((m) => ({ ...m, color: '--ok' })),
+      ...(lost ? [{ step: lost.middle, label: 'expected to be lost', color: '--critical' }] : []),
+      ...events.map((m) => ({ ...m, color: '--info' })),
+    ];
   }
 
   private drawMarks(u: uPlot, signal: string): void {
     const { left, top, width, height: high } = u.bbox;
-    const { begins, actions, lost, thresholds } = this.marks;
+    const { begins, actions, events, lost, thresholds } = this.marks;
     const vertical = (step: number, color: string, dash: number[]) => {
       const x = u.valToPos(step, 'x', true);
       if (x >= left && x <= left + width) stroke(u.ctx, [x, top], [x, top + high], themeColor(color), dash);
     };
     if (begins.length > 0) {
-      const from = Math.max(left, u.valToPos(Math.min(...begins), 'x', true));
+      const from = Math.max(left, u.valToPos(Math.min(...begins.map(({ step }) => step)), 'x', true));
       u.ctx.save();
       u.ctx.fillStyle = themeColor('--alert-band');
       u.ctx.fillRect(from, top, Math.max(0, left + width - from), high);
       u.ctx.restore();
     }
-    for (const step of begins) vertical(step, '--critical', []);
-    for (const step of actions) vertical(step, '--ok', []);
+    for (const { step } of events) vertical(step, '--info', [1, 3]);
+    for (const { step } of begins) vertical(step, '--critical', []);
+    for (const { step } of actions) vertical(step, '--ok', []);
     if (lost) vertical(lost.middle, '--critical', [2, 3]);
     for (const threshold of thresholds.get(signal) ?? []) {
       const y = u.valToPos(threshold, 'y', true);
       if (y >= top && y <= top + high) stroke(u.ctx, [left, y], [left + width, y], themeColor('--warning'), [6, 4]);
     }
+    if (u === this.plots[0]?.plot) this.drawLabels(u);
+  }
+
+  /** Words at the markers, in the first chart; one that would touch another is left to the mouse. */
+  private drawLabels(u: uPlot): void {
+    const { left, top, width } = u.bbox;
+    const dpr = window.devicePixelRatio;
+    const taken: [from: number, to: number][] = [];
+    u.ctx.save();
+    u.ctx.font = labelFont.replace('10.5', String(10.5 * dpr));
+    u.ctx.textBaseline = 'top';
+    u.ctx.textAlign = 'left';
+    for (const { step, label, color } of this.markers()) {
+      const x = u.valToPos(step, 'x', true);
+      const long = u.ctx.measureText(label).width + 6 * dpr;
+      const from = x + long <= left + width ? x : x - long;
+      if (x < left || x > left + width || from < left || taken.some(([a, b]) => from < b && from + long > a)) continue;
+      taken.push([from, from + long]);
+      u.ctx.fillStyle = themeColor('--panel');
+      u.ctx.globalAlpha = 0.8;
+      u.ctx.fillRect(from + dpr, top, long - 2 * dpr, 13 * dpr);
+      u.ctx.globalAlpha = 1;
+      u.ctx.fillStyle = themeColor(color);
+      u.ctx.fillText(label, from + 3 * dpr, top + dpr);
+    }
+    u.ctx.restore();
   }
 }

@@ -1,13 +1,11 @@
-// Colours of values: viridis where large is alarming, a diverging map for
-// signed values. Both are read by colour-blind people too.
+// Colours of values: cold up to a threshold and warm beyond it, blues where there
+// is no threshold, a diverging map for signed values. Warm means beyond the
+// threshold, and nothing else. All are read by colour-blind people too.
 
 type Rgb = [number, number, number];
 
-// Eleven points of matplotlib's viridis, sampled evenly.
-const viridis: Rgb[] = [
-  [68, 1, 84], [72, 36, 117], [65, 68, 135], [53, 95, 141], [42, 120, 142], [33, 145, 140],
-  [34, 168, 132], [68, 191, 112], [122, 209, 81], [189, 223, 38], [253, 231, 37],
-];
+// Light is small.
+const blues: Rgb[] = [[226, 236, 246], [187, 211, 232], [138, 183, 217], [84, 146, 194], [42, 105, 164], [16, 66, 120]];
 const diverging: Rgb[] = [
   [33, 102, 172], [67, 147, 195], [146, 197, 222], [209, 229, 240], [247, 247, 247],
   [253, 219, 199], [244, 165, 130], [214, 96, 77], [178, 24, 43],
@@ -22,7 +20,7 @@ function table(map: Rgb[], colours = 512): Uint32Array {
     return ((255 << 24) | (b << 16) | (g << 8) | r) >>> 0;
   });
 }
-const viridisTable = table(viridis);
+const bluesTable = table(blues);
 const divergingTable = table(diverging);
 
 function pick(colours: Uint32Array, t: number): number {
@@ -36,6 +34,8 @@ export interface Scale {
   color(value: number): number;
   /** The value at t in [0, 1] of the legend, left to right. */
   at(t: number): number;
+  /** Where on the legend thresholds stand. */
+  marks: number[];
 }
 
 /** The smallest and largest of what is finite, and the smallest above zero; infinities where there is none. */
@@ -60,7 +60,8 @@ function logScale(least: number, most: number): Scale {
   const low = Math.max(least, most / factorMax);
   const high = Math.max(most, 10 * low);
   const span = Math.log(high / low);
-  return { low, high, at: (t) => low * Math.exp(t * span), color: (v) => pick(viridisTable, v <= 0 ? 0 : Math.log(v / low) / span) };
+  const color = (v: number) => pick(bluesTable, v <= 0 ? 0 : Math.log(v / low) / span);
+  return { low, high, marks: [], at: (t) => low * Math.exp(t * span), color };
 }
 
 /** As logScale, but cold up to `anchor` and warm beyond it. */
@@ -74,8 +75,30 @@ function anchoredScale(least: number, most: number, anchor: number): Scale {
     return 0.5 + far / (2 * (far < 0 ? below : above));
   };
   return {
-    low, high, color: (v) => pick(divergingTable, place(v)),
+    low, high, marks: [0.5], color: (v) => pick(divergingTable, place(v)),
     at: (t) => anchor * Math.exp((2 * t - 1) * (t < 0.5 ? below : above)),
+  };
+}
+
+/** Beyond the anchor by so much, or below it, a value has the warmest or the coldest colour. */
+const farFactor = 30;
+
+/** Of all steps alike, whatever the values are: cold on the good side of the anchor, warm beyond it. */
+export function fixedScale(kind: 'log' | 'linear' | 'signed', lowIsBad: boolean, anchor: number): Scale {
+  if (kind === 'log') return anchoredScale(anchor / farFactor, anchor * farFactor, anchor);
+  if (kind === 'signed') {
+    const high = 4 * anchor;
+    const warmth = (v: number) => (v <= anchor ? v / anchor / 2 : 0.5 + (v - anchor) / (high - anchor) / 2);
+    return {
+      low: -high, high, marks: [-anchor, anchor].map((v) => (v / high + 1) / 2), at: (t) => (2 * t - 1) * high,
+      color: (v) => pick(divergingTable, warmth(Math.abs(v))),
+    };
+  }
+  const high = anchor < 1 ? 1 : 2 * anchor;
+  const place = (v: number) => (v <= anchor ? v / anchor / 2 : 0.5 + (v - anchor) / (high - anchor) / 2);
+  return {
+    low: 0, high, marks: [0.5], at: (t) => (t <= 0.5 ? 2 * t * anchor : anchor + (2 * t - 1) * (high - anchor)),
+    color: (v) => pick(divergingTable, lowIsBad ? 1 - place(v) : place(v)),
   };
 }
 
@@ -93,13 +116,13 @@ export function makeScale(
   if (low > high) [low, high] = [0, 1];
   if (kind === 'signed') {
     const size = Math.max(Math.abs(low), Math.abs(high), 1e-12);
-    return { low: -size, high: size, at: (t) => (2 * t - 1) * size, color: (v) => pick(divergingTable, (v / size + 1) / 2) };
+    return { low: -size, high: size, marks: [], at: (t) => (2 * t - 1) * size, color: (v) => pick(divergingTable, (v / size + 1) / 2) };
   }
   if (kind === 'log' && low >= 0 && high > 0) return logScale(positive, high);
   if (high - low < 1e-9) high = low + 1;
   const place = (v: number) => (v - low) / (high - low);
   return {
-    low, high, at: (t) => low + t * (high - low),
-    color: (v) => pick(viridisTable, lowIsBad ? 1 - place(v) : place(v)),
+    low, high, marks: [], at: (t) => low + t * (high - low),
+    color: (v) => pick(bluesTable, lowIsBad ? 1 - place(v) : place(v)),
   };
 }

@@ -5,9 +5,9 @@
 // along a line, Enter chooses; the cell's value is spoken. Heads of an alert
 // carry a ring and a mark besides their colour; a cell without a value is
 // hatched.
-import { h, tableHead, themeColor } from './dom';
+import { fill, h, tableHead, themeColor } from './dom';
 import { integer, number } from './format';
-import { makeScale, Scale } from './color';
+import { Scale, fixedScale, makeScale } from './color';
 import type { ModelMap } from './model_map';
 import { Signal } from './signals';
 import { offerCsv, offerPng } from './download';
@@ -65,6 +65,8 @@ export class Heatmap {
   private readonly pixels = h('canvas');
   private readonly painted = h('canvas');
   private readonly legend = h('canvas', { 'aria-hidden': 'true', class: 'legend-bar' });
+  private readonly legendMarks = h('div', { class: 'legend-marks', 'aria-hidden': 'true' });
+  private readonly legendLimit = h('span', { class: 'legend-limit' });
   private readonly legendLow = h('span');
   private readonly legendMiddle = h('span');
   private readonly legendHigh = h('span');
@@ -73,6 +75,7 @@ export class Heatmap {
   private readonly grid: HTMLElement;
   private data: HeatmapData | null = null;
   private scale: Scale | null = null;
+  private limit = 0;  // Where colours turn warm; 0 = nowhere.
   private cursor: Cell = { layer: 0, head: 0 };
   private selected: Cell | null = null;
   private hovered: Cell | null = null;
@@ -94,10 +97,10 @@ export class Heatmap {
 
   private legendBox(): HTMLElement {
     const keys = h('div', { class: 'legend-keys' },
-      h('span', { class: 'key-none' }), 'no value', h('span', { class: 'key-mark' }), 'alert',
+      this.legendLimit, h('span', { class: 'key-none' }), 'no value', h('span', { class: 'key-mark' }), 'alert',
       this.saveButton('csv'), this.saveButton('png'));
     const ticks = h('div', { class: 'legend-ticks' }, this.legendLow, this.legendMiddle, this.legendHigh);
-    return h('div', { class: 'legend' }, this.legend, ticks, keys);
+    return h('div', { class: 'legend' }, this.legend, this.legendMarks, ticks, keys);
   }
 
   private saveButton(ending: 'csv' | 'png'): HTMLElement {
@@ -105,7 +108,7 @@ export class Heatmap {
     return h('button', { class: 'link', 'aria-label': `${this.name} as ${word}`, onclick: () => this.save(ending) }, word);
   }
 
-  /** `anchor`: where a logarithmic scale turns from cold to warm; 0 = nowhere. */
+  /** `anchor`: where the colours turn from cold to warm; 0 = nowhere. */
   show(data: HeatmapData, selected: Cell | null, anchor = 0): void {
     // One scale for all steps of a map, so that colours are told apart while the slider moves.
     const before = data.map && this.data?.signal === data.signal ? this.scale : null;
@@ -114,7 +117,10 @@ export class Heatmap {
     if (selected && !this.isSelected(selected)) this.cursor = { ...selected };
     this.selected = selected;
     this.cursor = this.inside(this.cursor, data);
-    this.scale = makeScale(data.values, data.signal.scale, data.signal.lowIsBad === true, anchor, before);
+    // What is far from its threshold in a map of tensors is worth telling apart, too: its scale spans what was seen.
+    const [kind, lowIsBad, isLogMap] = [data.signal.scale, data.signal.lowIsBad === true, data.map !== null && data.signal.scale === 'log'];
+    this.scale = anchor > 0 && !isLogMap ? fixedScale(kind, lowIsBad, anchor) : makeScale(data.values, kind, lowIsBad, anchor, before);
+    this.limit = anchor;
     this.grid.setAttribute('aria-rowcount', String(data.layers));
     this.grid.setAttribute('aria-colcount', String(data.heads));
     const size = data.map ? `${data.map.names.length} ${data.kind}s` : `${data.layers} layers by ${data.heads} ${data.kind}s`;
@@ -291,6 +297,13 @@ export class Heatmap {
 
   private drawLegend(scale: Scale): void {
     paintPixels(this.legend, 240, 1, (x) => scale.color(scale.at(x / 239)));
+    fill(this.legendMarks, ...scale.marks.map((at) => {
+      const mark = h('span');
+      mark.style.left = `${100 * at}%`;
+      return mark;
+    }));
+    this.legendLimit.textContent = scale.marks.length === 0 ? 'no threshold' :
+      `warm: ${this.data?.signal.lowIsBad ? 'below' : 'beyond'} ${number(this.limit)}, the threshold`;
     this.legendLow.textContent = number(scale.low);
     this.legendMiddle.textContent = number(scale.at(0.5));
     this.legendHigh.textContent = number(scale.high);

@@ -2,13 +2,14 @@
 // by layer, the losses of its sequences, its reinforcement learning, the gradients of single ranks.
 import { isFiring } from './alerts';
 import { ApiError, api, num, nums } from './api';
-import { ChartMarks, Charts } from './charts';
+import { ChartMarks, Charts, StepWindow } from './charts';
 import { fill, h, tableHead } from './dom';
 import { integer, number } from './format';
 import { Cell, Heatmap } from './heatmap';
 import { RanksPanel } from './ranks_panel';
+import { Moment, RunEvents, sequenceWords } from './run_events';
 import { OwnLimits, expertSignalsOf, findSignal, learningOfRun, optimizerNames, ownLimits, sequenceNames } from './signals';
-import type { Alert, Event, GetMatrixResponse, Run, Series, SeriesId } from './wire';
+import type { Alert, GetMatrixResponse, Run, Series, SeriesId } from './wire';
 
 /** What the run's page knows when its panels are drawn. */
 export interface PanelsView {
@@ -16,8 +17,11 @@ export interface PanelsView {
   alerts: Alert[];
   /** The step of the map; -1 = the newest. */
   step: number;
-  /** Steps at which actions were applied. */
-  actions: number[];
+  /** Where actions were applied. */
+  actions: Moment[];
+  events: RunEvents;
+  /** The steps that charts show; null = all. */
+  window: StepWindow | null;
   /** The chosen expert; null = none is. */
   expert: Cell | null;
   /** Experts that a firing alert names. */
@@ -25,9 +29,6 @@ export interface PanelsView {
   /** The series of this run, and those of the run beside. */
   series: (wanted: SeriesId[]) => Promise<[Series[], Series[]]>;
 }
-
-const sequenceWords = 'largest losses of sequences: ';
-const eventPagesMax = 20;
 
 /** Losses and ids, from the words of an event: "12.3 af01, 9.1 77ce"; an id may have commas. */
 function lossesOf(words: string): [loss: string, id: string][] {
@@ -41,42 +42,18 @@ function lossesOf(words: string): [loss: string, id: string][] {
   return found;
 }
 
-/** The newest event of a run that names its largest losses; of several ranks' the largest. */
-class LargestLosses {
-  private after = '0';
-  newest: Event | null = null;
-
-  constructor(private readonly run: string) {}
-
-  /** Pages of events that were whole before are not asked for again. */
-  async read(): Promise<void> {
-    for (let page = 0; page < eventPagesMax; page++) {
-      const { events, next_after } = await api.events(this.run, this.after);
-      for (const event of events) this.take(event);
-      if (num(next_after) === 0) return;
-      this.after = next_after;
-    }
-  }
-
-  private take(event: Event): void {
-    if (event.kind !== 'EVENT_KIND_ANNOTATION' || !event.text.startsWith(sequenceWords)) return;
-    const before = this.newest;
-    const isSmaller = before?.step === event.step && before.attempt === event.attempt && num(event.value) < num(before.value);
-    if (!isSmaller) this.newest = event;
-  }
-}
-
 /** A panel of charts side by side. */
 class ChartPanel {
-  readonly charts = new Charts();
+  readonly charts: Charts;
   readonly title: HTMLElement;
   readonly element: HTMLElement;
 
-  constructor(title: string, ...above: HTMLElement[]) {
+  constructor(title: string, zoom: (window: StepWindow | null) => void, ...above: HTMLElement[]) {
+    this.charts = new Charts(zoom);
     this.title = h('h2', {}, title);
     this.charts.element.classList.add('beside');
     this.element = h('section', { class: 'panel', 'aria-label': title, hidden: true },
-      h('div', { class: 'panel-head' }, this.title), ...above, this.charts.element);
+      h('div', { class: 'panel-head' }, this.title), ...above, this.charts.legend, this.charts.element);
   }
 
   draw(names: string[], [all, beside]: [Series[], Series[]], marks: ChartMarks): void {
@@ -94,21 +71,25 @@ interface LayerOfExperts { layer: number; largest: number; busiest: number; smal
 
 export class Panels {
   readonly element: HTMLElement;
-  private readonly optimizer = new ChartPanel('Optimizer and steps');
+  private readonly optimizer: ChartPanel;
   private readonly largest = h('div', { class: 'largest' });
-  private readonly sequences = new ChartPanel('Losses of sequences', this.largest);
-  private readonly learning = new ChartPanel('Reinforcement learning');
+  private readonly sequences: ChartPanel;
+  private readonly learning: ChartPanel;
   private readonly heatmap: Heatmap;
   private readonly layers = h('div', { class: 'layers' });
   private readonly expertsTitle = h('h2', {}, 'Experts by layer');
   private readonly experts: HTMLElement;
-  private readonly losses: LargestLosses;
   private readonly ranks: RanksPanel;
 
-  /** `choose`: an expert was chosen. */
-  constructor(private readonly name: string, private readonly choose: (signal: string, cell: Cell) => void) {
-    this.losses = new LargestLosses(name);
-    this.ranks = new RanksPanel(name);
+  /** `choose`: an expert was chosen. `zoom`: other steps are wanted in charts. */
+  constructor(
+    private readonly name: string, private readonly choose: (signal: string, cell: Cell) => void,
+    zoom: (window: StepWindow | null) => void,
+  ) {
+    this.optimizer = new ChartPanel('Optimizer and steps', zoom);
+    this.sequences = new ChartPanel('Losses of sequences', zoom, this.largest);
+    this.learning = new ChartPanel('Reinforcement learning', zoom);
+    this.ranks = new RanksPanel(name, zoom);
     this.heatmap = new Heatmap((cell) => choose(expertName, cell), 'expert-cell', 'The map of experts');
     this.experts = h('section', { class: 'panel', 'aria-label': 'Experts', hidden: true },
       h('div', { class: 'panel-head' }, this.expertsTitle), h('div', { class: 'columns' }, this.heatmap.element, this.layers));
@@ -132,23 +113,24 @@ export class Panels {
     const found: [Series[], Series[]] = wanted.length > 0 ? await view.series(wanted) : [[], []];
     const limits = new Map(own.map((one) => [one.name, ownLimits(one)]));
     for (const [panel, names] of panels) panel.draw(names, found, this.marks(view, names, limits));
-    await this.drawLargest(sequenceNames(run).length > 0);
+    if (sequenceNames(run).length > 0) this.drawLargest(view.events);
   }
 
-  private marks({ alerts, actions, step }: PanelsView, names: string[], limits: Map<string, OwnLimits>): ChartMarks {
+  private marks({ alerts, actions, events, step, window }: PanelsView, names: string[], limits: Map<string, OwnLimits>): ChartMarks {
     const thresholds = new Map([...limits].map(([name, of]) => [name, [...of.limits]]));
-    const begins = new Set<number>();
+    const begins = new Map<number, Moment>();
     for (const alert of alerts) {
       for (const { signal, text, threshold } of alert.last.evidence) {
         // Evidence on a signal of the job's own has its name in its text.
         const named = names.find((name) => name === signal || name === text);
         if (named === undefined) continue;
         thresholds.set(named, [...(thresholds.get(named) ?? []), num(threshold)].filter(Number.isFinite));
-        if (isFiring(alert)) begins.add(num(alert.last.first_step));
+        const first = num(alert.last.first_step);
+        if (isFiring(alert)) begins.set(first, { step: first, label: `alert: ${alert.last.rule}` });
       }
     }
     const notes = new Map([...limits].map(([name, { words }]) => [name, words]));
-    return { thresholds, notes, begins: [...begins], step, actions, lost: null };
+    return { thresholds, notes, begins: [...begins.values()], step, actions, events: events.moments, window, lost: null };
   }
 
   /** The slider moved. */
@@ -156,15 +138,7 @@ export class Panels {
     for (const charts of this.all()) charts.mark(step);
   }
 
-  private async drawLargest(wanted: boolean): Promise<void> {
-    if (!wanted) return;
-    try {
-      await this.losses.read();
-    } catch (error) {
-      if (!(error instanceof ApiError)) throw error;
-      return;  // A server of before, or one that refuses: the charts say what there is.
-    }
-    const event = this.losses.newest;
+  private drawLargest({ largest: event }: RunEvents): void {
     if (!event) return fill(this.largest, h('p', { class: 'muted small' }, 'No event has named a sequence so far.'));
     const rows = lossesOf(event.text.slice(sequenceWords.length)).map(([loss, id]) =>
       h('tr', {}, h('td', {}, loss), h('td', { class: 'wrap' }, id ? h('code', {}, id) : 'no id')));

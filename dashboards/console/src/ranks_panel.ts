@@ -3,7 +3,7 @@
 // A run may have thousands of ranks. What is asked for is bounded: some samples of all ranks, spread over
 // the run's steps and kept, and the series of the few that stand out.
 import { ApiError, api, num, nums } from './api';
-import { ChartMarks, Charts } from './charts';
+import { ChartMarks, Charts, StepWindow } from './charts';
 import { fill, h, tableHead } from './dom';
 import { integer, number } from './format';
 import { middle } from './heatmap';
@@ -72,17 +72,18 @@ function spread(title: string, samples: Sample[]): Series {
 }
 
 export class RanksPanel {
-  readonly charts = new Charts();
+  readonly charts: Charts;
   readonly element: HTMLElement;
   private readonly title = h('h2', {}, 'Gradients of single ranks');
   private readonly table = h('div', { class: 'layers' });
   private readonly past: Past;
 
-  constructor(private readonly name: string) {
+  constructor(private readonly name: string, zoom: (window: StepWindow | null) => void) {
     this.past = new Past(name);
+    this.charts = new Charts(zoom);
     this.charts.element.classList.add('beside');
     this.element = h('section', { class: 'panel', 'aria-label': 'Gradients of single ranks', hidden: true },
-      h('div', { class: 'panel-head' }, this.title), this.table, this.charts.element);
+      h('div', { class: 'panel-head' }, this.title), this.table, this.charts.legend, this.charts.element);
   }
 
   /** `step`: that of the map; -1 = the newest. */

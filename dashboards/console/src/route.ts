@@ -11,6 +11,9 @@ export interface Route {
   /** Name of the tensor or module that is shown instead of a head. */
   row: string | null;
   step: number | null;
+  /** The steps that charts show; both null = those of the illness; from 0 on without an end = all. */
+  from: number | null;
+  to: number | null;
   /** Name of the run that is drawn beside it. */
   beside: string | null;
   /** Key of the alert that is shown open. */
@@ -20,7 +23,10 @@ export interface Route {
   query: string;
 }
 
-const nowhere = { run: null, signal: null, layer: null, head: null, row: null, step: null, beside: null, alert: null, of: '', query: '' };
+const nowhere = {
+  run: null, signal: null, layer: null, head: null, row: null, step: null, from: null, to: null,
+  beside: null, alert: null, of: '', query: '',
+};
 
 /** The address of a run, of nothing special in it. */
 export function routeOf(run: string): Route {
@@ -32,7 +38,7 @@ function whole(text: string | null): number | null {
 }
 
 /**
- * #/run/NAME?signal=...&layer=...&head=...&row=...&step=...&beside=...&alert=...,
+ * #/run/NAME?signal=...&layer=...&head=...&row=...&step=...&from=...&to=...&beside=...&alert=...,
  * #/status, #/runbook/NAME?run=...; else the list of runs.
  */
 export function parseRoute(hash: string): Route {
@@ -51,6 +57,7 @@ export function parseRoute(hash: string): Route {
   return {
     page: 'run', run, signal: query.get('signal'),
     layer: whole(query.get('layer')), head: whole(query.get('head')), step: whole(query.get('step')),
+    from: whole(query.get('from')), to: whole(query.get('to')),
     row: query.get('row'), beside: query.get('beside'), alert: query.get('alert'), of: '', query: '',
   };
 }
@@ -62,7 +69,7 @@ export function formatRoute(route: Route): string {
   }
   const query = new URLSearchParams();
   if (route.signal !== null) query.set('signal', route.signal);
-  for (const key of ['layer', 'head', 'step'] as const) {
+  for (const key of ['layer', 'head', 'step', 'from', 'to'] as const) {
     const value = route[key];
     if (value !== null) query.set(key, String(value));
   }

@@ -1,17 +1,19 @@
 // One run: the verdict, every head or tensor at a step, one of them over all steps, alerts.
+import { actionTitle, isApplied } from './action_words';
 import { ActionsView } from './actions_view';
 import { counts, leading, worstSeverity } from './alerts';
 import { AlertsView } from './alerts_view';
 import { ApiError, api, num, nums } from './api';
 import { importedBadge, runBadge, runWords } from './badges';
-import { ChartMarks, Charts } from './charts';
-import { fill, h } from './dom';
+import { ChartMarks, Charts, StepWindow } from './charts';
+import { fill, focusIn, h } from './dom';
 import { ago, integer } from './format';
 import { meanStepSeconds } from './left';
-import { Cell, CellKind, Heatmap, HeatmapData, cellName, worstCells, worstTable } from './heatmap';
+import { Cell, CellKind, Heatmap, HeatmapData, cellName, middle, worstCells, worstTable } from './heatmap';
 import { ModelMap, modelMap } from './model_map';
 import { Panels } from './panels';
 import { Route, formatRoute } from './route';
+import { Moment, RunEvents } from './run_events';
 import { Samples } from './samples';
 import {
   causalNames, expertSignals, expertSignalsOf, findRowSignal, findSignal, headSignals, ownMatrices, ownOfRun, rowSignalsOf, runSignals,
@@ -20,6 +22,8 @@ import { VerdictView, evidenceKey, shownEvidence } from './verdict';
 import type { Action, Alert, Evidence, GetMatrixResponse, OwnSignal, Run, Series, SeriesId } from './wire';
 
 const seriesPoints = 600;
+/** Steps: an illness that has just begun is shown with at least half of that before it. */
+const windowMin = 400;
 /** Back to where a newest value is looked for. */
 const newestSteps = 500;
 
@@ -67,7 +71,9 @@ export class RunPage {
   private readonly slider: HTMLInputElement;
   private readonly stepText = h('output', { class: 'step' });
   private readonly liveButton: HTMLButtonElement;
-  private readonly charts = new Charts();
+  private readonly charts = new Charts((window) => this.zoom(window));
+  private readonly zoomBar = h('div', { class: 'zoom-bar' });
+  private readonly events: RunEvents;
   private readonly headTitle = h('h2');
   private readonly alertsView = new AlertsView((layer, head) => this.go({ layer, head, row: null }), () => this.reload());
   private readonly actionsView = new ActionsView(() => this.reload());
@@ -77,6 +83,7 @@ export class RunPage {
   private actions: Action[] = [];
   private alerts: Alert[] = [];
   private matrix: HeatmapData | null = null;
+  private median = { of: '', value: 0 };
   private readonly samples: Samples;
   private map: ModelMap = modelMap([]);
   private mapOf = '';
@@ -91,8 +98,10 @@ export class RunPage {
   /** `reload` refreshes this page and deals with errors. */
   constructor(private route: Route, private readonly name: string, private readonly reload: () => void) {
     this.samples = new Samples(name);
+    this.events = new RunEvents(name);
     this.verdict = new VerdictView(name, () => this.reload());
-    this.panels = new Panels(name, (signal, { layer, head }) => this.go({ signal, layer, head, row: null }));
+    this.panels = new Panels(name, (signal, { layer, head }) => this.go({ signal, layer, head, row: null }),
+      (window) => this.zoom(window));
     this.slider = h('input', {
       type: 'range', min: 0, max: 0, value: 0, 'aria-label': 'Step of the heatmap',
       oninput: () => this.scrub(Number(this.slider.value)), onchange: () => this.go({ step: Number(this.slider.value) }),
@@ -116,7 +125,7 @@ export class RunPage {
   private headPanel(): HTMLElement {
     const beside = h('span', {}, h('label', { for: 'beside', class: 'muted small' }, 'Beside '), this.besidePicker);
     return h('section', { class: 'panel', 'aria-label': 'What is chosen' },
-      h('div', { class: 'panel-head' }, this.headTitle, beside), this.charts.element);
+      h('div', { class: 'panel-head' }, this.headTitle, beside), this.zoomBar, this.charts.legend, this.charts.element);
   }
 
   /** The address changed, the run did not. */
@@ -127,6 +136,44 @@ export class RunPage {
 
   private go(change: Partial<Route>): void {
     location.hash = formatRoute({ ...this.route, ...change });
+  }
+
+  /** Which steps the charts show: null = all. */
+  private zoom(window: StepWindow | null): void {
+    this.go(window ?? { from: 0, to: null });
+  }
+
+  /** What the address says, else the illness and half as much before it; null = the whole run. */
+  private window(): StepWindow | null {
+    const { run, route: { from, to } } = this;
+    if (!run) return null;
+    const now = num(run.step);
+    if (from !== null) return from === 0 && to === null ? null : { from, to: Math.max(from + 2, to ?? now) };
+    const alert = leading(this.alerts);
+    if (!alert) return null;
+    const first = num(alert.last.first_step);
+    const begin = Math.floor(Math.max(0, first - Math.max(windowMin, now - first) / 2));
+    const lost = this.lost()?.middle ?? now;
+    return { from: begin, to: lost > now && lost - now < now - begin ? Math.ceil(lost) : Math.max(now, begin + 2) };
+  }
+
+  /** What is shown, and the ways to other steps without a mouse. */
+  private drawZoom(): void {
+    const [window, now] = [this.window(), this.run ? num(this.run.step) : 0];
+    const { from, to } = window ?? { from: 0, to: now };
+    const middle = (from + Math.min(to, now)) / 2;
+    const button = (words: string, label: string, change: Partial<Route>) =>
+      h('button', { 'aria-label': label, 'data-focus': label, onclick: () => this.go(change) }, words);
+    const isIllness = this.route.from === null && window !== null;
+    const focus = focusIn(this.zoomBar);
+    fill(this.zoomBar,
+      h('span', { class: 'muted small' }, window ? `steps ${integer(from)} to ${integer(to)}` : 'the whole run'),
+      window ? button('Whole run', 'Show the whole run', { from: 0, to: null }) : null,
+      !isIllness && leading(this.alerts) ? button('The illness', 'Show the steps of the illness', { from: null, to: null }) : null,
+      to - from > 8 ? button('+', 'Zoom in', { from: Math.floor(middle), to: Math.ceil(Math.max(middle + 2, Math.min(to, now))) }) : null,
+      window ? button('−', 'Zoom out', { from: Math.max(0, Math.floor(from - (to - from))), to }) : null,
+      h('span', { class: 'muted small' }, 'Drag over a chart to zoom.'));
+    focus();
   }
 
   /** A signal was chosen; a row stays chosen while it is of the same kind. */
@@ -143,8 +190,20 @@ export class RunPage {
   private get signal(): string {
     if (this.route.signal !== null) return this.route.signal;
     const layout = this.run?.description.layout;
+    const told = this.toldSignal();
+    if (told !== null) return told;
     const rows = this.run && layout?.heads === 0 ? rowSignalsOf(this.run) : [];
     return rows.length > 0 ? rows[0].name : 'drift_ratio';
+  }
+
+  /** The signal of the alert in the verdict, if a map can show it. */
+  private toldSignal(): string | null {
+    const { run } = this;
+    const alert = leading(this.alerts);
+    if (!run || !alert) return null;
+    const { heads } = run.description.layout;
+    const known = new Set([...(heads > 0 ? headSignals : []), ...rowSignalsOf(run), ...expertSignalsOf(run)].map((s) => s.name));
+    return shownEvidence(alert).find(({ signal }) => known.has(signal))?.signal ?? null;
   }
 
   /** The signal that the map shows, if its cells are no heads and have no names. */
@@ -206,6 +265,7 @@ export class RunPage {
     const first = await this.loadMatrix(this.step(), isNew ? () => false : mayAsk);
     if (first && isNew) await this.show(first, mayAsk);
     await this.loadActions();
+    await this.events.read();
     await this.loadSeries();
     await this.loadNewest(run);
     this.drawHead();
@@ -272,7 +332,8 @@ export class RunPage {
     const { alerts } = this;
     const [step, chosen] = [this.route.step ?? -1, this.subject()];
     await this.panels.load({
-      run, alerts, step, actions: this.applied(), expert: chosen.kind === 'expert' ? chosen : null, markedExperts: this.markedExperts(),
+      run, alerts, step, actions: this.applied(), events: this.events, window: this.window(),
+      expert: chosen.kind === 'expert' ? chosen : null, markedExperts: this.markedExperts(),
       series: (wanted) => Promise.all([this.seriesHere(wanted, ''), this.seriesBeside(wanted)]),
     });
   }
@@ -291,7 +352,7 @@ export class RunPage {
   private async seriesBeside(wanted: SeriesId[]): Promise<Series[]> {
     if (this.route.beside === null) return [];
     try {
-      return (await api.series(this.route.beside, wanted, seriesPoints)).series;
+      return (await api.series(this.route.beside, wanted, seriesPoints, ...this.asked())).series;
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
       // The other run's job may name no such signals of its own, and no such tensors.
@@ -349,7 +410,7 @@ export class RunPage {
     this.heatState.hidden = true;
     this.heatmap.element.hidden = false;
     this.matrix = this.laidOut(matrix, values);
-    this.heatmap.show(this.matrix, this.chosenCell(), this.threshold() ?? this.matrix.signal.anchor);
+    this.heatmap.show(this.matrix, this.chosenCell(), this.anchor(this.matrix));
     fill(this.worst, worstTable(this.matrix, (c) => this.select(c)));
     this.drawStep(this.matrix.step);
   }
@@ -388,8 +449,8 @@ export class RunPage {
   private markedExperts(): Cell[] {
     return this.evidence().filter((e) => e.head >= 0 && e.signal.startsWith('expert_'));
   }
-  private applied(): number[] {
-    return this.actions.flatMap((a) => a.history).filter((c) => c.state === 'ACTION_STATE_APPLIED').map((c) => num(c.step));
+  private applied(): Moment[] {
+    return this.actions.flatMap((a) => a.history.filter(isApplied).map((c) => ({ step: num(c.step), label: actionTitle(a) })));
   }
   private cellAt(at: number, columns: number): Cell {
     return { layer: Math.floor(at / columns), head: at % columns };
@@ -405,11 +466,19 @@ export class RunPage {
     return at === undefined ? null : this.cellAt(at, matrix.heads);
   }
 
-  /** What an alert holds the rows against. */
-  private threshold(): number | undefined {
-    if (!findRowSignal(this.signal)) return undefined;
-    const evidence = this.alerts.flatMap((a) => a.last.evidence).find((e) => e.signal === this.signal && num(e.threshold) > 0);
-    return evidence && num(evidence.threshold);
+  /**
+   * Where the map's colours turn from cold to warm: what an alert holds the signal against, else what the rules do. That
+   * of a multiple of the median is of the sample that was shown first: all steps have one scale.
+   */
+  private anchor(matrix: HeatmapData): number {
+    const { signal } = matrix;
+    const all = [...this.firing(), ...this.alerts].flatMap((a) => a.last.evidence);
+    const told = all.find((e) => e.signal === signal.name && Number.isFinite(num(e.threshold)) && num(e.threshold) !== 0);
+    if (told) return Math.abs(num(told.threshold));
+    if (signal.anchor !== undefined) return signal.anchor;
+    if (signal.ofMedian === undefined) return 0;
+    if (this.median.of !== signal.name) this.median = { of: signal.name, value: middle(matrix.values) };
+    return this.median.value > 0 ? signal.ofMedian * this.median.value : 0;
   }
 
   // Key heads are shared by a group of query heads.
@@ -442,10 +511,16 @@ export class RunPage {
     ];
   }
 
+  /** The steps that are asked for: so many points are of what is shown. */
+  private asked(): [begin: number, end: number] {
+    const window = this.window();
+    return window ? [window.from, window.to + 1] : [0, 0];
+  }
+
   /** Nothing of a tensor that the run does not have. */
   private async seriesHere(wanted: SeriesId[], name: string): Promise<Series[]> {
     try {
-      return (await api.series(this.name, wanted, seriesPoints)).series;
+      return (await api.series(this.name, wanted, seriesPoints, ...this.asked())).series;
     } catch (error) {
       if (name === '' || !(error instanceof ApiError) || error.status !== 404) throw error;
       return [];
@@ -468,6 +543,7 @@ export class RunPage {
     if (subject !== this.chartsFor) this.charts.clear();
     this.chartsFor = subject;
     this.charts.show(series, this.marks(chosen), beside);
+    this.drawZoom();
     const time = series.find((s) => s.id.signal === 'step_seconds');
     if (time && time.mean.length > 0) this.secondsPerStep = num(time.mean[time.mean.length - 1]);
   }
@@ -479,9 +555,11 @@ export class RunPage {
     const evidence = name ? this.alerts.flatMap((a) => a.last.evidence) : alerts.flatMap((a) => a.evidence.filter(isHere));
     return {
       thresholds: new Map(evidence.map((e) => [e.signal, [num(e.threshold)].filter(Number.isFinite)])),
-      begins: alerts.map((a) => num(a.first_step)),
+      begins: alerts.map((a) => ({ step: num(a.first_step), label: `alert: ${a.rule}` })),
       step: this.route.step === null ? -1 : this.matrix?.step ?? -1,
       actions: this.applied(),
+      events: this.events.moments,
+      window: this.window(),
       lost: this.lost(),
     };
   }

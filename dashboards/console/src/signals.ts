@@ -13,8 +13,11 @@ export interface Signal {
   kvHeads?: boolean;
   /** A value is a number of bytes. */
   bytes?: boolean;
-  /** Where the colours turn from cold to warm, unless an alert has a threshold. */
+  /** What a value is measured in, if it has a unit: the catalogue's. */
+  unit?: string;
+  /** Where the colours turn from cold to warm, unless an alert has a threshold: the rules', or of the median head so many times. */
   anchor?: number;
+  ofMedian?: number;
 }
 
 /** A signal of named rows. */
@@ -28,20 +31,21 @@ export interface RowSignal extends Signal {
 
 /** Cause first, loss last: what is above comes before what is below. */
 export const headSignals: Signal[] = [
-  { name: 'drift_ratio', label: 'Drift ratio', scale: 'log',
+  { name: 'drift_ratio', label: 'Drift ratio', scale: 'log', ofMedian: 4,
     help: 'Common mode of the scores over their spread, judged against the median head of the run: 4 times it and growing is a drift.' },
-  { name: 'common_mode', label: 'Common mode', scale: 'log',
+  { name: 'common_mode', label: 'Common mode', scale: 'log', unit: 'logits',
     help: "Mean size of what a row's scores have in common, in logits. From 128 on bf16 holds whole numbers only." },
   { name: 'key_leak', label: 'Key-gradient leak', scale: 'log', kvHeads: true,
     help: 'The part of the key gradients that must be zero and is not: pure kernel error.' },
-  { name: 'tied_fraction_bf16', label: 'Tied rows', scale: 'linear',
+  { name: 'tied_fraction_bf16', label: 'Tied rows', scale: 'linear', anchor: 0.3,
     help: 'Share of rows whose bf16 maximum is repeated, because a large offset eats the mantissa. More than 30 % is told.' },
-  { name: 'delta_bias_t', label: 'Delta bias t', scale: 'signed',
+  { name: 'delta_bias_t', label: 'Delta bias t', scale: 'signed', anchor: 4,
     help: 't statistic of the error of delta. Far from zero means biased, not noisy.' },
   { name: 'qk_increment_rank', label: 'QK increment rank', scale: 'linear', lowIsBad: true,
     help: 'Effective rank of the change of W_Q^T W_K. A collapse means the weights are pushed in one direction.' },
-  { name: 'wq_sigma', label: 'σ(W_Q)', scale: 'log', help: "Largest singular value of the head's W_Q: the weights are being pushed." },
-  { name: 'logit_max', label: 'Largest logit', scale: 'log',
+  { name: 'wq_sigma', label: 'σ(W_Q)', scale: 'log', ofMedian: 2,
+    help: "Largest singular value of the head's W_Q: the weights are being pushed." },
+  { name: 'logit_max', label: 'Largest logit', scale: 'log', unit: 'logits', anchor: 1000,
     help: 'Largest attention score. Above 1,000 in a head, or above 200 in the median head with its entropy gone, attention fails.' },
   { name: 'entropy_ratio', label: 'Entropy ratio', scale: 'linear', lowIsBad: true, help: '1 is uniform attention, 0 is one key.' },
   { name: 'saturated_fraction', label: 'Saturated rows', scale: 'linear', help: 'Share of rows in which one key takes all.' },
@@ -167,7 +171,7 @@ export const expertSignals: CellSignal[] = [
     help: 'Load of the busiest expert over what each would have of the same.' },
   { name: 'router_entropy_share', of: 'layer', part: 'router_entropy_sum', label: 'Entropy of the router', scale: 'linear',
     lowIsBad: true, help: 'Over the largest that it can be: one knows no expert from another, zero is sure of one.' },
-  { name: 'router_logit_max', of: 'layer', part: 'router_logit_max', label: 'Largest logit of the router', scale: 'log',
+  { name: 'router_logit_max', of: 'layer', part: 'router_logit_max', label: 'Largest logit of the router', scale: 'log', unit: 'logits',
     help: "Largest of the router's logits." },
   { name: 'router_row_cosine_max', of: 'layer', part: 'router_row_cosine_max', label: 'Rows of the router alike', scale: 'linear',
     help: "Largest cosine of two rows of the router's weight: at one two experts are chosen alike." },
@@ -232,7 +236,7 @@ const sequenceOnes: PanelSignal[] = [
     help: 'Share of the labels that count and are the same as the one before: near one for a batch of one repeated token.' },
   { name: 'loss_masked_share', part: 'loss_masked_tokens', label: 'Masked labels', scale: 'linear',
     help: 'Share of the labels that do not count.' },
-  { name: 'loss_tokens', part: 'loss_tokens', label: 'Labels that count', scale: 'linear', help: 'Of a step.' },
+  { name: 'loss_tokens', part: 'loss_tokens', label: 'Labels that count', scale: 'linear', unit: 'tokens', help: 'Of a step.' },
   { name: 'loss_sequences', part: 'loss_sequences', label: 'Sequences', scale: 'linear', help: 'Whose loss the job has told, of a step.' },
 ];
 
