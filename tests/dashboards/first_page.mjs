@@ -12,7 +12,7 @@ await page.evaluate(() => {
   const look = () => {
     for (const row of document.querySelectorAll('.runs tbody tr')) {
       if (!row.checkVisibility()) continue;
-      const [run, stage, head, , step] = [...row.cells].map((cell) => (cell.querySelector('a') ?? cell).innerText);
+      const [run, stage, head, step] = ['a.row', '.at-stage', '.at-head', '.at-step'].map((part) => row.querySelector(part).innerText);
       if (seen.get(run) === stage + head) continue;
       seen.set(run, stage + head);
       globalThis.say({ run, stage, head, step });

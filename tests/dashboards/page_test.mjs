@@ -222,12 +222,12 @@ const checks = {
 
   async 'no page is wider than its window'() {
     const server = await start('ill');
-    const pages = ['#/', '#/status', '#/run/gpt2-small%2Fbf16-fa2', '#/runbook/bellwetherdriftgrowing?run=gpt2-small%2Fbf16-fa2'];
+    const pages = ['#/', '#/alerts', '#/status', '#/run/gpt2-small%2Fbf16-fa2', '#/runbook/bellwetherdriftgrowing?run=gpt2-small%2Fbf16-fa2'];
     for (const width of [390, 768, 1440, 2560]) {
       const page = await open(server, '', { viewport: { width, height: 900 } });
       for (const hash of pages) {
         await page.goto(`http://127.0.0.1:${server.port}/${hash}`);
-        await page.waitForSelector({ '#/': '.runs tbody tr', '#/status': '.facts .fact' }[hash] ?? 'h1:has-text("ellwether"), .chart canvas');
+        await page.waitForSelector({ '#/': '.runs tbody tr', '#/alerts': '.runs tbody tr', '#/status': '.facts .fact' }[hash] ?? 'h1:has-text("ellwether"), .chart canvas');
         if (hash.startsWith('#/run/')) await page.waitForSelector('.chart canvas');
         const wide = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
         assert.ok(wide <= 0, `${hash} at ${width}: ${wide} px too wide`);
@@ -630,6 +630,107 @@ const checks = {
     for (const key of ['ArrowUp', 'ArrowRight']) await page.keyboard.press(key);
     assert.match(await page.textContent('#heat-cell'), /^model\.layers\.95\./);
     await picture(page, 'map-huge');
+    await page.unrouteAll({ behavior: 'ignoreErrors' });
+    await server.stop();
+  },
+
+  async 'alerts of all runs: filters, keys, an owner'() {
+    const server = await start('ill');
+    const page = await open(server, '#/alerts');
+    await page.waitForSelector('.conn.live');
+    await page.waitForSelector('.runs >> text=centre the keys, layer 1');  // What waits for a word.
+    const row = await page.textContent('.runs tbody tr');
+    for (const part of [/^warning/, /gpt2-small\/bf16-fa2/, /drift in layer 1 head 0, stage 2 of 5: ties and bias/, /cause: rounding drift/,
+      /step 1,900about .*36 min ago/, /≈ 1,080 steps.*about 21 min, until/, /Acknowledge/]) assert.match(row, part);
+    assert.equal(await page.title(), 'Alerts · Bellwether');
+    assert.equal(await page.getAttribute('nav a:has-text("Alerts")', 'aria-current'), 'page');
+    server.say('alert');
+    await page.waitForFunction(() => document.querySelectorAll('.runs tbody tr').length === 2);
+    const severities = () => page.locator('.runs tbody .badge').allTextContents();
+    assert.deepEqual(await severities(), ['critical', 'warning'], 'the worst first');
+    assert.match(await page.textContent('.title-row'), /2 firing, 2 unacknowledged/);
+    assert.deepEqual(await breaches(page), []);
+    await picture(page, 'alerts');
+    // By keyboard: to a row, and on it.
+    for (const key of ['j', 'j', 'k']) await page.keyboard.press(key);
+    await page.keyboard.press('a');
+    await page.waitForFunction(() => /1 unacknowledged/.test(document.querySelector('.title-row').textContent));
+    assert.match(await page.textContent('.runs tbody tr:has-text("critical")'), /console/);
+    assert.equal(await page.evaluate(() => document.activeElement.className), 'row', 'the keyboard stays');
+    // Filters stand in the address, and do not take the keyboard away.
+    await page.focus('#only-unacknowledged');
+    await page.keyboard.press('Space');
+    await page.waitForFunction(() => document.querySelectorAll('.runs tbody tr').length === 1);
+    assert.match(page.url(), /#\/alerts\?unacknowledged=1$/);
+    assert.equal(await page.evaluate(() => document.activeElement.id), 'only-unacknowledged');
+    await page.selectOption('#least-severity', 'critical');
+    await page.waitForSelector('text=No alert is left by these filters.');
+    assert.deepEqual(await breaches(page), []);
+    await page.goto(`http://127.0.0.1:${server.port}/#/alerts?severity=critical`);
+    await page.waitForFunction(() => document.querySelectorAll('.runs tbody tr').length === 1);
+    assert.deepEqual(await severities(), ['critical']);
+    await page.keyboard.press('?');
+    await page.waitForSelector('dialog[open] >> text=acknowledge the alert of the row');
+    assert.deepEqual(await breaches(page), []);
+    await page.keyboard.press('Escape');
+    await page.waitForSelector('dialog[open]', { state: 'detached' });
+    await page.evaluate(() => document.activeElement.blur());
+    await page.keyboard.press('j');
+    await page.keyboard.press('Enter');
+    await page.waitForSelector('.verdict');
+    assert.match(page.url(), /#\/run\/gpt2-small%2Fbf16-fa2\?alert=/);
+    await server.stop();
+  },
+
+  async 'the runs are sorted and filtered by the address'() {
+    const server = await start('ill');
+    const page = await open(server, '');
+    const names = () => page.locator('.runs tbody a.row').allTextContents();
+    await page.waitForSelector('.runs tbody tr');
+    const first = page.locator('.runs tbody tr').first();
+    assert.match(await first.textContent(), /1,90036 min ago≈ 1,080about 21 min/);
+    // A course of what the alert is about, or of the loss, where it can be seen.
+    await page.waitForSelector('.spark[aria-label^="Drift ratio from"]');
+    await page.waitForFunction(() => document.querySelectorAll('.spark[aria-label^="Loss from"]').length === 3);
+    assert.match(await page.locator('.runs tr:has-text("warmup-test")').getAttribute('class'), /^ended$/);
+    await page.click('th button:has-text("Step"):not(:has-text("left"))');
+    await page.waitForFunction(() => /sort=step$/.test(location.hash));
+    assert.equal((await names())[0], 'gpt2-small/warmup-test');
+    await page.locator('[data-focus="sort step"]').focus();
+    await page.keyboard.press('Enter');
+    await page.waitForFunction(() => /sort=step&down=1$/.test(location.hash));
+    assert.equal((await names())[0], 'llama-1b/sweep-lr-3e-4');
+    assert.equal(await page.getAttribute('th[aria-sort]', 'aria-sort'), 'descending');
+    assert.equal(await page.evaluate(() => document.activeElement.dataset.focus), 'sort step', 'the keyboard stays');
+    assert.deepEqual(await breaches(page), []);
+    await page.check('#firing-runs');
+    await page.waitForFunction(() => document.querySelectorAll('.runs tbody tr').length === 1);
+    await page.goto(`http://127.0.0.1:${server.port}/#/?name=llama`);
+    await page.reload();
+    await page.waitForSelector('.runs tbody tr');
+    assert.deepEqual(await names(), ['llama-1b/sweep-lr-3e-4']);
+    await page.evaluate(() => document.activeElement.blur());
+    await page.keyboard.press('j');
+    await page.keyboard.press('Enter');
+    await page.waitForSelector('.verdict');
+    await server.stop();
+  },
+
+  async 'an empty list gives lines with its address'() {
+    const server = await start('empty');
+    const page = await open(server, '');
+    await page.context().grantPermissions(['clipboard-read', 'clipboard-write']);
+    await page.route('**/api/v1/GetServerInfo', async (route) => {
+      const response = await route.fetch();
+      await route.fulfill({ response, json: { ...(await response.json()), grpc_address: '0.0.0.0:7170' } });
+    });
+    await page.reload();
+    const line = 'BELLWETHER_SERVER=127.0.0.1:7170 python -m bellwether run train.py';
+    await page.locator(`[aria-label="Copy: ${line}"]`).focus();
+    await page.keyboard.press('Enter');
+    await page.waitForSelector('button:text-is("Copied")');
+    assert.equal(await page.evaluate(() => navigator.clipboard.readText()), line);
+    assert.deepEqual(await breaches(page), []);
     await page.unrouteAll({ behavior: 'ignoreErrors' });
     await server.stop();
   },

@@ -1,6 +1,6 @@
 // The calls of service Query that the page makes, as JSON.
 import { whoName } from './who';
-import type { Query, Real, SeriesId } from './wire';
+import type { Query, Real, SeriesId, Severity } from './wire';
 
 /** A number as JSON has it: 64-bit integers, NaN and infinities are strings there. */
 export function num(value: Real | string | undefined): number {
@@ -44,6 +44,8 @@ async function call<M extends Method>(method: M, request: Partial<Query[M]['requ
 /** What a person decides about an action. */
 export type Decision = 'Approve' | 'Reject' | 'Undo';
 
+const severityOf: Severity[] = ['SEVERITY_UNSPECIFIED', 'SEVERITY_INFO', 'SEVERITY_WARNING', 'SEVERITY_CRITICAL'];
+
 /** Who acts by the page. */
 function by(): string {
   return whoName() || 'console';
@@ -53,6 +55,8 @@ export const api = {
   runs: () => call('ListRuns', { limit: 1000 }),
   run: (run: string) => call('GetRun', { run }),
   alerts: (run: string) => call('ListAlerts', run ? { run, limit: 100 } : { firing_only: true, limit: 1000 }),
+  /** Of all runs; `least`: a severity's number, 1 is information. */
+  allAlerts: (firing: boolean, least: number) => call('ListAlerts', { firing_only: firing, severity_min: severityOf[least], limit: 1000 }),
   matrix: (run: string, signal: string, step: number) => call('GetMatrix', { run, signal, step: String(step) }),
   /** Steps from `begin` up to `end`, without it; 0, 0 = all. */
   series: (run: string, series: SeriesId[], points: number, begin = 0, end = 0) =>

@@ -96,7 +96,7 @@ export class Charts {
   private marks: ChartMarks = noMarks;
   private zooming: number | null = null;
   /** What the lines mean. */
-  readonly legend = h('p', { class: 'chart-legend muted small' });
+  readonly legend = h('div', { class: 'chart-legend muted small' });
   private readonly observer = new ResizeObserver(() => {
     for (const { plot } of this.plots) plot.setSize({ width: this.width(), height });
   });

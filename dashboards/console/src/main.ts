@@ -1,9 +1,11 @@
 // The frame: header, theme, connection, and which page is shown.
 import 'uplot/dist/uPlot.min.css';
 import './style.css';
+import { AlertsPage } from './alerts_page';
 import { ApiError, answeredAt, api } from './api';
 import { callerWords, learn } from './caller';
 import { fill, h } from './dom';
+import { isTyped, keyHelp } from './keys';
 import { Live, LiveState } from './live';
 import { Route, formatRoute, parseRoute } from './route';
 import { RunPage } from './run_page';
@@ -11,7 +13,7 @@ import { RunbookPage } from './runbook_page';
 import { RunsPage } from './runs_page';
 import { StatusPage } from './status_page';
 
-type Page = RunPage | RunbookPage | RunsPage | StatusPage;
+type Page = AlertsPage | RunPage | RunbookPage | RunsPage | StatusPage;
 type Theme = 'auto' | 'dark' | 'light';
 
 const refreshMsMin = 1000;
@@ -24,6 +26,8 @@ class App {
   private readonly version = h('span', { class: 'muted small' });
   private readonly who = h('span', { class: 'muted small', title: 'Whom the server takes you for' });
   private readonly themeButton = h('button', { class: 'quiet', onclick: () => this.nextTheme() });
+  private readonly help = keyHelp();
+  private shown: Route | null = null;
   private theme: Theme = 'auto';
   private page: Page | null = null;
   private shownRun: string | null = null;
@@ -31,7 +35,8 @@ class App {
   private timer: number | null = null;
 
   start(root: Element): void {
-    fill(root, this.skipLink(), this.header(), this.banner, this.announce, this.outlet);
+    fill(root, this.skipLink(), this.header(), this.banner, this.announce, this.outlet, this.help);
+    document.addEventListener('keydown', (event) => this.onKey(event));
     this.setTheme((localStorage.getItem('theme') as Theme | null) ?? 'auto');
     matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => this.redraw());
     addEventListener('hashchange', () => this.show(parseRoute(location.hash)));
@@ -59,7 +64,8 @@ class App {
   }
 
   private header(): HTMLElement {
-    const pages = h('nav', { 'aria-label': 'Pages' }, h('a', { href: '#/' }, 'Runs'), h('a', { href: '#/status' }, 'Status'));
+    const pages = h('nav', { 'aria-label': 'Pages' }, h('a', { href: '#/' }, 'Runs'),
+      h('a', { href: '#/alerts' }, 'Alerts'), h('a', { href: '#/status' }, 'Status'));
     return h('header', { class: 'top' },
       h('a', { href: '#/', class: 'brand' }, 'Bellwether'), this.version, pages,
       h('span', { class: 'spacer' }), this.who, this.status, this.themeButton);
@@ -80,12 +86,23 @@ class App {
 
   private show(route: Route): void {
     if (route.run !== null && this.page instanceof RunPage && this.shownRun === route.run) {
+      this.shown = route;
+      this.page.navigate(route);
+      return;
+    }
+    // The same list with other filters: what has the keyboard keeps it.
+    const isSame = this.shown?.page === route.page && route.run === null;
+    this.shown = route;
+    if (isSame && (this.page instanceof AlertsPage || this.page instanceof RunsPage)) {
       this.page.navigate(route);
       return;
     }
     this.shownRun = route.run;
     this.page = this.pageOf(route);
-    const titles = { runs: 'Bellwether', run: 'Bellwether', status: 'Status · Bellwether', runbook: 'Runbook · Bellwether' };
+    const titles = {
+      runs: 'Bellwether', run: 'Bellwether', alerts: 'Alerts · Bellwether', status: 'Status · Bellwether',
+      runbook: 'Runbook · Bellwether',
+    };
     if (route.run === null) document.title = titles[route.page];
     for (const link of document.querySelectorAll('nav a')) {
       const here = link.getAttribute('href') === formatRoute({ ...route, run: null, of: '', query: '' });
@@ -100,7 +117,18 @@ class App {
   private pageOf(route: Route): Page {
     if (route.run !== null) return new RunPage(route, route.run, () => void this.refresh());
     if (route.page === 'runbook') return new RunbookPage(route.of, new URLSearchParams(route.query).get('run'));
-    return route.page === 'status' ? new StatusPage() : new RunsPage();
+    if (route.page === 'alerts') return new AlertsPage(route, () => void this.refresh());
+    return route.page === 'status' ? new StatusPage() : new RunsPage(route, () => void this.refresh());
+  }
+
+  private onKey(event: KeyboardEvent): void {
+    if (isTyped(event) || this.help.open) return;
+    if (event.key === '?') {
+      this.help.showModal();
+      event.preventDefault();
+    } else if ((this.page instanceof AlertsPage || this.page instanceof RunsPage) && this.page.onKey(event.key)) {
+      event.preventDefault();
+    }
   }
 
   /** At most once a second, however fast the news come. */
@@ -151,7 +179,7 @@ class App {
   }
 
   private redraw(): void {
-    if (this.page instanceof RunPage) this.page.redraw();
+    if (this.page instanceof RunPage || this.page instanceof RunsPage) this.page.redraw();
   }
 }
 

@@ -1,0 +1,218 @@
+// The alerts of all runs: what fires, for how long, how long is left, who is on it, and what waits for a word.
+import { actionTitle, scopeOf, waiting } from './action_words';
+import { counts, headName, isFiring, severityOf } from './alerts';
+import { ApiError, api, num } from './api';
+import { caller, whyNot } from './caller';
+import { fill, focusIn, h, showRefusal, tableHead } from './dom';
+import { ago, integer, stageName } from './format';
+import { stepRows } from './keys';
+import { leftOf, meanStepSeconds, sinceWords } from './left';
+import { Route, formatRoute, routeOf } from './route';
+import { silencedWords } from './silences';
+import type { Action, Alert, Run } from './wire';
+
+const severities = ['info', 'warning', 'critical'];
+const leastWords: Record<string, string> = { info: 'every severity', warning: 'warning or worse', critical: 'critical' };
+/** Runs whose actions are asked for: no answer of the server has those of all. */
+const actedMax = 20;
+const atOnce = 4;
+const actionsMs = 10000;
+const shownMax = 500;
+
+interface Filters { firing: boolean; unacknowledged: boolean; severity: string }
+
+function filtersOf(query: string): Filters {
+  const values = new URLSearchParams(query);
+  const severity = values.get('severity') ?? '';
+  return {
+    firing: values.get('firing') !== '0', unacknowledged: values.get('unacknowledged') === '1',
+    severity: severities.includes(severity) ? severity : 'info',
+  };
+}
+
+function addressOf({ firing, unacknowledged, severity }: Filters): string {
+  const query = new URLSearchParams();
+  if (!firing) query.set('firing', '0');
+  if (unacknowledged) query.set('unacknowledged', '1');
+  if (severity !== 'info') query.set('severity', severity);
+  return query.size > 0 ? `#/alerts?${query.toString()}` : '#/alerts';
+}
+
+function whatWords({ last }: Alert): string {
+  const stage = last.stage > 0 ? `, stage ${last.stage} of 5: ${stageName(last.stage)}` : '';
+  return `${last.rule} in ${headName(last.layer, last.head)}${last.heads_total > 1 ? ` + ${last.heads_total - 1}` : ''}${stage}`;
+}
+
+/** Actions of the runs that need one, each asked for at most every few seconds. */
+class Proposals {
+  private readonly held = new Map<string, { at: number; actions: Action[] }>();
+
+  of(run: string): Action[] {
+    return this.held.get(run)?.actions ?? [];
+  }
+
+  async read(runs: string[]): Promise<void> {
+    const now = performance.now();
+    const due = runs.slice(0, actedMax).filter((run) => now - (this.held.get(run)?.at ?? -Infinity) > actionsMs);
+    while (due.length > 0) {
+      await Promise.all(due.splice(0, atOnce).map(async (run) => {
+        try {
+          this.held.set(run, { at: now, actions: (await api.actions(run)).actions });
+        } catch (error) {
+          if (!(error instanceof ApiError)) throw error;
+          this.held.set(run, { at: now, actions: [] });  // The server only watches, or the caller may not see them.
+        }
+      }));
+    }
+  }
+}
+
+export class AlertsPage {
+  readonly element: HTMLElement;
+  private readonly body = h('tbody');
+  private readonly count = h('span', { class: 'muted', role: 'status' });
+  private readonly state = h('p', { class: 'state' }, 'Loading alerts…');
+  private readonly trouble = h('p', { class: 'state error', role: 'alert', hidden: true });
+  private readonly why = h('p', { class: 'muted', hidden: true });
+  private readonly missing = h('p', { class: 'missing', role: 'status', hidden: true });
+  private readonly firing = h('input', { type: 'checkbox', id: 'only-firing', onchange: () => this.filter() });
+  private readonly unacknowledged = h('input', { type: 'checkbox', id: 'only-unacknowledged', onchange: () => this.filter() });
+  private readonly severity = h('select', { id: 'least-severity', onchange: () => this.filter() },
+    ...severities.map((name) => h('option', { value: name }, leastWords[name])));
+  private readonly table: HTMLElement;
+  private readonly proposals = new Proposals();
+  private alerts: Alert[] = [];
+  private runs = new Map<string, Run>();
+  private filters: Filters;
+  private loaded = false;
+
+  constructor(route: Route, private readonly changed: () => void) {
+    this.filters = filtersOf(route.query);
+    this.table = h('table', { class: 'runs alerts-table', hidden: true },
+      tableHead(['Severity', 'Run', 'What', 'Since', 'Left', 'Owner', 'Told', 'Waits for a word']), this.body);
+    const label = (id: string, words: string) => h('label', { for: id }, words);
+    this.element = h('main', { class: 'page' },
+      h('div', { class: 'title-row' }, h('h1', {}, 'Alerts'), this.count,
+        h('div', { class: 'filters' },
+          h('span', {}, this.firing, label('only-firing', ' firing')),
+          h('span', {}, this.unacknowledged, label('only-unacknowledged', ' unacknowledged')),
+          label('least-severity', 'Severity '), this.severity)),
+      this.missing, this.why, this.trouble, this.state,
+      h('div', { class: 'scroll', role: 'group', tabindex: 0, 'aria-label': 'Alerts of all runs' }, this.table));
+    this.showFilters();
+  }
+
+  /** The address changed. */
+  navigate(route: Route): void {
+    this.filters = filtersOf(route.query);
+    this.showFilters();
+    this.changed();
+  }
+
+  private showFilters(): void {
+    this.firing.checked = this.filters.firing;
+    this.unacknowledged.checked = this.filters.unacknowledged;
+    this.severity.value = this.filters.severity;
+  }
+
+  private filter(): void {
+    const [firing, unacknowledged] = [this.firing.checked, this.unacknowledged.checked];
+    location.replace(addressOf({ firing, unacknowledged, severity: this.severity.value }));
+  }
+
+  async refresh(): Promise<void> {
+    const { filters } = this;
+    const [runs, alerts] = await Promise.all([api.runs(), api.allAlerts(filters.firing, severities.indexOf(filters.severity) + 1)]);
+    this.runs = new Map(runs.runs.map((run) => [run.description.uuid, run]));
+    this.alerts = alerts.alerts.filter((alert) => (!filters.firing || counts(alert)) && (!filters.unacknowledged || !alert.acknowledged));
+    this.alerts.sort((a, b) => this.rank(b) - this.rank(a) || num(b.last.time_unix_ns) - num(a.last.time_unix_ns));
+    this.loaded = true;
+    this.missing.hidden = alerts.unanswered.length === 0;
+    this.missing.textContent = `Did not answer, so who is on their alerts is not known: ${alerts.unanswered.join(', ')}.`;
+    this.draw();
+    const acting = this.alerts.filter((alert) => counts(alert) && this.runOf(alert)?.ended === false).map((alert) => alert.last.run);
+    await this.proposals.read([...new Set(acting)]);
+    this.draw();
+  }
+
+  fail(message: string): void {
+    if (!this.loaded) fill(this.state, `Cannot load the alerts: ${message}`);
+  }
+
+  /** j, k: rows; a: acknowledge. */
+  onKey(key: string): boolean {
+    if (stepRows(this.body, key)) return true;
+    const row = document.activeElement?.closest('tr');
+    if (key !== 'a' || !row || !this.body.contains(row)) return false;
+    row.querySelector<HTMLElement>('[data-acknowledge]')?.click();
+    return true;
+  }
+
+  private runOf({ last }: Alert): Run | undefined {
+    return this.runs.get(last.run_uuid);
+  }
+
+  /** What can still be saved before what is over, then the worst, then what nobody is on. */
+  private rank(alert: Alert): number {
+    const lives = 4 * Number(counts(alert)) + 2 * Number(isFiring(alert)) + Number(this.runOf(alert)?.ended === false);
+    return 10 * lives + 2 * severities.indexOf(severityOf(alert)) + Number(!alert.acknowledged);
+  }
+
+  private draw(): void {
+    if (!this.loaded) return;
+    const { alerts, filters } = this;
+    const firing = alerts.filter(counts).length;
+    const free = alerts.filter((alert) => counts(alert) && !alert.acknowledged).length;
+    this.count.textContent = `${integer(firing)} firing, ${integer(free)} unacknowledged`;
+    this.why.textContent = whyNot('acknowledge an alert');
+    this.why.hidden = this.why.textContent === '' || alerts.length === 0;
+    this.table.hidden = alerts.length === 0;
+    this.state.hidden = alerts.length > 0;
+    const isNarrow = filters.unacknowledged || filters.severity !== 'info';
+    fill(this.state, isNarrow ? 'No alert is left by these filters. ' : filters.firing ? 'No alert fires. ' : 'No alert so far. ',
+      filters.firing ? h('a', { href: addressOf({ ...filters, firing: false }) }, 'Show those that are over') : null);
+    const focus = focusIn(this.body);
+    fill(this.body, ...alerts.slice(0, shownMax).map((alert) => this.row(alert)));
+    focus();
+  }
+
+  private row(alert: Alert): HTMLElement {
+    const { last } = alert;
+    const run = this.runOf(alert);
+    const [severity, isQuiet] = [severityOf(alert), !counts(alert) || run?.ended !== false];
+    const mood = !isFiring(alert) ? 'over' : alert.muted ? 'false alarm' : severity;
+    const seconds = run ? meanStepSeconds(run) : 0;
+    const since = run ? sinceWords(run, alert, seconds) : '';
+    const left = run && !run.ended && counts(alert) && last.stage < 5 ? leftOf(run, alert, seconds) : null;
+    const proposal = isQuiet ? undefined : waiting(this.proposals.of(last.run), last.key);
+    const link = formatRoute({ ...routeOf(last.run), alert: last.key });
+    const waits = proposal ? h('a', { href: formatRoute(routeOf(last.run)) }, `${actionTitle(proposal)}, ${scopeOf(proposal)}`) : '–';
+    const small = (words: string) => h('div', { class: 'muted small' }, words);
+    return h('tr', { class: isQuiet ? 'ended' : `ill ${severity}` },
+      h('td', {}, h('span', { class: `badge ${isQuiet ? 'stage-ended' : `sev-${severity}`}` }, mood)),
+      h('th', { scope: 'row' }, h('a', { class: 'row', href: link, 'data-focus': `${last.run_uuid} ${last.key}` }, last.run),
+        small(`${last.key}${run?.ended ? ' · ended' : ''}${last.imported ? ' · imported' : ''}`)),
+      h('td', { class: 'what' }, whatWords(alert), small(`cause: ${last.cause || 'unknown'}`)),
+      h('td', {}, `step ${integer(num(last.first_step))}`, since ? small(since) : null),
+      h('td', {}, left ? `≈ ${left.steps} steps` : '–', left?.time ? small(`about ${left.time}, until ${left.until}`) : null),
+      h('td', {}, this.owner(alert, isQuiet)),
+      h('td', {}, ago(num(last.time_unix_ns))),
+      h('td', { class: 'what' }, waits));
+  }
+
+  private owner(alert: Alert, isQuiet: boolean): HTMLElement {
+    const { run, run_uuid, key } = alert.last;
+    const silenced = silencedWords(alert);
+    const note = silenced ? h('div', { class: 'muted small' }, silenced) : null;
+    if (alert.acknowledged) return h('span', {}, alert.acknowledged_by || 'somebody', note);
+    if (isQuiet || !caller.may_act) return h('span', {}, '–', note);
+    const acknowledge = async () => {
+      await showRefusal(this.trouble, api.acknowledge(run, key));
+      this.changed();
+    };
+    return h('span', {}, h('button', {
+      'data-acknowledge': true, 'data-focus': `acknowledge ${run_uuid} ${key}`, 'aria-label': `Acknowledge ${key} of ${run}`,
+      onclick: () => void acknowledge(),
+    }, 'Acknowledge'), note);
+  }
+}
