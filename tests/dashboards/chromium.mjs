@@ -28,7 +28,8 @@ function withBundle(browser, folder) {
     const page = await open(options);
     await page.context().route(/\/(console\.js|console\.css)?(\?[^/]*)?$/, async (route) => {
       const name = basename(new URL(route.request().url()).pathname) || 'index.html';
-      const response = await route.fetch({ maxRedirects: 0 });
+      const response = await route.fetch({ maxRedirects: 0 }).catch(() => null);
+      if (response === null) return route.abort();  // The server is gone.
       if (response.status() !== 200) return route.fulfill({ response });
       const { 'content-encoding': _, 'content-length': __, ...headers } = response.headers();
       return route.fulfill({ status: 200, headers, body: readFileSync(`${folder}/${name}`) });

@@ -14,10 +14,13 @@ function timeOf(run: Run, step: number, secondsPerStep: number): number {
   return num(run.last_report_unix_ns) / 1e6 + (step - num(run.step)) * 1000 * secondsPerStep;
 }
 
-/** "about 20:08, 36 min ago"; '' where a step's time is not known. `secondsPerStep` is for an alert that does not tell them. */
+/**
+ * "about 20:08, 36 min ago"; '' where a step's time is not known, as in a recording. `secondsPerStep` is for an alert that
+ * does not tell them.
+ */
 export function sinceWords(run: Run, { last }: Alert, secondsPerStep: number): string {
   const seconds = num(last.eta?.step_seconds) || secondsPerStep;
-  if (seconds <= 0) return '';
+  if (seconds <= 0 || run.imported) return '';
   const at = timeOf(run, num(last.first_step), seconds);
   return `about ${clock(at)}, ${ago(at * 1e6)}`;
 }

@@ -468,7 +468,8 @@ export class RunPage {
 
   /**
    * Where the map's colours turn from cold to warm: what an alert holds the signal against, else what the rules do. That
-   * of a multiple of the median is of the sample that was shown first: all steps have one scale.
+   * of a multiple of the median is of the sample that was shown first: all steps have one scale. No rule judges the drift
+   * of keys that are centred.
    */
   private anchor(matrix: HeatmapData): number {
     const { signal } = matrix;
@@ -476,7 +477,7 @@ export class RunPage {
     const told = all.find((e) => e.signal === signal.name && Number.isFinite(num(e.threshold)) && num(e.threshold) !== 0);
     if (told) return Math.abs(num(told.threshold));
     if (signal.anchor !== undefined) return signal.anchor;
-    if (signal.ofMedian === undefined) return 0;
+    if (signal.ofMedian === undefined || (signal.name === 'drift_ratio' && this.run?.description.attention?.centred)) return 0;
     if (this.median.of !== signal.name) this.median = { of: signal.name, value: middle(matrix.values) };
     return this.median.value > 0 ? signal.ofMedian * this.median.value : 0;
   }

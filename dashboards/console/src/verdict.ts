@@ -32,11 +32,11 @@ export function evidenceKey({ signal, layer, head }: Evidence): string {
   return `${signal} ${layer} ${head}`;
 }
 
-/** What stands in the verdict: of the strongest head first, each signal of a place once. */
+/** What stands in the verdict: of the strongest head, or else of all, each signal of a place once. */
 export function shownEvidence({ last }: Alert): Evidence[] {
   const found = new Map<string, Evidence>();
-  const isStrongest = (e: Evidence) => Number(e.layer === last.layer && e.head === last.head);
-  for (const piece of [...last.evidence].sort((a, b) => isStrongest(b) - isStrongest(a))) {
+  const ofStrongest = last.evidence.filter((e) => e.layer === last.layer && e.head === last.head);
+  for (const piece of ofStrongest.length > 0 ? ofStrongest : last.evidence) {
     if (!found.has(evidenceKey(piece))) found.set(evidenceKey(piece), piece);
   }
   return [...found.values()].slice(0, evidenceMax);
@@ -192,7 +192,7 @@ export class VerdictView {
     return h('div', { class: 'deeds', 'data-alert': key },
       repair ? h('p', {}, h('strong', {}, 'Repair: '), repair) : null,
       approve ?? proposed, cost,
-      this.acknowledger(alert, approve === null),
+      this.acknowledger(alert, approve === null && !run.ended),
       mayAct ? silencer(alert, 'Silence the alert of the verdict', (seconds) => void this.ask(api.silence(this.name, key, seconds))) : null,
       h('a', { href: `#/runbook/${name.toLowerCase()}?run=${encodeURIComponent(this.name)}` }, `Runbook ${name}`));
   }
