@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-import socket
 import tempfile
 from pathlib import Path
 from typing import Any, Optional
@@ -24,7 +23,9 @@ from .._hook.model import already_compiled
 from .._native import c_api
 from .._server import private_server
 from .._util.ranks import ASIDE
+from ..settings import resolve
 from .coverage import Finding, coverage_findings
+from .grpc_probe import why_not
 
 
 def installation() -> list[Finding]:
@@ -57,34 +58,23 @@ def installation() -> list[Finding]:
     return found
 
 
-def connect(server: str) -> Optional[str]:
-    """None if somebody listens at the address, else why not."""
-    try:
-        if server.startswith("unix:"):
-            with socket.socket(socket.AF_UNIX) as probe:
-                probe.settimeout(2.0)
-                probe.connect(server[len("unix:") :].replace("///", "/"))
-        else:
-            host, _, port = server.rpartition(":")
-            socket.create_connection((host.strip("[]"), int(port)), timeout=2.0).close()
-    except (OSError, ValueError) as e:
-        return str(e)
-    return None
-
-
 def server_findings(server: Optional[str]) -> list[Finding]:
     server = server or os.environ.get("BELLWETHER_SERVER")
     if server:
-        trouble = connect(server)
+        try:
+            settings = resolve({"server": server})
+        except ValueError as e:
+            return [Finding(False, f"server {server}: {e}")]
+        trouble = why_not(server, settings)
         if trouble:
             return [
                 Finding(
                     False,
-                    f"no server at {server}: {trouble}. Frames are dropped and counted until it "
-                    "answers; training goes on",
+                    f"no server at {server}: {trouble}. Until it takes the run, frames wait and "
+                    "are then thinned; training goes on",
                 )
             ]
-        return [Finding(True, f"server {server} answers")]
+        return [Finding(True, f"server {server} answers, and takes runs of this identity")]
     if c_api.find(c_api.SERVER) is None:
         return [
             Finding(

@@ -25,7 +25,7 @@ LABELS = {
     "key_leak": ("Key-gradient leak", "share of the gradient"),
     "tied_fraction_bf16": ("Tied rows", "share of rows"),
     "delta_bias_t": ("Delta bias t", "standard errors"),
-    "wq_sigma": ("σ(W_Q)", "largest singular value"),
+    "wq_sigma": ("\N{GREEK SMALL LETTER SIGMA}(W_Q)", "largest singular value"),
     "logit_max": ("Largest logit", "score before softmax"),
     "entropy_ratio": ("Entropy ratio", "1 is uniform"),
     "loss": ("Loss", ""),
@@ -66,7 +66,8 @@ exit codes:
 One panel a signal, one line a head: those of the alerts first, those that fire before others, then
 the worst.  A line is the mean, with a shade from the least to the greatest value where steps were
 merged.  A gap is what was not finite; a mark shows the first one.  A dotted line is the limit that
-the worst alert had.  Above the panels stand alerts, actions and notes.  Matplotlib comes by: pip install 'bellwether[plot]'
+the worst alert had.  Above the panels stand alerts, actions and notes.
+Matplotlib comes by: pip install 'bellwether[plot]'
 """
 
 
@@ -85,8 +86,8 @@ def _output(text: str) -> Path:
 def _parse(arguments: Optional[list[str]]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m bellwether plot",
-        description="Draws signals of runs over their steps: of the heads of their alerts, from the "
-        "drift to the loss, if nothing else is asked for; with limits, actions and notes.",
+        description="Draws signals of runs over their steps: of the heads of their alerts, from "
+        "the drift to the loss, if nothing else is asked for; with limits, actions and notes.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
