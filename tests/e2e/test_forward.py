@@ -49,8 +49,14 @@ class Run:
     def log(self, data, step=None, commit=None):
         assert all(isinstance(value, (str, int, float)) for value in data.values())
         _say(log=data)
+    def alert(self, title, text, level=None, wait_duration=None):
+        assert len(title) < 64
+        _say(alert=text, level=level)
     def finish(self, exit_code=None):
         _say(finish=True)
+
+class AlertLevel:
+    INFO, WARN, ERROR = "INFO", "WARN", "ERROR"
 
 def init(entity=None, project=None, id=None, name=None, config=None, resume=None):
     _say(init=dict(entity=entity, project=project, id=id, name=name, config=config, resume=resume))
@@ -203,6 +209,59 @@ def test_mlflow_and_wandb_get_the_same(
     assert forward.run(server.http, RUN, "--to", "wandb:team/pretraining", "--again")[0] == 0
     again = [json.loads(line) for line in Path(forward.env["CALLS"]).read_text().splitlines()][len(calls) :]
     assert again[0]["init"]["id"] != opened[0]["id"] and [c["log"] for c in again if "log" in c] == rows
+
+
+# Keeps to trackio 0.43.0.
+TRACKIO = """
+import json, os
+
+def _say(**told):
+    with open(os.environ["CALLS"], "a") as calls:
+        calls.write(json.dumps(told) + "\\n")
+
+class AlertLevel:
+    INFO, WARN, ERROR = "info", "warn", "error"
+
+class Run:
+    def log(self, metrics, step=None):
+        _say(log=metrics, step=step)
+    def alert(self, title, text=None, level=AlertLevel.WARN, step=None, webhook_url=None):
+        _say(alert=text, level=level, step=step)
+    def finish(self):
+        _say(finish=True)
+
+def init(project, name=None, resume="never", config=None, embed=True):
+    _say(init=dict(project=project, name=name, resume=resume))
+    return Run()
+"""
+
+
+def test_trackio_and_wandb_get_alerts_where_asked(server: Server, forward: Forward) -> None:
+    (forward.folder / "modules/wandb.py").write_text(WANDB)
+    (forward.folder / "modules/trackio.py").write_text(TRACKIO)
+    calls = Path(forward.env["CALLS"])
+
+    def forwarded(*words: str) -> list[dict[str, Any]]:
+        calls.unlink(missing_ok=True)
+        code, told = forward.run(server.http, RUN, *words)
+        assert code == 0, told
+        return [json.loads(line) for line in calls.read_text().splitlines()]
+
+    changes = [each for each in history(server) if each["state"] == "ALERT_STATE_FIRING"]
+    grave = [each for each in changes if each["severity"] != "SEVERITY_INFO"]
+    critical = [each for each in grave if each["severity"] == "SEVERITY_CRITICAL"]
+    quiet = forwarded("--to", "trackio:pretraining")
+    assert not any("alert" in call for call in quiet) and quiet[-1] == {"finish": True}
+    rows = [call for call in quiet if "log" in call]
+    shown = [(call["step"], call["log"][DRIFT]) for call in rows if DRIFT in call["log"]]
+    assert same(shown, worst(server, "drift_ratio", 1))
+    for to, level in (("trackio:pretraining", "error"), ("wandb:pretraining", "ERROR")):
+        loud = [call for call in forwarded("--to", to, "--alerts", "--again") if "alert" in call]
+        assert len(loud) == len(grave) > 2
+        assert len([call for call in loud if call["level"] == level]) == len(critical)
+        assert {call["alert"] for call in loud} == {each["summary"] for each in grave}
+        if to.startswith("trackio"):
+            assert [call["step"] for call in loud] == [int(each["step"]) for each in grave]
 
 
 class Collector:

@@ -16,7 +16,7 @@ commands:
   attach PID [--detach]       watches a process that runs already, or ends that
   doctor [script.py args]     says why there is no data; --kernels: which attention is right
   explain RUN [--json]        says how a run is, on what evidence, and what to do
-  forward RUN --to LOGGER     sends a run's signals to TensorBoard, W&B, MLflow or OTLP
+  forward RUN --to LOGGER     sends a run's signals to TensorBoard, W&B, trackio, MLflow, OTLP
   open [RUN]                  prints and opens the page of a run, also of one that ended
   plot RUN -o FILE            draws the heads of a run's alerts, with limits, actions and notes
   reproduce CAPTURE           makes a script of a captured call of attention, for its vendor

@@ -1,4 +1,4 @@
-"""python -m bellwether forward RUN: a run's signals in TensorBoard, W&B, MLflow or an
+"""python -m bellwether forward RUN: a run's signals in TensorBoard, W&B, trackio, MLflow or an
 OpenTelemetry collector, from outside."""
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ def _target(text: str) -> tuple[str, str]:
     kind, _, where = text.partition(":")
     if kind not in TARGETS or not where:
         raise argparse.ArgumentTypeError(
-            f"{text!r} must be tensorboard:DIR, wandb:PROJECT, mlflow:URI[#EXPERIMENT] or otlp:URL"
+            f"{text!r} must be tensorboard:DIR, wandb:PROJECT, trackio:PROJECT, "
+            "mlflow:URI[#EXPERIMENT] or otlp:URL"
         )
     return kind, str(Path(where).resolve()) if kind == "tensorboard" else where
 
@@ -70,8 +71,8 @@ def _parse(arguments: Optional[list[str]]) -> argparse.Namespace:
     add("run", metavar="RUN", help="the run's name (the newest of that name) or uuid")
     add(
         "--to", action="append", required=True, type=_target, metavar="LOGGER:WHERE",
-        help="tensorboard:DIR, wandb:PROJECT (or ENTITY/PROJECT), mlflow:URI[#EXPERIMENT] or "
-        "otlp:URL of an OpenTelemetry collector (http://host:4318); "
+        help="tensorboard:DIR, wandb:PROJECT (or ENTITY/PROJECT), trackio:PROJECT, "
+        "mlflow:URI[#EXPERIMENT] or otlp:URL of an OpenTelemetry collector (http://host:4318); "
         f"may be given {TARGETS_MAX} times",
     )  # fmt: skip
     add_client_arguments(parser)
@@ -79,6 +80,10 @@ def _parse(arguments: Optional[list[str]]) -> argparse.Namespace:
     add(
         "--every", type=float, default=EVERY_SECONDS, metavar="SECONDS",
         help=f"with --follow, how often the server is asked ({EVERY_SECONDS:g})",
+    )  # fmt: skip
+    add(
+        "--alerts", action="store_true",
+        help="a warning or more that fires is an alert of W&B's or trackio's, too, also an old one",
     )  # fmt: skip
     add("--again", action="store_true", help="forward everything once more, to new runs there")
     given = parser.parse_args(arguments)
@@ -171,7 +176,7 @@ class _Command:
         of, shape = run["description"], run["description"]["layout"]
         facts = {name: of[name] for name in ("framework", "model") if of[name]}
         facts |= {name: shape[name] for name in ("layers", "heads", "kv_heads", "head_dim")}
-        start = Start(of["name"], self._reader.uuid, facts, "")
+        start = Start(of["name"], self._reader.uuid, facts, "", self._given.alerts)
         for kind, where in self._given.to:
             self.targets.append(_Target(kind, where, start, self._given.again))
 

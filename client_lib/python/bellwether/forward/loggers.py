@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from .reader import Entry
+from .reader import Entry, Told
 
 _METRICS_MAX, _TAGS_MAX = 1000, 100  # MLflow's own limits for a batch.
 _TAG_MAX = 5000  # MLflow's own limit for the value of a tag.
@@ -40,11 +40,13 @@ class Start:
     uuid: str
     facts: dict[str, Any]  # Of the run, plain values.
     resume: str  # What `resume` was the last time; empty: never.
+    alerts: bool = False  # A change of an alert is one there, too, where the logger has alerts.
 
 
 _NEEDS = {  # By logger: what is imported, and what pip calls it.
     "tensorboard": ("torch.utils.tensorboard", "torch tensorboard"),
     "wandb": ("wandb", "wandb"),
+    "trackio": ("trackio", "trackio"),
     "mlflow": ("mlflow", "mlflow-skinny"),
 }
 
@@ -56,6 +58,17 @@ def package(logger: str) -> Any:
         return importlib.import_module(module)
     except ImportError as e:
         raise Missing(f"{logger}: {e}: python -m pip install {packages}") from None
+
+
+def _tell(package: Any, run: Any, told: Told, **more: Any) -> None:
+    """As an alert of the tracker's own, where it is one of a warning or more that fires."""
+    level = {"warning": "WARN", "critical": "ERROR"}.get(told.severity)
+    title, _, text = told.text.partition(": ")
+    if level is not None and "firing" in title:
+        run.alert(
+            title=f"bellwether: {told.severity}", text=text,
+            level=getattr(package.AlertLevel, level), **more,
+        )  # fmt: skip
 
 
 class TensorBoard:
@@ -92,6 +105,7 @@ class Wandb:
             project=name, entity=entity or None, id=self.resume, resume="allow", name=start.run,
             config={"bellwether_run_uuid": start.uuid, **start.facts},
         )  # fmt: skip
+        self._wandb, self._alerts = wandb, start.alerts
         self._run.define_metric(STEP)
         self._run.define_metric("*", step_metric=STEP)
 
@@ -101,6 +115,32 @@ class Wandb:
             if entry.told:
                 row["bellwether_alert"] = "\n".join(told.text for told in entry.told)
             self._run.log(row)
+            for told in entry.told if self._alerts else ():
+                _tell(self._wandb, self._run, told)
+
+    def close(self, ended: bool) -> None:
+        self._run.finish()
+
+
+class Trackio:
+    """A run of trackio's of its own, found again by its name."""
+
+    def __init__(self, project: str, start: Start) -> None:
+        self._trackio, self._alerts = package("trackio"), start.alerts
+        self.resume = start.resume or f"{start.run}-{secrets.token_hex(4)}"
+        self._run = self._trackio.init(
+            project=project, name=self.resume, resume="allow", embed=False,
+            config={"bellwether_run_uuid": start.uuid, **start.facts},
+        )  # fmt: skip
+
+    def write(self, entries: list[Entry]) -> None:
+        for entry in entries:
+            row: dict[str, Any] = dict(entry.values)
+            if entry.told:
+                row["bellwether_alert"] = "\n".join(told.text for told in entry.told)
+            self._run.log(row, step=entry.step)
+            for told in entry.told if self._alerts else ():
+                _tell(self._trackio, self._run, told, step=entry.step)
 
     def close(self, ended: bool) -> None:
         self._run.finish()
@@ -153,5 +193,6 @@ class Mlflow:
 LOGGERS: dict[str, Callable[[str, Start], Logger]] = {
     "tensorboard": TensorBoard,
     "wandb": Wandb,
+    "trackio": Trackio,
     "mlflow": Mlflow,
 }
