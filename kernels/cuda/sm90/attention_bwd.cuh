@@ -9,8 +9,8 @@
 //           dS^T from registers.  dS^T goes to shared memory once for dQ = dS K, of which each warpgroup computes
 //           half.  dQ goes through shared memory, too.  A thread of warpgroup 0, or two, has the copy engine add it
 //           to global memory, which waits for nothing that the products wait for.  The order of the products:
-//           BwdShape::kScoresAhead. Where tiles are too few for the GPU, several CTAs share the steps of one, and the
-//           last adds their dK and dV (attention_bwd_shares.cuh). finish: dQ * scale to the output type.
+//           BwdShape::kScoresAhead and kDefers. Where tiles are too few for the GPU, several CTAs share the steps of
+//           one, and the last adds their dK and dV (attention_bwd_shares.cuh). finish: dQ * scale to the output type.
 // Memory    Q, dO once per tile of keys, from L2; dQ sums: 4 bytes an element
 //           added per tile of keys.
 // Numerics  S, dP, P, delta, dQ, dK, dV in fp32; P and dS rounded to the input
@@ -36,7 +36,9 @@
 #include "cuda/attention_masks.cuh"
 #include "cuda/registers.cuh"
 #include "cuda/sm90/attention_bwd_center.cuh"
+#include "cuda/sm90/attention_bwd_deferred.cuh"
 #include "cuda/sm90/attention_bwd_launch.h"
+#include "cuda/sm90/attention_bwd_layout.cuh"
 #include "cuda/sm90/attention_bwd_parts.cuh"
 #include "cuda/sm90/ptx.cuh"
 #include "cuda/sm90/query_steps.cuh"
@@ -46,92 +48,6 @@
 #include "cuda/store_rows.cuh"
 
 namespace bellwether::kernels::cuda::sm90 {
-
-// kGeneral: packed sequences, key bounds, windows, caps and turns work.  kRounded: P is what the
-// forward's product read.  kRowSums: rowsum(dS) is taken, from a column of ones
-// beside K, for centring, or for the statistics.  kCount: they are taken without it.
-template <class T_, int kHeadDim_, bool kGeneral_, bool kRounded_, bool kRowSums_, bool kCount_>
-struct BwdShape {
-  using T = T_;
-  using Keys = BwdShape;
-  using Tile = BwdTileOf<SequenceOf<kGeneral_>>;
-  static constexpr int kHeadDim = kHeadDim_;
-  static constexpr bool kGeneral = kGeneral_, kRounded = kRounded_, kRowSums = kRowSums_, kCount = kCount_;
-  static constexpr int kCols = 128;                        // keys a CTA
-  static constexpr int kRows = kHeadDim == 64 ? 128 : 64;  // queries a step
-  static constexpr int kStages = 2;
-  static constexpr int kThreads = 384;
-  static constexpr int kTurnSteps = kHeadDim == 64 ? 200 : 100;  // see BwdLauncher
-  static constexpr int kHalves = kHeadDim / 64;
-  static constexpr int kKvBytes = kCols * kHeadDim * 2;
-  static constexpr int kQBytes = kRows * kHeadDim * 2;
-  static constexpr int kRowBytes = kRows * 4;  // of L, delta or 1 / lt
-  static constexpr int kDsBytes = kCols * kRows * 2;
-  static constexpr int kOnesBytes = kRowSums ? kCols * 128 : 0;
-  static constexpr int kQueries = kRowSums ? 72 : 64;  // columns of a warpgroup's dQ
-  // What a consumer thread has of a step's dQ: see attention_bwd_rows.cuh.
-  static constexpr int kQueryThreads = 256, kQueryTiles = 1, kQueryColumns = 64;
-  static constexpr int kOutputs = kHeadDim, kSplits = 1;
-  static constexpr bool kSumsKeys = true, kShares = true, kMasked = false;
-  static_assert(kCols == kMeanKeys, "a CTA's keys are summed together");
-  static __device__ int QueryRow(int thread) {
-    return (kHalves == 1 ? thread / 128 * 64 : 0) + thread % 128 / 32 * 16 + thread % 32 / 4;
-  }
-  static __device__ int QueryColumn(int thread) { return kHalves == 2 ? thread / 128 * 64 : 0; }
-  // Ahead: S of the next step is issued behind dK of this one, and dV beside dQ.  Else a step issues its S and dP
-  // together and dV before it awaits dP.  Then all exponentials run under dP, and dS and the barrier under dV.
-  // Where it is kept, ahead is 1 % faster: RESULTS.md, step 9.
-  static constexpr bool kScoresAhead = kHeadDim == 64 && !kGeneral && !kRounded;
-  // delta is loaded before dP is awaited where registers suffice.  Behind dP each load would be waited for.
-  static constexpr bool kEarlyDeltas = kHeadDim == 128;
-  static constexpr int kDqBytes = kRows * kHeadDim * 4;
-  static constexpr int kDqBarriers = kGeneral ? 2 : 1;  // for the two warps of BwdReduce() in turns
-  static constexpr int kSumBytes = kRowSums ? kRowBytes : 0;
-  // dK of other keys is centred meanwhile.
-  static constexpr bool kCenters = kRowSums && !kGeneral;
-  static constexpr int kSharedBytes = 2 * kKvBytes + 2 * kStages * kQBytes + 3 * kStages * kRowBytes + 2 * kDsBytes +
-                                      kOnesBytes + kDqBytes + kSumBytes + (kCenters ? kCenterBytes<BwdShape> : 0) +
-                                      1024 + 256;                      // the latter for barriers
-  static_assert(kSharedBytes <= 227 * 1024 - 8 * kHeadDim * 4 - 128);  // beside them the sums of warps and the tile
-};
-
-template <class S>
-struct BwdShared {
-  uint32_t k, v, q, d_o, ds, ones, lse, delta, inverse, dq, ds_sum, center;  // tiles first, aligned to 1024 bytes
-  uint32_t kv_full, q_full, d_o_full, dq_empty, center_full;
-  uint32_t steps;  // [stage] the QueryStep whose queries are there
-
-  __device__ explicit BwdShared(char* raw) {
-    k = (SharedAddress(raw) + 1023u) & ~1023u;
-    v = k + S::kKvBytes;
-    q = v + S::kKvBytes;
-    d_o = q + S::kStages * S::kQBytes;
-    ds = d_o + S::kStages * S::kQBytes;
-    ones = ds + 2 * S::kDsBytes;
-    center = ones + S::kOnesBytes;
-    lse = center + (S::kCenters ? kCenterBytes<S> : 0);
-    delta = lse + S::kStages * S::kRowBytes;
-    inverse = delta + S::kStages * S::kRowBytes;
-    dq = inverse + S::kStages * S::kRowBytes;
-    ds_sum = dq + S::kDqBytes;
-    kv_full = ds_sum + S::kSumBytes;
-    q_full = kv_full + 8;
-    d_o_full = q_full + 8 * S::kStages;
-    dq_empty = d_o_full + 8 * S::kStages;
-    center_full = dq_empty + 8;
-    steps = center_full + 8 * kCenterBarriers;
-  }
-};
-
-// Named barriers between the consumers and the warp of the loading warpgroup that waits for them.
-enum BwdBarrier { kConsumers = 1, kQEmpty = 2, kDoEmpty = kQEmpty + 2, kDqFull = kDoEmpty + 2 };
-constexpr int kBwdBarrierThreads = 256 + 32;
-
-// The barrier that announces a step's dQ.
-template <class S>
-__device__ __forceinline__ int DqFull(int step) {
-  return kDqFull + step % S::kDqBarriers;
-}
 
 // By a warp, of which one thread loads.
 template <class S>
@@ -245,191 +161,196 @@ __device__ __forceinline__ void ClearPadding(const BwdShared<S>& sm, const typen
   NamedSync(kConsumers, 256);
 }
 
-// `tile` is t in shared memory, for what would otherwise stay in registers.
+// All steps of a tile that has some; K and V are there.  `tile` is t in shared memory, for what would otherwise stay in
+// registers.
+template <class S>
+__device__ __forceinline__ void RunSteps(const AttentionBwdParams& p, const BwdShared<S>& sm, const typename S::Tile& t,
+                                         const typename S::Tile* tile, const BwdOperands& from, int warpgroup,
+                                         float (&dv)[S::kHeadDim / 2], float (&dk)[S::kHeadDim / 2]) {
+  using T = typename S::T;
+  constexpr int kScores = S::kRows / 2, kPairs = S::kRows / 4;
+  const int first_column = threadIdx.x % 4 * 2, steps = t.steps;
+  RingPosition<S::kStages> at;
+  float s[kScores], dp[kScores], pr[kScores];
+  uint32_t probs[kPairs];
+  [[maybe_unused]] float2 deltas[kScores / 4];
+  const auto issue_scores = [&] {
+    BarrierWait(sm.q_full + 8 * at.stage, at.parity);
+    WgmmaFence();
+    IssueInner<S>(s, from.k_rows, from.q_tiles + at.stage * (S::kQBytes / 16));
+    WgmmaCommit();
+  };
+  if constexpr (S::kScoresAhead) {
+    issue_scores();
+    WgmmaWait<0>();
+    PinRegisters(s);
+  }
+  int step = 0;
+  // counted: the rows of this step count for the statistics.
+  const auto run_step = [&](auto is_last, auto counted) {
+    constexpr bool kLast = decltype(is_last)::value;
+    const uint32_t lse = sm.lse + at.stage * S::kRowBytes + first_column * 4;
+    [[maybe_unused]] const uint32_t inverse = sm.inverse + at.stage * S::kRowBytes + first_column * 4;
+    const uint32_t delta = sm.delta + at.stage * S::kRowBytes + first_column * 4;
+    const uint64_t d_o_tile = from.d_o_tiles + at.stage * (S::kQBytes / 16);
+    if constexpr (!S::kScoresAhead) issue_scores();
+    BarrierWait(sm.d_o_full + 8 * at.stage, at.parity);
+    WgmmaFence();
+    IssueInner<S>(dp, from.v_rows, d_o_tile);
+    WgmmaCommit();
+    // dP runs under the exponentials of S.
+    const int m = LoadShared(sm.steps + 8 * at.stage);
+    if constexpr (!S::kScoresAhead) {
+      WgmmaWait<1>();
+      PinRegisters(s);
+    }
+    if constexpr (S::kGeneral) {
+      if (p.score.cap_scale != 0.f) {
+#pragma unroll
+        for (int i = 0; i < kScores; ++i) s[i] = Tanh(s[i] * p.score.cap_scale);
+      }
+    }
+    if (NeedsMask<S::kGeneral>(p.seq, t.sequence, t.key, S::kCols, m * S::kRows, S::kRows)) {
+      const int thread = ThreadIndexAgain() - 128;
+      MaskTransposed<S::kGeneral>(s, p.seq, t.sequence, t.key + thread / 32 * 16 + thread % 32 / 4,
+                                  m * S::kRows + thread % 4 * 2);
+    }
+    ToProbabilities<T, S::kRounded>(s, pr, p.score.scale_log2, lse, inverse);
+    if constexpr (S::kEarlyDeltas) {
+#pragma unroll
+      for (int i = 0; i < kScores / 4; ++i) deltas[i] = LoadShared2(delta + i * 32);
+    }
+    if constexpr (S::kScoresAhead) {
+      WgmmaWait<0>();
+    } else {
+      // dV's operand needs all exponentials, which ptxas would move behind the wait for dP otherwise.
+#pragma unroll
+      for (int i = 0; i < kPairs; ++i) probs[i] = PackPair<T>(pr[2 * i], pr[2 * i + 1]);
+      PinRegisters(probs);
+      PinRegisters(dv);
+      WgmmaFence();
+      IssueOuter<S>(dv, probs, d_o_tile);
+      WgmmaCommit();
+      WgmmaWait<1>();
+    }
+    PinRegisters(dp);
+    // Whether this stage is loaded again.
+    const auto is_read_again = [&] { return !kLast && step + S::kStages < steps; };
+    uint32_t ds[kPairs];
+    if constexpr (decltype(counted)::value) {
+      const typename S::Tile of = *tile;
+      const int head = of.kv_head * p.seq.group + LoadShared(sm.steps + 8 * at.stage + 4);
+      AddErrors<4, kScores>(p.errors + RowBase(p, of.sequence, head) + m * S::kRows, delta, ThreadIndexAgain() % 32,
+                            [&](int i, float d) { return pr[i] * (dp[i] - d); });
+    }
+    if constexpr (S::kGeneral) {
+      if (p.score.cap_scale != 0.f) {
+        ApplyCapDerivative<S::kRounded>(dp, pr, p.score.scale_log2, lse, delta, inverse);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kScores; i += 4) {
+      const float2 d = S::kEarlyDeltas ? deltas[i / 4] : LoadShared2(delta + i * 8);
+      if constexpr (S::kScoresAhead) {
+        probs[i / 2] = PackPair<T>(pr[i], pr[i + 1]);
+        probs[i / 2 + 1] = PackPair<T>(pr[i + 2], pr[i + 3]);
+      }
+      ds[i / 2] = PackPair<T>(pr[i] * (dp[i] - d.x), pr[i + 1] * (dp[i + 1] - d.y));
+      ds[i / 2 + 1] = PackPair<T>(pr[i + 2] * (dp[i + 2] - d.x), pr[i + 3] * (dp[i + 3] - d.y));
+    }
+    // dS buffers alternate: one barrier a step suffices, because a warpgroup
+    // that passed the last one had finished reading the other buffer before.
+    const uint32_t ds_buffer = (step & 1) * S::kDsBytes;
+    StoreScores<S>(sm.ds + ds_buffer + warpgroup * (S::kRows * 128), ds);
+    NamedSync(kConsumers, 256);
+
+    float dq[S::kQueries / 2];
+    if constexpr (S::kScoresAhead) {
+      PinRegisters(probs);
+      PinRegisters(dv);
+    }
+    PinRegisters(ds);
+    PinRegisters(dk);
+    WgmmaFence();
+    if constexpr (S::kScoresAhead) {
+      IssueOuter<S>(dv, probs, d_o_tile);
+      WgmmaCommit();
+    }
+    IssueQueries<S>(dq, from.ds_half + ds_buffer / 16, from.k_half);
+    WgmmaCommit();
+    WgmmaWait<1>();  // dV
+    PinRegisters(dv);
+    PinRegisters(probs);
+    if (is_read_again()) NamedArrive(kDoEmpty + at.stage, kBwdBarrierThreads);
+    const int q_empty = kQEmpty + at.stage;
+    IssueOuter<S>(dk, ds, from.q_tiles + at.stage * (S::kQBytes / 16));
+    WgmmaCommit();
+    at.Advance();
+    if constexpr (S::kScoresAhead && !kLast) {
+      issue_scores();
+      WgmmaWait<2>();  // dQ
+    } else {
+      WgmmaWait<1>();  // dQ
+    }
+    PinRegisters(dq);
+    StoreQueries<S>(sm.dq, sm.ds_sum, sm.dq_empty, step & 1, dq);
+    NamedArrive(DqFull<S>(step), kBwdBarrierThreads);
+    WgmmaWait<0>();  // dK, and S of the next step if it is ahead
+    PinRegisters(dk);
+    if constexpr (S::kScoresAhead) {
+      PinRegisters(s);
+    } else {
+      PinRegisters(ds);
+    }
+    if (is_read_again()) NamedArrive(q_empty, kBwdBarrierThreads);
+  };
+  // What counts has code of its own, so that the other steps cost what they do without.
+  const auto run = [&](auto is_last) {
+    if constexpr (S::kCount) {
+      // The step's number is there once its queries are, which no product has awaited if S is not ahead.
+      if constexpr (!S::kScoresAhead) BarrierWait(sm.q_full + 8 * at.stage, at.parity);
+      const int m = LoadShared(sm.steps + 8 * at.stage);
+      if (p.stats.Count(tile->sequence.index, m * S::kRows)) return run_step(is_last, std::true_type{});
+    }
+    run_step(is_last, std::false_type{});
+  };
+  if constexpr (S::kScoresAhead) {
+    for (; step + 1 < steps; ++step) run(std::false_type{});
+    run(std::true_type{});
+  } else {
+#pragma unroll 1
+    for (; step < steps; ++step) run(std::false_type{});
+  }
+}
+
+// `tile`: RunSteps().
 template <class S>
 __device__ __forceinline__ void BwdConsume(const AttentionBwdParams& p, const BwdShared<S>& sm,
                                            const typename S::Tile& t, const typename S::Tile* tile, int warpgroup) {
   using T = typename S::T;
-  constexpr int kScores = S::kRows / 2, kPairs = S::kRows / 4;
-  const int first_column = threadIdx.x % 4 * 2;
-  const uint64_t k_rows = TileDescriptor(sm.k + warpgroup * 64 * 128, 0, 1024);
-  const uint64_t v_rows = TileDescriptor(sm.v + warpgroup * 64 * 128, 0, 1024);
+  BwdOperands from;
+  from.k_rows = TileDescriptor(sm.k + warpgroup * 64 * 128, 0, 1024);
+  from.v_rows = TileDescriptor(sm.v + warpgroup * 64 * 128, 0, 1024);
   // dQ: at head_dim 128 a warpgroup owns 64 channels, at 64 it owns 64 queries.
   const uint32_t k_half_address = sm.k + (S::kHalves == 2 ? warpgroup * S::kCols * 128 : 0);
-  const uint64_t k_half = TileDescriptor(k_half_address, sm.ones - k_half_address, 1024);
-  const uint64_t ds_half = TileDescriptor(sm.ds + (S::kHalves == 1 ? warpgroup * 64 * 128 : 0), 0, 1024);
-  const uint64_t q_tiles = TileDescriptor(sm.q, S::kRows * 128, 1024);
-  const uint64_t d_o_tiles = TileDescriptor(sm.d_o, S::kRows * 128, 1024);
+  from.k_half = TileDescriptor(k_half_address, sm.ones - k_half_address, 1024);
+  from.ds_half = TileDescriptor(sm.ds + (S::kHalves == 1 ? warpgroup * 64 * 128 : 0), 0, 1024);
+  from.q_tiles = TileDescriptor(sm.q, S::kRows * 128, 1024);
+  from.d_o_tiles = TileDescriptor(sm.d_o, S::kRows * 128, 1024);
 
   float dk[S::kHeadDim / 2], dv[S::kHeadDim / 2];
 #pragma unroll
   for (int i = 0; i < S::kHeadDim / 2; ++i) dk[i] = dv[i] = 0.f;
-  const int steps = t.steps;
 
-  if (steps > 0) {
-    RingPosition<S::kStages> at;
-    float s[kScores], dp[kScores], pr[kScores];
-    uint32_t probs[kPairs];
-    [[maybe_unused]] float2 deltas[kScores / 4];
-    const auto issue_scores = [&] {
-      BarrierWait(sm.q_full + 8 * at.stage, at.parity);
-      WgmmaFence();
-      IssueInner<S>(s, k_rows, q_tiles + at.stage * (S::kQBytes / 16));
-      WgmmaCommit();
-    };
+  if (t.steps > 0) {
     BarrierWait(sm.kv_full, 0);
     if constexpr (S::kGeneral) ClearPadding<S>(sm, tile);
     PinRegisters(dk);
     PinRegisters(dv);
-    if constexpr (S::kScoresAhead) {
-      issue_scores();
-      WgmmaWait<0>();
-      PinRegisters(s);
-    }
-    int step = 0;
-    // counted: the rows of this step count for the statistics.
-    const auto run_step = [&](auto is_last, auto counted) {
-      constexpr bool kLast = decltype(is_last)::value;
-      const uint32_t lse = sm.lse + at.stage * S::kRowBytes + first_column * 4;
-      [[maybe_unused]] const uint32_t inverse = sm.inverse + at.stage * S::kRowBytes + first_column * 4;
-      const uint32_t delta = sm.delta + at.stage * S::kRowBytes + first_column * 4;
-      const uint64_t d_o_tile = d_o_tiles + at.stage * (S::kQBytes / 16);
-      if constexpr (!S::kScoresAhead) issue_scores();
-      BarrierWait(sm.d_o_full + 8 * at.stage, at.parity);
-      WgmmaFence();
-      IssueInner<S>(dp, v_rows, d_o_tile);
-      WgmmaCommit();
-      // dP runs under the exponentials of S.
-      const int m = LoadShared(sm.steps + 8 * at.stage);
-      if constexpr (!S::kScoresAhead) {
-        WgmmaWait<1>();
-        PinRegisters(s);
-      }
-      if constexpr (S::kGeneral) {
-        if (p.score.cap_scale != 0.f) {
-#pragma unroll
-          for (int i = 0; i < kScores; ++i) s[i] = Tanh(s[i] * p.score.cap_scale);
-        }
-      }
-      if (NeedsMask<S::kGeneral>(p.seq, t.sequence, t.key, S::kCols, m * S::kRows, S::kRows)) {
-        const int thread = ThreadIndexAgain() - 128;
-        MaskTransposed<S::kGeneral>(s, p.seq, t.sequence, t.key + thread / 32 * 16 + thread % 32 / 4,
-                                    m * S::kRows + thread % 4 * 2);
-      }
-      ToProbabilities<T, S::kRounded>(s, pr, p.score.scale_log2, lse, inverse);
-      if constexpr (S::kEarlyDeltas) {
-#pragma unroll
-        for (int i = 0; i < kScores / 4; ++i) deltas[i] = LoadShared2(delta + i * 32);
-      }
-      if constexpr (S::kScoresAhead) {
-        WgmmaWait<0>();
-      } else {
-        // dV's operand needs all exponentials, which ptxas would move behind the wait for dP otherwise.
-#pragma unroll
-        for (int i = 0; i < kPairs; ++i) probs[i] = PackPair<T>(pr[2 * i], pr[2 * i + 1]);
-        PinRegisters(probs);
-        PinRegisters(dv);
-        WgmmaFence();
-        IssueOuter<S>(dv, probs, d_o_tile);
-        WgmmaCommit();
-        WgmmaWait<1>();
-      }
-      PinRegisters(dp);
-      // Whether this stage is loaded again.
-      const auto is_read_again = [&] { return !kLast && step + S::kStages < steps; };
-      uint32_t ds[kPairs];
-      if constexpr (decltype(counted)::value) {
-        const typename S::Tile of = *tile;
-        const int head = of.kv_head * p.seq.group + LoadShared(sm.steps + 8 * at.stage + 4);
-        AddErrors<4, kScores>(p.errors + RowBase(p, of.sequence, head) + m * S::kRows, delta, ThreadIndexAgain() % 32,
-                              [&](int i, float d) { return pr[i] * (dp[i] - d); });
-      }
-      if constexpr (S::kGeneral) {
-        if (p.score.cap_scale != 0.f) {
-          ApplyCapDerivative<S::kRounded>(dp, pr, p.score.scale_log2, lse, delta, inverse);
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < kScores; i += 4) {
-        const float2 d = S::kEarlyDeltas ? deltas[i / 4] : LoadShared2(delta + i * 8);
-        if constexpr (S::kScoresAhead) {
-          probs[i / 2] = PackPair<T>(pr[i], pr[i + 1]);
-          probs[i / 2 + 1] = PackPair<T>(pr[i + 2], pr[i + 3]);
-        }
-        ds[i / 2] = PackPair<T>(pr[i] * (dp[i] - d.x), pr[i + 1] * (dp[i + 1] - d.y));
-        ds[i / 2 + 1] = PackPair<T>(pr[i + 2] * (dp[i + 2] - d.x), pr[i + 3] * (dp[i + 3] - d.y));
-      }
-      // dS buffers alternate: one barrier a step suffices, because a warpgroup
-      // that passed the last one had finished reading the other buffer before.
-      const uint32_t ds_buffer = (step & 1) * S::kDsBytes;
-      {
-        const int again = ThreadIndexAgain() % 128, lane = again % 32;
-        const int row = lane / 16 * 8 + lane % 8, chunk = again / 32 * 2 + lane / 8 % 2;
-        const uint32_t to = sm.ds + ds_buffer + warpgroup * (S::kRows * 128) + row * 128 + (chunk ^ row % 8) * 16;
-#pragma unroll
-        for (int i = 0; i < kPairs; i += 4) {
-          StoreMatricesTransposed(to + i / 4 * (16 * 128), ds[i], ds[i + 1], ds[i + 2], ds[i + 3]);
-        }
-      }
-      ProxyFence();
-      NamedSync(kConsumers, 256);
-
-      float dq[S::kQueries / 2];
-      if constexpr (S::kScoresAhead) {
-        PinRegisters(probs);
-        PinRegisters(dv);
-      }
-      PinRegisters(ds);
-      PinRegisters(dk);
-      WgmmaFence();
-      if constexpr (S::kScoresAhead) {
-        IssueOuter<S>(dv, probs, d_o_tile);
-        WgmmaCommit();
-      }
-      IssueQueries<S>(dq, ds_half + ds_buffer / 16, k_half);
-      WgmmaCommit();
-      WgmmaWait<1>();  // dV
-      PinRegisters(dv);
-      PinRegisters(probs);
-      if (is_read_again()) NamedArrive(kDoEmpty + at.stage, kBwdBarrierThreads);
-      const int q_empty = kQEmpty + at.stage;
-      IssueOuter<S>(dk, ds, q_tiles + at.stage * (S::kQBytes / 16));
-      WgmmaCommit();
-      at.Advance();
-      if constexpr (S::kScoresAhead && !kLast) {
-        issue_scores();
-        WgmmaWait<2>();  // dQ
-      } else {
-        WgmmaWait<1>();  // dQ
-      }
-      PinRegisters(dq);
-      StoreQueries<S>(sm.dq, sm.ds_sum, sm.dq_empty, step & 1, dq);
-      NamedArrive(DqFull<S>(step), kBwdBarrierThreads);
-      WgmmaWait<0>();  // dK, and S of the next step if it is ahead
-      PinRegisters(dk);
-      if constexpr (S::kScoresAhead) {
-        PinRegisters(s);
-      } else {
-        PinRegisters(ds);
-      }
-      if (is_read_again()) NamedArrive(q_empty, kBwdBarrierThreads);
-    };
-    // What counts has code of its own, so that the other steps cost what they do without.
-    const auto run = [&](auto is_last) {
-      if constexpr (S::kCount) {
-        // The step's number is there once its queries are, which no product has awaited if S is not ahead.
-        if constexpr (!S::kScoresAhead) BarrierWait(sm.q_full + 8 * at.stage, at.parity);
-        const int m = LoadShared(sm.steps + 8 * at.stage);
-        if (p.stats.Count(tile->sequence.index, m * S::kRows)) return run_step(is_last, std::true_type{});
-      }
-      run_step(is_last, std::false_type{});
-    };
-    if constexpr (S::kScoresAhead) {
-      for (; step + 1 < steps; ++step) run(std::false_type{});
-      run(std::true_type{});
+    if constexpr (S::kDeferred) {
+      RunDeferredSteps<S>(p, sm, tile, from, warpgroup, t.steps, dv, dk);
     } else {
-#pragma unroll 1
-      for (; step < steps; ++step) run(std::false_type{});
+      RunSteps<S>(p, sm, t, tile, from, warpgroup, dv, dk);
     }
     PinRegisters(dk);
   }
@@ -528,7 +449,9 @@ void LaunchPart(Kernel kernel, int blocks, int threads, int shared_bytes, bool e
 
 template <class S>
 Status LaunchAttentionBwd(const AttentionBwdParams& p, const BwdMaps& maps, cudaStream_t stream) {
-  const auto kernel = AttentionBwdKernel<S>;
+  using Deferred = BwdShape<typename S::T, S::kHeadDim, S::kGeneral, S::kRounded, S::kRowSums, S::kCount, S::kDefers>;
+  const auto kernel = p.seq.group == 1 ? AttentionBwdKernel<Deferred> : AttentionBwdKernel<S>;
+  static_assert(Deferred::kSharedBytes == S::kSharedBytes);
   if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kSharedBytes) != cudaSuccess) {
     return Status::kDeviceError;
   }

@@ -1,5 +1,5 @@
 // attention_bwd_parts.cuh: what a consumer of the backward does in a step: its
-// products, and handing on dQ.
+// products, and handing on dS and dQ.
 
 #ifndef BELLWETHER_KERNELS_CUDA_SM90_ATTENTION_BWD_PARTS_CUH_
 #define BELLWETHER_KERNELS_CUDA_SM90_ATTENTION_BWD_PARTS_CUH_
@@ -10,6 +10,11 @@
 #include "cuda/sm90/wgmma.cuh"
 
 namespace bellwether::kernels::cuda::sm90 {
+
+// Where the operands of a warpgroup's products lie.
+struct BwdOperands {
+  uint64_t k_rows, v_rows, k_half, ds_half, q_tiles, d_o_tiles;
+};
 
 // D[64 keys, kRows] = A[64 keys, head_dim] B[kRows, head_dim]^T.
 template <class S>
@@ -39,6 +44,19 @@ __device__ __forceinline__ void IssueQueries(float (&d)[S::kQueries / 2], uint64
     Wgmma<typename S::T, S::kQueries, false, true>::Ss(d, ds + (i / 4) * (S::kRows * 8) + (i % 4) * 2, k + i * 128,
                                                        i > 0);
   }
+}
+
+// Leaves a warpgroup's dS at `to`.
+template <class S>
+__device__ __forceinline__ void StoreScores(uint32_t to, const uint32_t (&ds)[S::kRows / 4]) {
+  const int again = ThreadIndexAgain() % 128, lane = again % 32;
+  const int row = lane / 16 * 8 + lane % 8, chunk = again / 32 * 2 + lane / 8 % 2;
+  to += row * 128 + (chunk ^ row % 8) * 16;
+#pragma unroll
+  for (int i = 0; i < S::kRows / 4; i += 4) {
+    StoreMatricesTransposed(to + i / 4 * (16 * 128), ds[i], ds[i + 1], ds[i + 2], ds[i + 3]);
+  }
+  ProxyFence();
 }
 
 // Leaves a warpgroup's dQ of one step, and rowsum(dS), in shared memory, in the
