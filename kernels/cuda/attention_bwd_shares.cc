@@ -35,7 +35,7 @@ struct Tiles {
     const int64_t packed = IsPacked(a) ? sequences : 1;
     const int64_t queries = CeilDivide(a.q_len, packed), keys = CeilDivide(a.k_len, packed);
     count = sequences * a.kv_heads * CeilDivide(keys, kBwdTileKeys);
-    at_once = WidestDim(a) <= 128 ? kMultiprocessors : kMultiprocessors / 2;
+    at_once = WidestDim(a) <= 128 || HasNarrowValues(a) ? kMultiprocessors : kMultiprocessors / 2;
     heads = a.heads / a.kv_heads;
     int64_t seen = queries;  // by the queries of the tile that most see
     if (a.causal) seen = std::min(seen, keys);

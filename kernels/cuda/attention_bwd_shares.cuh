@@ -10,8 +10,8 @@
 // Numerics: sums in fp32 in an order that is always the same.  dV and dK repeat
 // bit for bit.
 //
-// A shape S describes how a CTA holds its keys' dV or dK in 256 threads; its
-// kSplits CTAs have a tile together.
+// A shape S describes how a CTA holds its keys' dV or dK in 256 threads, of dK at
+// least as many words as of dV; its kSplits CTAs have a tile together.
 
 #ifndef BELLWETHER_KERNELS_CUDA_ATTENTION_BWD_SHARES_CUH_
 #define BELLWETHER_KERNELS_CUDA_ATTENTION_BWD_SHARES_CUH_
@@ -35,20 +35,21 @@ __device__ __forceinline__ void ClearShareCounts(const AttentionBwdParams& p) {
 // Adds up what the CTAs of a tile have of dV and dK: by the 256 threads that hold them, of which
 // `thread` is one, in CTA `split` of those that have the tile together.  Returns whether this CTA
 // has the sums, in dv and dk.  `sync` is a barrier of these threads, `arrived` a word of theirs.
-template <class S, int kCount, class Tile, class Sync>
+template <class S, int kValues, int kCount, class Tile, class Sync>
 __device__ __forceinline__ bool AddShares(const AttentionBwdParams& p, const Tile& t, int split, int thread,
-                                          int* arrived, const Sync& sync, float (&dv)[kCount], float (&dk)[kCount]) {
-  constexpr int kThreads = 256, kShareFloats = 2 * kThreads * kCount;
-  static_assert(S::kSplits * kShareFloats == 2 * kMeanKeys * S::kHeadDim && S::kSplits <= kShareCounts);
+                                          int* arrived, const Sync& sync, float (&dv)[kValues], float (&dk)[kCount]) {
+  constexpr int kThreads = 256, kShareFloats = kThreads * (kValues + kCount);
+  static_assert(S::kSplits * kShareFloats <= 2 * kMeanKeys * S::kHeadDim && S::kSplits <= kShareCounts);
+  static_assert(kValues <= kCount);
   const int64_t tile = int64_t{t.kv_head} * p.chunks + FirstChunk(p.seq, t.sequence.index) + t.key / kMeanKeys;
   float* const sums = p.share_sums + (tile * S::kSplits + split) * p.shares * kShareFloats + thread * 4;
   const auto word = [](float* share, int which, int i) {
-    return reinterpret_cast<float4*>(share + (which * kCount + i) * kThreads);
+    return reinterpret_cast<float4*>(share + (which * kValues + i) * kThreads);
   };
   float* const mine = sums + int64_t{t.share} * kShareFloats;
 #pragma unroll
   for (int i = 0; i < kCount; i += 4) {
-    *word(mine, 0, i) = make_float4(dv[i], dv[i + 1], dv[i + 2], dv[i + 3]);
+    if (i < kValues) *word(mine, 0, i) = make_float4(dv[i], dv[i + 1], dv[i + 2], dv[i + 3]);
     *word(mine, 1, i) = make_float4(dk[i], dk[i + 1], dk[i + 2], dk[i + 3]);
   }
   __threadfence();
@@ -60,17 +61,23 @@ __device__ __forceinline__ bool AddShares(const AttentionBwdParams& p, const Til
   sync();
   if (*arrived != p.shares - 1) return false;
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) dv[i] = dk[i] = 0.f;
+  for (int i = 0; i < kCount; ++i) {
+    dk[i] = 0.f;
+    if (i < kValues) dv[i] = 0.f;
+  }
   float* from = sums;
 #pragma unroll 1
   for (int share = 0; share < p.shares; ++share, from += kShareFloats) {
 #pragma unroll
     for (int i = 0; i < kCount; i += 4) {
-      const float4 v = __ldcg(word(from, 0, i)), k = __ldcg(word(from, 1, i));
-      dv[i] += v.x;
-      dv[i + 1] += v.y;
-      dv[i + 2] += v.z;
-      dv[i + 3] += v.w;
+      const float4 k = __ldcg(word(from, 1, i));
+      if (i < kValues) {
+        const float4 v = __ldcg(word(from, 0, i));
+        dv[i] += v.x;
+        dv[i + 1] += v.y;
+        dv[i + 2] += v.z;
+        dv[i + 3] += v.w;
+      }
       dk[i] += k.x;
       dk[i + 1] += k.y;
       dk[i + 2] += k.z;

@@ -18,6 +18,11 @@ inline bool IsMasked(const AttentionForwardParams& a) {
 // What decides the kernel.
 inline int64_t WidestDim(const AttentionForwardParams& a) { return std::max(a.head_dim, ValueDim(a)); }
 
+// Whether V is so much narrower than K that the backward has a kernel for it.
+inline bool HasNarrowValues(const AttentionForwardParams& a) {
+  return a.head_dim > 128 && a.head_dim <= 192 && ValueDim(a) <= 128;
+}
+
 inline bool IsPacked(const AttentionForwardParams& a) { return a.cu_seqlens_q != nullptr; }
 
 inline Strides ToStrides(const AttentionForwardParams& a, const Tensor4& t) {

@@ -37,6 +37,9 @@ from attention_gpu_masks import (  # noqa: E402, F401
     test_bounds_cut_what_a_mask_hides_bit_for_bit, test_delta_statistics_of_masked_calls,
     test_masked_forward_and_backward_rule_a, test_masked_launches_repeat_bit_for_bit,
     test_statistics_of_masked_rows_equal_a_naive_count)
+from attention_gpu_narrow import (  # noqa: E402, F401
+    test_narrow_values_have_the_gradients_of_rule_a,
+    test_narrow_values_of_packed_sequences_leak_no_nan, test_narrow_values_repeat_bit_for_bit)
 from attention_gpu_shares import (  # noqa: E402, F401
     test_shared_tiles_have_the_gradients_of_rule_a, test_shared_tiles_of_centred_keys,
     test_shared_tiles_of_packed_sequences_leak_no_nan,

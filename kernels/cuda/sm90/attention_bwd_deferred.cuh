@@ -20,16 +20,6 @@
 
 namespace bellwether::kernels::cuda::sm90 {
 
-// What comes behind it in the program waits for all of x: ptxas moves no wait for a product above.
-template <int kCount>
-__device__ __forceinline__ void AwaitValues(const float (&x)[kCount], uint32_t spare) {
-  uint32_t all = 0;
-#pragma unroll
-  for (int i = 0; i < kCount; i += 2) all |= __float_as_uint(x[i]) | __float_as_uint(x[i + 1]);
-  asm volatile("{\n.reg .pred p;\nsetp.eq.u32 p, %0, 0xffffffff;\n@p st.shared.b32 [%1], %0;\n}" ::"r"(all), "r"(spare)
-               : "memory");
-}
-
 // All steps of a tile that has some; K and V are there.  `tile` is in shared memory.
 template <class S>
 __device__ __forceinline__ void RunDeferredSteps(const AttentionBwdParams& p, const BwdShared<S>& sm,

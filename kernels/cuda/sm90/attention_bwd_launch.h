@@ -29,12 +29,14 @@ struct BwdLauncher {
 // Head dims up to 256.
 BwdLauncher FindBwdLauncher(const AttentionBackwardParams& params);
 
-// One per source file attention_bwd_<type>_hd<head_dim>.cu, for head dims up to it.
+// One per source file attention_bwd_<type>_hd<head_dim>.cu, for head dims up to it; 192 for values of up to 128.
 BwdLauncher FindBwdBf16Hd64(const AttentionBackwardParams& params);
 BwdLauncher FindBwdBf16Hd128(const AttentionBackwardParams& params);
+BwdLauncher FindBwdBf16Hd192(const AttentionBackwardParams& params);
 BwdLauncher FindBwdBf16Hd256(const AttentionBackwardParams& params);
 BwdLauncher FindBwdF16Hd64(const AttentionBackwardParams& params);
 BwdLauncher FindBwdF16Hd128(const AttentionBackwardParams& params);
+BwdLauncher FindBwdF16Hd192(const AttentionBackwardParams& params);
 BwdLauncher FindBwdF16Hd256(const AttentionBackwardParams& params);
 
 }  // namespace bellwether::kernels::cuda::sm90

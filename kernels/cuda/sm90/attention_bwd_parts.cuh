@@ -11,6 +11,17 @@
 
 namespace bellwether::kernels::cuda::sm90 {
 
+// What comes behind it in the program waits for all of x: ptxas moves no wait for a product above.  `spare`: a word of
+// shared memory.
+template <int kCount>
+__device__ __forceinline__ void AwaitValues(const float (&x)[kCount], uint32_t spare) {
+  uint32_t all = 0;
+#pragma unroll
+  for (int i = 0; i < kCount; i += 2) all |= __float_as_uint(x[i]) | __float_as_uint(x[i + 1]);
+  asm volatile("{\n.reg .pred p;\nsetp.eq.u32 p, %0, 0xffffffff;\n@p st.shared.b32 [%1], %0;\n}" ::"r"(all), "r"(spare)
+               : "memory");
+}
+
 // Where the operands of a warpgroup's products lie.
 struct BwdOperands {
   uint64_t k_rows, v_rows, k_half, ds_half, q_tiles, d_o_tiles;
