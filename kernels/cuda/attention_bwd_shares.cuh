@@ -70,9 +70,9 @@ __device__ __forceinline__ bool AddShares(const AttentionBwdParams& p, const Til
   for (int share = 0; share < p.shares; ++share, from += kShareFloats) {
 #pragma unroll
     for (int i = 0; i < kCount; i += 4) {
+      const float4 v = i < kValues ? __ldcg(word(from, 0, i)) : make_float4(0.f, 0.f, 0.f, 0.f);
       const float4 k = __ldcg(word(from, 1, i));
       if (i < kValues) {
-        const float4 v = __ldcg(word(from, 0, i));
         dv[i] += v.x;
         dv[i + 1] += v.y;
         dv[i + 2] += v.z;

@@ -18,12 +18,18 @@ inline bool IsMasked(const AttentionForwardParams& a) {
 // What decides the kernel.
 inline int64_t WidestDim(const AttentionForwardParams& a) { return std::max(a.head_dim, ValueDim(a)); }
 
+inline bool IsPacked(const AttentionForwardParams& a) { return a.cu_seqlens_q != nullptr; }
+
 // Whether V is so much narrower than K that the backward has a kernel for it.
 inline bool HasNarrowValues(const AttentionForwardParams& a) {
   return a.head_dim > 128 && a.head_dim <= 192 && ValueDim(a) <= 128;
 }
 
-inline bool IsPacked(const AttentionForwardParams& a) { return a.cu_seqlens_q != nullptr; }
+// Whether the backward needs more than a plain or causal batch does.
+inline bool IsGeneral(const AttentionBackwardParams& b) {
+  const AttentionForwardParams& a = b.forward;
+  return IsPacked(a) || a.key_bounds != nullptr || a.window > 0 || a.softcap > 0 || b.deterministic;
+}
 
 inline Strides ToStrides(const AttentionForwardParams& a, const Tensor4& t) {
   return {IsPacked(a) ? 0 : t.batch_stride, t.head_stride, t.token_stride};

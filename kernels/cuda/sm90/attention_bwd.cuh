@@ -401,6 +401,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
       BarrierInit(sm.d_o_full + 8 * i, 1);
     }
     BarrierInit(sm.dq_empty, 1);
+    if constexpr (S::kDeferred) BarrierInit(sm.skew, 128);
     if constexpr (S::kCenters) {
       for (int i = 0; i < kCenterBarriers; ++i) BarrierInit(sm.center_full + 8 * i, 1);
     }

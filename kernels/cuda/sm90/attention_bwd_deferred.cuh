@@ -61,7 +61,7 @@ __device__ __forceinline__ void RunDeferredSteps(const AttentionBwdParams& p, co
     for (int i = 0; i < kScores / 4; ++i) lses[i] = LoadShared2(lse + i * 32);
     WgmmaWait<kFirst ? 0 : 1>();
     PinRegisters(s);
-    if (kFirst && ThreadIndexAgain() < 256) NamedArrive(kSkew, kBoth);
+    if (kFirst && ThreadIndexAgain() < 256) BarrierArrive(sm.skew);
     const typename S::Tile of = *tile;
     if (NeedsMask<S::kGeneral>(p.seq, of.sequence, of.key, S::kCols, m * S::kRows, S::kRows)) {
       const int thread = ThreadIndexAgain() - 128;
@@ -77,7 +77,7 @@ __device__ __forceinline__ void RunDeferredSteps(const AttentionBwdParams& p, co
       pr[i + 3] = Exp2(fmaf(s[i + 3], p.score.scale_log2, -l.y));
     }
     if constexpr (!kFirst) {
-      AwaitValues(pr, sm.steps + 8 * S::kStages);
+      AwaitValues(pr, sm.spare);
       WgmmaWait<0>();
       hand_on(before, dq);
     }
@@ -121,7 +121,7 @@ __device__ __forceinline__ void RunDeferredSteps(const AttentionBwdParams& p, co
     if (is_read_again) NamedArrive(kQEmpty + at.stage, kBwdBarrierThreads);
     at.Advance();
   };
-  if (ThreadIndexAgain() >= 256) NamedSync(kSkew, kBoth);
+  if (ThreadIndexAgain() >= 256) BarrierWait(sm.skew, 0);
   run_step(std::true_type{});
 #pragma unroll 1
   for (step = 1; step < steps; ++step) run_step(std::false_type{});

@@ -72,7 +72,8 @@ template <class S>
 struct BwdShared {
   uint32_t k, v, q, d_o, ds, ones, lse, delta, inverse, dq, ds_sum, center;  // tiles first, aligned to 1024 bytes
   uint32_t kv_full, q_full, d_o_full, dq_empty, center_full;
-  uint32_t steps;  // [stage] the QueryStep whose queries are there
+  uint32_t steps;        // [stage] the QueryStep whose queries are there
+  uint32_t skew, spare;  // attention_bwd_deferred.cuh: a barrier, and what AwaitValues() never writes
 
   __device__ explicit BwdShared(char* raw) {
     k = (SharedAddress(raw) + 1023u) & ~1023u;
@@ -93,19 +94,14 @@ struct BwdShared {
     dq_empty = d_o_full + 8 * S::kStages;
     center_full = dq_empty + 8;
     steps = center_full + 8 * kCenterBarriers;
+    skew = steps + 8 * S::kStages;
+    spare = skew + 8;
   }
 };
 
 // Named barriers between the consumers and the warp of the loading warpgroup that waits for them.
-// kDsFull and kSkew: attention_bwd_deferred.cuh.
-enum BwdBarrier {
-  kConsumers = 1,
-  kQEmpty = 2,
-  kDoEmpty = kQEmpty + 2,
-  kDqFull = kDoEmpty + 2,
-  kDsFull = kDqFull + 2,
-  kSkew = kDsFull + 4
-};
+// kDsFull and the three behind it: attention_bwd_deferred.cuh.
+enum BwdBarrier { kConsumers = 1, kQEmpty = 2, kDoEmpty = kQEmpty + 2, kDqFull = kDoEmpty + 2, kDsFull = kDqFull + 2 };
 constexpr int kBwdBarrierThreads = 256 + 32;
 
 // The barrier that announces a step's dQ.

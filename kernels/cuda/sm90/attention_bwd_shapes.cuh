@@ -8,6 +8,7 @@
 #ifndef BELLWETHER_KERNELS_CUDA_SM90_ATTENTION_BWD_SHAPES_CUH_
 #define BELLWETHER_KERNELS_CUDA_SM90_ATTENTION_BWD_SHAPES_CUH_
 
+#include "cuda/attention_convert.h"
 #include "cuda/sm90/attention_bwd_launch.h"
 
 namespace bellwether::kernels::cuda::sm90 {
@@ -30,10 +31,8 @@ BwdLauncher MakeBwdLauncher(const AttentionBackwardParams& p) {
 
 template <class Kernels>
 BwdLauncher FindBwdOf(const AttentionBackwardParams& p) {
-  const AttentionForwardParams& f = p.forward;
-  const bool general =
-      f.cu_seqlens_q != nullptr || f.key_bounds != nullptr || f.window > 0 || f.softcap > 0 || p.deterministic;
-  if (f.mode == AttentionMode::kHpm) {
+  const bool general = IsGeneral(p);
+  if (p.forward.mode == AttentionMode::kHpm) {
     return general ? MakeBwdLauncher<Kernels, true, true>(p) : MakeBwdLauncher<Kernels, false, true>(p);
   }
   return general ? MakeBwdLauncher<Kernels, true, false>(p) : MakeBwdLauncher<Kernels, false, false>(p);

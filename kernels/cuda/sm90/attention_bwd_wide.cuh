@@ -407,14 +407,14 @@ __device__ __forceinline__ void BwdWideConsume(const AttentionBwdParams& p, cons
     PinRegisters(dk);
   }
 
-  const BwdTile done = *tile;
-  const Sequence& seq = done.sequence;
-  const int thread = ThreadIndexAgain() - 128, lane = thread % 32;
   if (p.shares > 1) {
     __shared__ int arrived;
     const auto sync = [] { NamedSync(1, 256); };
-    if (!AddShares<S>(p, done, 0, thread, &arrived, sync, dv, dk)) return;
+    if (!AddShares<S>(p, *tile, 0, ThreadIndexAgain() - 128, &arrived, sync, dv, dk)) return;
   }
+  const BwdTile done = *tile;  // not kept above it: registers are short there
+  const Sequence& seq = done.sequence;
+  const int thread = ThreadIndexAgain() - 128, lane = thread % 32;
   const int key = done.key + thread / 32 * 16 + lane / 4;
   const auto place = [&](void* base, const Strides& stride, int at) -> uint16_t* {
     if (at >= seq.k_len) return nullptr;
@@ -490,9 +490,13 @@ struct BwdWideKernels {
 
   template <bool kGeneral, bool kRounded, bool kRowSums, bool kCount>
   static BwdLauncher Make() {
-    // What counts where nothing is to be counted costs nothing; without it ptxas spills.
-    using S = BwdWideShape<T, kGeneral, kRounded, kRowSums, kCount || (kRowSums && !kGeneral)>;
-    return {S::kRows, S::kCols, S::kCols, S::kTurnSteps, kCount, 0, LaunchAttentionBwdWide<S>};
+    if constexpr (kGeneral && kRowSums) {
+      return {};  // registers do not suffice: attention_bwd_launch.cc takes another kernel
+    } else {
+      // What counts where nothing is to be counted costs nothing; without it ptxas spills.
+      using S = BwdWideShape<T, kGeneral, kRounded, kRowSums, kCount || kRowSums>;
+      return {S::kRows, S::kCols, S::kCols, S::kTurnSteps, kCount, 0, LaunchAttentionBwdWide<S>};
+    }
   }
 };
 
