@@ -237,6 +237,11 @@ void GrowthWatch::Tell(int64_t step, const RowNames& names) {
     if (row_a.since != row_b.since) return row_a.since < row_b.since;
     return row_a.size * row_b.from > row_b.size * row_a.from;
   });
+  // What says most of the cause, of those that began first.
+  const auto named = std::find_if(growing_.begin(), growing_.end(), [this](const Growing& each) {
+    return *CauseOfGrowth(places_[each.row].role) != '\0' && rows_[each.row].since == rows_[growing_.front().row].since;
+  });
+  if (named != growing_.end()) std::rotate(growing_.begin(), named, named + 1);
   const Place& place = places_[growing_.front().row];
   int32_t layer = place.layer;
   bool fresh = false;

@@ -28,6 +28,9 @@ JudgeOptions ForHeads(JudgeOptions options, const Layout& layout) {
   return options;
 }
 
+// Times the scores that are out of bounds: so far they need not hold.
+constexpr double kFarLogits = 4;
+
 // Of which a state may have been there before the run began, and the test that says what is one.
 constexpr std::pair<HeadTrack, HeadTest> kFoundTracks[] = {{kRatio, kLevel}, {kTied, kTies}, {kLogitMax, kLogit}};
 
@@ -255,6 +258,7 @@ void HeadRules::Tick(const AttentionTraits& traits, bool excused, bool forming, 
   rounding_.clear();
   logits_.clear();
   for (size_t test = 0; test < kHeadTests; ++test) Hold(static_cast<HeadTest>(test));
+  HoldFarLogits();
   for (size_t head = 0; head < heads_; ++head) {
     if (held_[kLeaking].active[head] != 0) leak_step_[head / static_cast<size_t>(layout_.heads)] = last_step_;
   }
@@ -268,6 +272,18 @@ void HeadRules::Tick(const AttentionTraits& traits, bool excused, bool forming, 
   NameSuspects();
   JudgeRunLogits();
   TellAsFound();
+}
+
+void HeadRules::HoldFarLogits() {
+  Held& held = held_[kLogit];
+  const double far = kFarLogits * options_.logits.logit_max_large;
+  const int32_t hold = HoldBatches(options_, kLogit);
+  for (size_t head = 0; head < heads_; ++head) {
+    if (held.count[head] > 0 && held.count[head] < hold && Newest(kLogitMax, head) > far) {
+      held.count[head] = static_cast<uint16_t>(hold);
+      held.active[head] = 1;
+    }
+  }
 }
 
 void HeadRules::HoldFarWeights() {
@@ -287,6 +303,7 @@ void HeadRules::JudgeStates(const AttentionTraits& traits) {
   rounding_.clear();
   logits_.clear();
   Hold(kLogit);
+  HoldFarLogits();
   HoldFarWeights();
   // What a drifting layer comes to is its drift's, which goes on behind the excuse.
   std::vector<bool> ill(static_cast<size_t>(layout_.layers));

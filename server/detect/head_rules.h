@@ -126,6 +126,8 @@ class HeadRules {
   // States that a head had in its first sample are information.
   void NoteAsFound(size_t head, const Reading& reading, bool rounding_possible);
   void TellAsFound();
+  // Scores that are far out of bounds need no second batch.
+  void HoldFarLogits();
   // Weights that are far above the other heads' and above their own earlier
   // ones.
   void HoldFarWeights();

@@ -177,6 +177,9 @@ struct LossOptions {
   int32_t turn_values = 10;
   // Until then it may be a stretch of other data: information, unless the learning rate has just risen.
   int32_t turn_lasting_values = 40;
+  // A loss that has risen by a share since the first steps, while sigma(W_Q) has changed by that in ln (loss_start.h).
+  double start_rise = 0.05;
+  double start_moved = 0.15;
   // A loss that jumps and stays: standard errors, and a share of its level (loss_step.h).
   double step_sigma = 4.5;
   double step_rise_of_level = 0.05;

@@ -164,6 +164,10 @@ OptimizerWatch::Steps OptimizerWatch::StepsOf(const StepSample& sample, const Ro
   return steps;
 }
 
+bool OptimizerWatch::no_warmup() const {
+  return first_step_ >= 0 && first_step_ <= kBeginSteps && rate_first_ >= kRateSame * rate_most_;
+}
+
 void OptimizerWatch::NameJump(std::vector<Finding>* of_gradient) const {
   const bool in_steps = step_lag_before_ > 0 && step_lag_ >= 2 * std::max<double>(options_.lag_level, step_lag_before_);
   if (!(lags() || in_steps) || of_gradient->empty()) return;
@@ -240,7 +244,7 @@ void OptimizerWatch::JudgeSteps(const StepSample& sample, const Steps& steps) {
   if (wide_.samples >= 2 && wide_.rows >= kWideRowsMin && !may_be_underflow) {
     Finding& finding = Add(SignalId::kTensorUpdateRatio, "change", wide_.value, options_.change_share, wide_.since);
     finding.score = 2;
-    const bool no_warmup = first_step_ >= 0 && first_step_ <= kBeginSteps && rate_first_ >= kRateSame * rate_most_;
+    const bool no_warmup = this->no_warmup();
     finding.cause = no_warmup ? "warm-up missing" : "learning rate too high";
     finding.summary = absl::StrFormat("a step changes parameters by more than %.2g %% of their size, since step %s",
                                       100 * options_.change_share, StepWords(wide_.since));

@@ -38,6 +38,8 @@ class OptimizerWatch {
   // Judges a sample.  `names` are those of tensors, null = none.
   void Observe(const StepSample& sample, const RowNames* names);
   std::vector<Finding>* findings() { return &findings_; }
+  // Whether the learning rate was at its highest from the first step on.
+  bool no_warmup() const;
   // Whether second moments were behind in the last sample that covered them.
   bool lags() const { return behind_.samples > 0; }
   // Where they were, a gradient norm that has jumped and stays needs no second sample: it gets their cause.  The same

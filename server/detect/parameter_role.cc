@@ -42,6 +42,8 @@ constexpr std::string_view kScoreModules[] = {"q_proj",
                                               "linear_q",
                                               "linear_k",
                                               "query_key_value"};
+// Whose parts may have numbers for names.
+constexpr std::string_view kSequentials[] = {"mlp", "ffn", "ff", "feed_forward", "net"};
 constexpr std::string_view kRouterModules[] = {"router", "gate", "wg"};
 
 bool IsOne(std::string_view part, std::span<const std::string_view> of) {
@@ -83,6 +85,11 @@ ParameterRole RoleOf(std::string_view name) {
   // "output" and "head" of a layer are its own.
   if (!in_layer && (IsOne(module, kHeadModules) || Contains(module, "embed"))) return ParameterRole::kHead;
   if (in_layer && IsOne(module, kResidualModules)) return ParameterRole::kResidual;
+  // The second matrix of a Sequential: its first one has the number 0, and what lies between has no matrix.
+  const bool behind = module.size() == 1 && module[0] >= '2' && module[0] <= '9';
+  if (in_layer && behind && parts.size() > 2 && IsOne(parts[parts.size() - 3], kSequentials)) {
+    return ParameterRole::kResidual;
+  }
   return ParameterRole::kOther;
 }
 

@@ -54,7 +54,8 @@ constexpr const char* kBuiltinSentences[] = {
     "window, monotonically, for {norm.hold_batches} batches. A warning, stage 3. In a head that drifts, this or a "
     "sigma(W_Q) above {norm.far_factor} times the median head is stage 3, critical. Above "
     "{norm.rescue_sigma_max} an alert of the head advises to go back to a checkpoint.",
-    "A head's largest score is above {logits.logit_max_large}, for {logits.hold_batches} batches: a warning, stage 4; "
+    "A head's largest score is above {logits.logit_max_large}, for {logits.hold_batches} batches, or above 4 "
+    "times that for one: a warning, stage 4; "
     "in a layer that drifts critical. "
     "Or the median "
     "head's is above {logits.logit_median_large} with an entropy ratio below {logits.entropy_ratio_collapsed}: a "
@@ -80,7 +81,9 @@ constexpr const char* kBuiltinSentences[] = {
     "newest "
     "losses are above the 64 before by {loss.step_sigma} standard errors, and by {loss.step_rise_of_level} of the "
     "level. They do not rise any more. Of fewer than 20 up to 1.5 more are asked for. A loss that jumps so that 8 of "
-    "the newest 10 are above all 64 before, and 1.5 times as far as any of them, is a warning at once.",
+    "the newest 10 are above all 64 before, and 1.5 times as far as any of them, is a warning at once. So is a loss "
+    "that is above the first losses by {loss.start_rise} of them within 320 steps, while sigma(W_Q) of half of the "
+    "heads has changed by {loss.start_moved} in ln.",
     "The gradient norm is {loss.gradient_factor} times its geometric mean and {loss.impulse_sigma} standard deviations "
     "of its "
     "logarithm above it: information; a warning when it lasts {loss.persist_steps} steps. It is a warning at once if "

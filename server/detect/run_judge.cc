@@ -28,6 +28,7 @@
 #include "server/detect/lag_watch.h"
 #include "server/detect/law_watch.h"
 #include "server/detect/learning_watch.h"
+#include "server/detect/loss_start.h"
 #include "server/detect/loss_step.h"
 #include "server/detect/loss_turn.h"
 #include "server/detect/loss_watch.h"
@@ -64,7 +65,8 @@ constexpr uint32_t kSignsMagic = 0x444a5742;     // "BWJD": no step of the optim
 constexpr uint32_t kStepsMagic = 0x454a5742;     // "BWJE": no growth of weights was judged.
 constexpr uint32_t kGrowthMagic = 0x464a5742;    // "BWJF": no batch was held against those before.
 constexpr uint32_t kBatchesMagic = 0x474a5742;   // "BWJG": no scale of 8 bits, and not how long steps take.
-constexpr uint32_t kScalesMagic = 0x484a5742;    // "BWJH"
+constexpr uint32_t kScalesMagic = 0x484a5742;    // "BWJH": no start was judged.
+constexpr uint32_t kStartMagic = 0x494a5742;     // "BWJI"
 
 // A loss scaler needs 16 steps in a row to find its factor, from its first one of 2^16 on.
 constexpr int32_t kOverflowsMax = 32;
@@ -120,6 +122,7 @@ struct RunJudge::State {
   HeadRules heads;
   LossWatch loss;
   LossTurn turn;
+  LossStart start;
   LossStep jump;
   ChangeWatch changes;
   LawWatch laws;
@@ -164,6 +167,7 @@ struct RunJudge::State {
         heads(from, description.layout, on),
         loss(from.loss),
         turn(from.loss),
+        start(from.loss),
         jump(from.loss),
         changes(from.loss),
         laws(from.kernel),
@@ -357,6 +361,7 @@ void RunJudge::State::HandOut() {
   heads.SetOptions(options);
   loss.SetOptions(options.loss);
   turn.SetOptions(options.loss);
+  start.SetOptions(options.loss);
   jump.SetOptions(options.loss);
   changes.SetOptions(options.loss);
   laws.SetOptions(options.kernel);
@@ -448,6 +453,7 @@ void RunJudge::State::Announce(const AnnouncedChange& change, bool meant) {
   if (change.kind == EventKind::kRestore) {
     corruption.Forget();
     growth.Rewind();
+    start.End();
   }
   // A learning rate has no reason to move the level; what has risen before is not excused.
   if (change.kind == EventKind::kRestore || (change.kind != EventKind::kLearningRate && !turn.holds())) turn.Forget();
@@ -720,6 +726,7 @@ void RunJudge::Observe(const StepSample& sample, std::vector<AlertTransition>* o
     s.finite_step = -1;
     s.loss.Excuse(s.changes.Rewind(sample.step, s.loss.highest(), s.course()));
     s.turn.Forget();
+    s.start.End();
     s.jump.Forget();
     s.heads.Rewind();
     s.arithmetic.Rewind();
@@ -778,6 +785,7 @@ void RunJudge::Observe(const StepSample& sample, std::vector<AlertTransition>* o
   s.loss.ObserveLoss(sample.step, loss);  // Ignores what is not finite.
   s.loss.ObserveGradient(sample.step, gradient);
   s.turn.Observe(sample.step, loss);
+  s.start.Observe(sample, s.optimizer.no_warmup());
   s.ObserveJump(sample);
   s.changes.Observe(sample.step, loss);
   // A state is told in any case; that something is not found only where it was looked for.
@@ -795,11 +803,13 @@ void RunJudge::Observe(const StepSample& sample, std::vector<AlertTransition>* o
       s.jump.Find(&of_run);
       s.jump.Name(&of_run);
     }
+    if (of_run.empty()) s.start.Find(&of_run);
   }
   update(Family::kLoss, &of_run);
   of_run.clear();
   if (!changed && s.on(Builtin::kGradient)) s.loss.FindGradient(sample.step, &of_run);
-  if (s.on(Builtin::kLearning)) s.optimizer.NameJump(&of_run);
+  // Bad batches make gradients that no moments expect.
+  if (s.on(Builtin::kLearning) && !s.sequences.bad_data()) s.optimizer.NameJump(&of_run);
   update(Family::kGradient, &of_run);
   bool ticked = false;
   if (s.heads.Add(sample)) {
@@ -969,14 +979,15 @@ size_t RunJudge::memory_bytes() const {
   return sizeof(State) + state_->heads.memory_bytes() + state_->user.memory_bytes() + state_->own.memory_bytes() +
          state_->frozen.memory_bytes() + state_->experts.memory_bytes() + state_->parameters.memory_bytes() +
          state_->corruption.memory_bytes() + state_->learning.memory_bytes() + state_->growth.memory_bytes() +
-         state_->scales.memory_bytes() + state_->sequences.memory_bytes() + state_->jump.memory_bytes();
+         state_->scales.memory_bytes() + state_->sequences.memory_bytes() + state_->jump.memory_bytes() +
+         state_->start.memory_bytes();
 }
 
 std::string RunJudge::Save() const {
   std::string out;
   StateWriter writer(&out);
   State& s = *state_;
-  writer(kScalesMagic);
+  writer(kStartMagic);
   writer(s.run.layout.layers);
   writer(s.run.layout.heads);
   writer(s.run.layout.kv_heads);
@@ -1013,6 +1024,7 @@ std::string RunJudge::Save() const {
   s.VisitBatches(writer);
   writer(s.scales);
   s.VisitPace(writer);
+  writer(s.start);
   return out;
 }
 
@@ -1030,7 +1042,8 @@ bool RunJudge::Restore(std::string_view saved) {
   reader(layout.layers);
   reader(layout.heads);
   reader(layout.kv_heads);
-  const bool of_scales = magic == kScalesMagic;
+  const bool start = magic == kStartMagic;
+  const bool of_scales = magic == kScalesMagic || start;
   const bool batches = magic == kBatchesMagic || of_scales;
   const bool growth = magic == kGrowthMagic || batches;
   const bool steps = magic == kStepsMagic || growth;
@@ -1092,13 +1105,19 @@ bool RunJudge::Restore(std::string_view saved) {
   if (fits && of_scales) reader(fresh->scales);
   if (fits && of_scales) fresh->VisitPace(reader);
   if (fits && !of_scales) fresh->heads.ForgetHowFound();
+  if (fits && start) {
+    reader(fresh->start);
+  } else {
+    fresh->start.End();
+  }
   if (!fits || !reader.at_end() || !fresh->heads.Consistent() || !fresh->changes.Consistent() ||
       !fresh->laws.Consistent() || !fresh->arithmetic.Consistent() || !fresh->own.Consistent() ||
       !fresh->frozen.Consistent() || !fresh->experts.Consistent() || !fresh->sequences.Consistent() ||
       !fresh->parameters.Consistent() || !fresh->lags.Consistent() || !fresh->growth.Consistent() ||
       !fresh->scales.Consistent() || !fresh->pace.Consistent() || !fresh->corruption.Consistent() ||
       !fresh->learning.Consistent() || !fresh->optimizer.Consistent() || !fresh->turn.Consistent() ||
-      !fresh->loss.Consistent() || !fresh->jump.Consistent() || fresh->ahead.size() > kChangesAheadMax)
+      !fresh->start.Consistent() || !fresh->loss.Consistent() || !fresh->jump.Consistent() ||
+      fresh->ahead.size() > kChangesAheadMax)
     return begin_afresh();
   if (fingerprint == fresh->user_rules_fingerprint()) {
     StateReader rules_reader(of_rules);

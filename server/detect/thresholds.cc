@@ -92,6 +92,9 @@ constexpr Threshold kThresholds[] = {
     BW_ROW(loss, turn_sigma, 0, 1000, "deviations of neighbours", "that it is above it, too"),
     BW_ROW(loss, turn_values, 1, 1e6, "values", "in a row that make a turn: information"),
     BW_ROW(loss, turn_lasting_values, 1, 1e6, "values", "in a row that are no stretch of other data: a warning"),
+    BW_ROW(loss, start_rise, 0, 1000, "of the first losses",
+           "that the loss is above them: a start which loses what was learnt"),
+    BW_ROW(loss, start_moved, 0, 1000, "in ln", "that W_Q of half of the heads has changed by then"),
     BW_ROW(loss, step_sigma, 0, 1000, "standard errors", "that the newest losses are above those before: a step"),
     BW_ROW(loss, step_rise_of_level, 0, 1000, "of the level", "that they are above it, too"),
 

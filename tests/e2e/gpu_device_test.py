@@ -89,6 +89,7 @@ def judged(server: Server, run: str) -> list[dict[str, Any]]:
     then."""
     log: list[dict[str, Any]] = server.alert_log(run)
     for transition in log:
+        transition.pop("imported", None)  # Of the live run it is not so.
         for part in (transition, *transition["evidence"]):
             part.pop("siblings", None)
     return log

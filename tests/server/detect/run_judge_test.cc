@@ -317,8 +317,8 @@ TEST(RunJudgeTest, OlderStateVersionsAreRead) {
   for (int64_t step = 0; step <= 3500; ++step) judge.Observe(SampleAt(SyntheticRun(), {}, step), &out);
   ASSERT_GE(judge.alerts_firing(), 1u);
   std::string saved = judge.Save();
-  ASSERT_EQ(saved.substr(0, 4), "BWJH");
-  for (const char version : {'G', 'F', 'E', 'D', 'C', 'B', '9', '6', '4', '3', '2'}) {
+  ASSERT_EQ(saved.substr(0, 4), "BWJI");
+  for (const char version : {'H', 'G', 'F', 'E', 'D', 'C', 'B', '9', '6', '4', '3', '2'}) {
     SCOPED_TRACE(version);
     saved[3] = version;
     // It ends before what came with later versions.
