@@ -14,7 +14,7 @@ namespace {
 
 constexpr size_t kFirstLosses = 3;
 constexpr size_t kNewestLosses = 12;
-constexpr int64_t kStartSteps = 320;
+constexpr int64_t kStartSteps = 100;
 // All tokens are as likely to a model that was never trained, so its first losses are alike.
 constexpr double kUntrainedRange = 0.02;
 // Of how far neighbouring losses scatter, for what the rise must be.

@@ -82,7 +82,7 @@ constexpr const char* kBuiltinSentences[] = {
     "losses are above the 64 before by {loss.step_sigma} standard errors, and by {loss.step_rise_of_level} of the "
     "level. They do not rise any more. Of fewer than 20 up to 1.5 more are asked for. A loss that jumps so that 8 of "
     "the newest 10 are above all 64 before, and 1.5 times as far as any of them, is a warning at once. So is a loss "
-    "that is above the first losses by {loss.start_rise} of them within 320 steps, while sigma(W_Q) of half of the "
+    "that is above the first losses by {loss.start_rise} of them within 100 steps, while sigma(W_Q) of half of the "
     "heads has changed by {loss.start_moved} in ln.",
     "The gradient norm is {loss.gradient_factor} times its geometric mean and {loss.impulse_sigma} standard deviations "
     "of its "

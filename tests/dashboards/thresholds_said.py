@@ -32,6 +32,7 @@ DETECTION = (
     "{loss.change_rise_of_gain:%} of what was won | warning (critical: {loss.change_lost_of_gain:%} of what was won are lost, or {loss.critical_steps} steps)",
     "{loss.turn_values} losses in a row above the lowest median of 16 by {loss.turn_rise_of_level:%} of it, by {loss.turn_rise_of_gain:%} of what was "
     "won, and by {loss.turn_sigma} deviations of neighbouring losses. {loss.turn_lasting_values} in a row, or a learning rate that has just risen",
+    "in the first 100 steps above the first losses by {loss.start_rise:%}, while sigma(W_Q) of half of the heads has changed by {loss.start_moved} in ln",
     "The 10 to 64 newest losses are above the 64 before by {loss.step_sigma} standard errors (of fewer than 20 by up to 1.5 more) and by {loss.step_rise_of_level:%} of the level",
     "and was 0 in 32 values in a row, exactly or but for rounding, and is not in two",
     "or 8 of the newest 10 losses are [above all 64 before](#whether-the-loss-has-jumped) from one step on",
