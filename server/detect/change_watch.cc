@@ -72,7 +72,7 @@ double ChangeWatch::BeginRise() const {
   const double far = std::max(options_.change_rise_of_gain * gain(), options_.change_rise_of_level * std::abs(level_));
   double noise = spread_;
   // Fewer sequences a batch: the values scatter more and mean the same.
-  if (change_.kind == EventKind::kBatchSize) noise = std::max(noise, NoiseNow());
+  if (change_.kind == EventKind::kBatchSize) noise = std::max(noise, ScatterOfNeighbours(newest_));
   return std::max(may_move_ ? LostRise() : std::min(far, LostRise()), options_.rise_sigma * noise);
 }
 
@@ -80,12 +80,6 @@ double ChangeWatch::HoldRise() const {
   if (may_move_) return BeginRise();
   const double off_course = std::max(options_.rise_of_gain * gain(), options_.rise_of_minimum * std::abs(level_));
   return std::min(BeginRise(), std::max(off_course, options_.rise_sigma * spread_));
-}
-
-double ChangeWatch::NoiseNow() const {
-  std::vector<double> moves;
-  for (size_t i = 1; i < newest_.size(); ++i) moves.push_back(std::abs(newest_[i] - newest_[i - 1]));
-  return kDeviationOfMedian / std::sqrt(2.0) * MedianOr(0, std::move(moves));
 }
 
 double ChangeWatch::LevelAt(int64_t step) const {

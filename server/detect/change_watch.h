@@ -67,7 +67,6 @@ class ChangeWatch {
   double LostRise() const;   // Above the level: most of what was won is lost.
   double BeginRise() const;  // Above the level: far.
   double HoldRise() const;   // Above the level: not back yet.
-  double NoiseNow() const;   // Of neighbouring values.
   double LevelAt(int64_t step) const;
   void Keep(double level, double spread, double start);
   void BeginAnew();

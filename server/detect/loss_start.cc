@@ -20,12 +20,6 @@ constexpr double kUntrainedRange = 0.02;
 // Of how far neighbouring losses scatter, for what the rise must be.
 constexpr double kScatterShare = 0.7;
 
-double ScatterOf(const std::vector<float>& losses) {
-  std::vector<double> moves;
-  for (size_t i = 1; i < losses.size(); ++i) moves.push_back(std::abs(losses[i] - losses[i - 1]));
-  return kDeviationOfMedian / std::sqrt(2.0) * MedianOr(0, std::move(moves));
-}
-
 }  // namespace
 
 double LossStart::first() const { return std::min<double>(first_[0], MedianOr(0, {first_.begin(), first_.end()})); }
@@ -70,7 +64,8 @@ void LossStart::Observe(const StepSample& sample, bool no_warmup) {
   newest_.push_back(loss);
   // What is no likelihood, as the loss of a policy, may rise as it likes.
   if (newest_.size() < kNewestLosses || !(first() > 0)) return;
-  const double rise = std::max(options_.start_rise, kScatterShare * ScatterOf(newest_) / first()) * (holds() ? 0.5 : 1);
+  const double rise =
+      std::max(options_.start_rise, kScatterShare * ScatterOfNeighbours(newest_) / first()) * (holds() ? 0.5 : 1);
   const bool up = value() > (1 + rise) * first();
   if (!up) {
     since_ = -1;

@@ -8,8 +8,8 @@
 //          neighbouring losses scatter
 //   moved  median over heads of |ln(sigma(W_Q) / sigma(W_Q) of the first sample)|: loss.start_moved or more
 //
-// Training from the start moves weights as far, and its loss falls.  A healthy fine-tune has moved them by a
-// hundredth or two.  It is looked for in the first kStartSteps steps of the run, and holds on while the loss is up by
+// Training from the start moves weights as far, and its loss falls.  A healthy fine-tune has moved them by some
+// hundredths by then.  It is looked for in the first kStartSteps steps of the run, and holds on while the loss is up by
 // half of that.  Values that are not finite enter nothing.  Not thread-safe.
 
 #ifndef BELLWETHER_SERVER_DETECT_LOSS_START_H_

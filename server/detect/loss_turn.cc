@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <utility>
+#include <span>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -22,14 +22,6 @@ double MedianBefore(const std::vector<float>& values, size_t end, size_t count) 
                   {values.begin() + static_cast<ptrdiff_t>(end - count), values.begin() + static_cast<ptrdiff_t>(end)});
 }
 
-// Of neighbours: a loss that falls scatters no more for it.
-double NeighbourSpread(const std::vector<float>& values, size_t end) {
-  const size_t count = std::min(kSpreadMoves, end - 1);
-  std::vector<double> moves;
-  for (size_t i = end - count; i < end; ++i) moves.push_back(std::abs(values[i] - values[i - 1]));
-  return kDeviationOfMedian / std::sqrt(2.0) * MedianOr(0, std::move(moves));
-}
-
 }  // namespace
 
 void LossTurn::Observe(int64_t step, float loss) {
@@ -43,7 +35,8 @@ void LossTurn::Observe(int64_t step, float loss) {
     start_ = known_ ? std::max(start_, level) : level;
     known_ = true;
     level_ = level;
-    spread_ = NeighbourSpread(newest_, before);
+    const size_t count = std::min(kSpreadMoves + 1, before);
+    spread_ = ScatterOfNeighbours(std::span(newest_).subspan(before - count, count));
   }
   value_ = MedianBefore(newest_, newest_.size(), kValueLosses);
   limit_ = level_ + std::max({options_.turn_rise_of_level * std::abs(level_),
