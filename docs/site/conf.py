@@ -40,7 +40,8 @@ CHAPTERS = {
     "Respond": ["docs/respond.md", *RUNBOOKS],
     "Query": ["docs/query.md", "docs/integrations.md"],
     "Reference": ["docs/reference/cli.md", "docs/reference/signals.md", "docs/reference/rules.md",
-                  "docs/reference/policy.md", "docs/benchmarks.md", "kernels/RESULTS.md",
+                  "docs/reference/policy.md", "docs/reference/configuration.md",
+                  "docs/benchmarks.md", "kernels/RESULTS.md",
                   "instabilities/README.md",
                   "CHANGELOG.md"],
     "Change it": ["ARCHITECTURE.md", "docs/design/client.md", "docs/design/ingest.md",
@@ -51,7 +52,7 @@ CHAPTERS = {
 }  # fmt: skip
 
 project = "Bellwether"
-_version = re.search(r"VERSION ([\d.]+)", (ROOT / "CMakeLists.txt").read_text())
+_version = re.search(r"project\(bellwether VERSION ([\d.]+)", (ROOT / "CMakeLists.txt").read_text())
 assert _version
 release = _version[1]
 extensions = ["myst_parser"]

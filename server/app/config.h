@@ -28,6 +28,17 @@ absl::StatusOr<size_t> ReadConfig(const std::string& path, ServerOptions* option
 absl::Status CheckGrpcAddress(std::string_view key, std::string_view address);
 absl::Status CheckWebAddress(std::string_view key, std::string_view address);
 
+// When a change of a key counts.  The file itself is read at start alone.
+enum class ConfigChange {
+  kRestart,       // At the next start.
+  kReload,        // The key at the next start; the contents of the file that it names at a reload.
+  kReloadOrSeen,  // As kReload, and when that file changes.
+  kSeen,          // The key at the next start; the contents of that file when they change.
+};
+
+// docs/reference/configuration.md: every key, as `bellwetherd config reference` prints it.
+std::string ConfigReference();
+
 // The options as key: value, secrets redacted; for GetServerInfo and the log.
 std::map<std::string, std::string> DescribeOptions(const ServerOptions& options);
 std::map<std::string, double> DescribeLimits(const ServerOptions& options);

@@ -273,6 +273,9 @@ int Main(int argc, char** argv) {
   rules.AddTo(&app);
   PolicyCommands policy;
   rules.AddFlag(policy.AddTo(&app));
+  CLI::App* const config = app.add_subcommand("config", "what the configuration file may say");
+  config->require_subcommand(1);
+  config->add_subcommand("reference", "print docs/reference/configuration.md");
   StorageCommands storage_commands;
   storage_commands.AddTo(&app);
   try {
@@ -289,6 +292,10 @@ int Main(int argc, char** argv) {
   if (const auto code = rules.Run()) return *code;
   if (const auto code = rules.ReadFlag(&flags.replay.judge)) return *code;
   if (const auto code = policy.Run(flags.replay.judge)) return *code;
+  if (config->parsed()) {
+    std::fputs(ConfigReference().c_str(), stdout);
+    return kOk;
+  }
   if (replay->parsed()) return Ended(ReplayFile(flags));
   const int refused = flags.config_check ? kFindings : kUsage;
   const auto refuse = [refused](const absl::Status& why) {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <map>
-#include <numeric>
 #include <set>
 #include <sstream>
 #include <utility>
@@ -13,6 +12,7 @@
 #include "server/detect/rule_fields.h"
 #include "server/detect/thresholds.h"
 #include "server/model/own_signals.h"
+#include "server/util/nearest_word.h"
 #include "server/util/regular_file.h"
 #include "server/util/status_macros.h"
 #include "server/util/strict_yaml.h"
@@ -86,34 +86,11 @@ void ReadOff(const YAML::Node& node, StrictYaml* yaml, JudgeOptions* options) {
   }
 }
 
-// How many letters must be added, left out or changed to make one of the other.
-size_t LettersBetween(std::string_view a, std::string_view b) {
-  std::vector<size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), size_t{0});
-  for (size_t i = 0; i < a.size(); ++i) {
-    size_t diagonal = row[0];
-    row[0] = i + 1;
-    for (size_t j = 0; j < b.size(); ++j) {
-      const size_t changed = diagonal + (a[i] == b[j] ? 0 : 1);
-      diagonal = row[j + 1];
-      row[j + 1] = std::min({changed, row[j] + 1, row[j + 1] + 1});
-    }
-  }
-  return row.back();
-}
-
 // The signal that a slip of the pen may have meant by `name`, null: none.
 const SignalInfo* NearestSignal(std::string_view name) {
-  constexpr size_t kLong = 8;
-  size_t fewest = name.size() >= kLong ? 3 : 2;
-  const SignalInfo* nearest = nullptr;
-  for (size_t i = 0; i < SignalCount(); ++i) {
-    const size_t letters = LettersBetween(name, SignalTable()[i].name);
-    if (letters >= fewest) continue;
-    fewest = letters;
-    nearest = &SignalTable()[i];
-  }
-  return nearest;
+  std::vector<std::string> names;
+  for (size_t i = 0; i < SignalCount(); ++i) names.push_back(SignalTable()[i].name);
+  return FindSignal(NearestWord(name, names));
 }
 
 // One entry of `rules:`.

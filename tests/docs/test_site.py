@@ -34,6 +34,12 @@ def test_site_begins_with_the_readme_and_has_every_document(site: Path) -> None:
     assert "key_leak" in (site / "searchindex.js").read_text()
 
 
+def test_site_has_the_version_of_the_program(site: Path) -> None:
+    said = re.search(r"project\(bellwether VERSION ([\d.]+)", (ROOT / "CMakeLists.txt").read_text())
+    assert said
+    assert f"<title>Bellwether {said[1]}</title>" in (site / "index.html").read_text()
+
+
 def test_site_needs_no_external_resources(site: Path) -> None:
     asked = re.compile(r"""<(?:script|link|img|iframe)\b[^>]*?\b(?:src|href)=["']https?://[^"']+""")
     for page in site.rglob("*.html"):

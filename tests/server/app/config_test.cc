@@ -15,6 +15,7 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "server/access/access_file.h"
 #include "server/act/policy.h"
 #include "server/detect/rules_file.h"
@@ -24,6 +25,7 @@ namespace bellwether::server {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
 
 struct Reader {
@@ -218,6 +220,43 @@ TEST_F(ConfigTest, TheKeyFormatSaysWhatReplacesIt) {
   EXPECT_THAT(FindingOf("alerting:\n  webhooks:\n  - {url: 'http://a/', format: slack}\n"),
               AllOf(HasSubstr("c.yml:3:32: alerting.webhooks[0].format = slack: "),
                     HasSubstr("write template_file: /usr/share/bellwether/webhook/slack.json")));
+}
+
+TEST_F(ConfigTest, AMisspelledKeyComesWithTheOneThatWasMeant) {
+  const auto finding = [&](const std::string& text) { return FindingOf(text); };
+  EXPECT_THAT(finding("grpc: {listen_adress: 'a:1'}"),
+              HasSubstr("c.yml:1:8: unknown key grpc.listen_adress: did you mean grpc.listen_address?"));
+  EXPECT_THAT(finding("limit: {runs_live_max: 1}"), HasSubstr("unknown key limit: did you mean limits?"));
+  EXPECT_THAT(finding("rule_file: r.yml"), HasSubstr("unknown key rule_file: did you mean rules_file?"));
+  EXPECT_THAT(finding("alerting: {webhooks: [{url: 'http://a/', severty: info}]}"),
+              HasSubstr("did you mean alerting.webhooks[0].severity?; known: url, name, severity"));
+  EXPECT_THAT(finding("colour: red"), EndsWith("unknown key colour")) << "nothing is near it";
+}
+
+TEST_F(ConfigTest, AKeyInTheWrongMapComesWithItsPlace) {
+  EXPECT_THAT(FindingOf("runs_live_max: 5"),
+              HasSubstr("unknown key runs_live_max: did you mean limits.runs_live_max?"));
+  EXPECT_THAT(FindingOf("web: {free_ratio_min: 0.1}"), HasSubstr("did you mean storage.free_ratio_min?"));
+  EXPECT_THAT(FindingOf("listen_address: 'a:1'"), EndsWith("unknown key listen_address")) << "two maps have it";
+}
+
+TEST_F(ConfigTest, ThePageOfTheConfigurationIsTheGeneratedOne) {
+  std::ifstream file(std::string(BELLWETHER_SOURCE) + "/docs/reference/configuration.md");
+  const std::string committed{std::istreambuf_iterator<char>(file), {}};
+  EXPECT_EQ(committed, ConfigReference()) << "bellwetherd config reference > docs/reference/configuration.md";
+}
+
+TEST_F(ConfigTest, EveryKeyIsOnThePageWithItsMeaning) {
+  const std::string page = ConfigReference();
+  for (const auto& [key, value] : DescribeOptions(options_)) {
+    const size_t at = page.find("| `" + key + "` | ");
+    ASSERT_NE(at, std::string::npos) << key;
+    const std::vector<std::string> cells = absl::StrSplit(page.substr(at, page.find('\n', at) - at), " | ");
+    ASSERT_EQ(cells.size(), 6u) << key << " has a bar in a cell";
+    EXPECT_NE(cells[1], "") << key << " has no default";
+    EXPECT_NE(cells[2], "") << key << " has no range";
+    EXPECT_THAT(cells[4], EndsWith(".")) << key << " says nothing, or no sentence";
+  }
 }
 
 TEST_F(ConfigTest, FindingsLeaveTheOptionsUnchanged) {
