@@ -1,6 +1,6 @@
 // Bundles the page into a folder: node build.mjs [folder], dist by default.
 // The same sources give the same bytes; a test compares dist with a fresh build.
-// The runbooks of alerts of runs are in it: the page asks nobody else.
+// The runbooks of alerts of runs and the glossary are in it: the page asks nobody else.
 import { build } from 'esbuild';
 import { copyFileSync, mkdirSync, readFileSync } from 'node:fs';
 
@@ -20,6 +20,24 @@ const runbooks = {
   },
 };
 
+/** `import entries from 'glossary'`: anchor -> title, text and where more is, of docs/glossary.md. */
+const glossary = {
+  name: 'glossary',
+  setup(setup) {
+    setup.onResolve({ filter: /^glossary$/ }, () => ({ path: 'glossary', namespace: 'glossary' }));
+    setup.onLoad({ filter: /.*/, namespace: 'glossary' }, () => {
+      const sections = readFileSync('../../docs/glossary.md', 'utf8').split(/^## /m).slice(1);
+      const entries = sections.map((section) => {
+        const [title, ...lines] = section.trim().split('\n');
+        const [text, more = ''] = lines.join('\n').trim().split(/\n\nMore: /);
+        const anchor = title.toLowerCase().replace(/[^\w -]/g, '').replace(/ /g, '-');
+        return [anchor, { title, text, more: more.replace(/\.$/, '') }];
+      });
+      return { contents: JSON.stringify(Object.fromEntries(entries)), loader: 'json' };
+    });
+  },
+};
+
 await build({
   entryPoints: [{ in: 'src/main.ts', out: 'console' }],
   bundle: true,
@@ -29,6 +47,6 @@ await build({
   target: 'es2021',
   outdir: out,
   logLevel: 'warning',
-  plugins: [runbooks],
+  plugins: [runbooks, glossary],
 });
 for (const name of ['index.html', 'favicon.svg']) copyFileSync(`src/${name}`, `${out}/${name}`);

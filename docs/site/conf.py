@@ -41,6 +41,7 @@ CHAPTERS = {
     "Query": ["docs/query.md", "docs/integrations.md"],
     "Reference": ["docs/reference/cli.md", "docs/reference/signals.md", "docs/reference/rules.md",
                   "docs/reference/policy.md", "docs/reference/configuration.md",
+                  "docs/glossary.md",
                   "docs/benchmarks.md", "kernels/RESULTS.md",
                   "instabilities/README.md",
                   "CHANGELOG.md"],

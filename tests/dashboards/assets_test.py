@@ -222,6 +222,9 @@ class Thresholds(unittest.TestCase):
         respond += self.part(ROOT / "docs/respond.md", "## Alerts of a run", "## Alerts of the server")
         self.assertEqual(self.unsaid(respond, thresholds_said.RESPOND), [])
 
+    def test_glossary_says_the_numbers_of_the_rules(self) -> None:
+        self.assertEqual(self.unsaid((ROOT / "docs/glossary.md").read_text(), thresholds_said.GLOSSARY), [])
+
     def test_runbooks_say_the_numbers_of_the_rules(self) -> None:
         for name, templates in thresholds_said.RUNBOOKS.items():
             book = ALERTS / f"runbooks/bellwether{name}.md"
@@ -252,6 +255,44 @@ class Thresholds(unittest.TestCase):
         self.assertEqual(self.unsaid("Above 1,000 attention fails", thresholds_said.BOARD[3:]), [])
         self.assertNotEqual(self.unsaid("Above 100 attention fails", thresholds_said.BOARD[3:]), [])
         self.assertNotEqual(self.unsaid("Above 1,000 attention fails. Beyond 100 too", thresholds_said.BOARD[3:]), [])
+
+
+def glossary() -> dict[str, str]:
+    """By anchor, what docs/glossary.md says of a word."""
+    sections = (ROOT / "docs/glossary.md").read_text().split("\n## ")[1:]
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-"): text for title, _, text in (part.partition("\n") for part in sections)}
+
+
+class Glossary(unittest.TestCase):
+    def test_every_word_has_two_sentences_and_a_link(self) -> None:
+        words = glossary()
+        self.assertGreater(len(words), 40)
+        for anchor, section in words.items():
+            said, _, more = section.strip().partition("\n\nMore: ")
+            self.assertIn("](", more, anchor)
+            self.assertEqual(len(re.findall(r"[.](?= |$)", said)), 2, f"{anchor}: {said}")
+
+    def test_words_stand_in_order(self) -> None:
+        titles = re.findall(r"(?m)^## (.+)$", (ROOT / "docs/glossary.md").read_text())
+        self.assertEqual(titles, sorted(titles, key=str.lower))
+
+    def test_words_that_the_page_explains_exist(self) -> None:
+        words = set(glossary())
+        asked: set[str] = set()
+        for path in (DASHBOARDS / "console/src").glob("*.ts"):
+            text = path.read_text()
+            asked |= set(re.findall(r"\bterm\((?:[^'()]*\? )?'([\w-]+)'(?: : '[\w-]+')?[,)]", text))
+            asked |= set(re.findall(r"\babout: '([\w-]+)'", text))
+        signals = (DASHBOARDS / "console/src/signals.ts").read_text()
+        asked |= set(re.findall(r"\w+: '([\w-]+)'", signals[signals.index("const terms: ") : signals.index("/** The anchor of the word")]))
+        asked |= {"law", "reference", "rank"} | set(re.findall(r"'([\w-]+)'", re.search(r"railTerms = \[(.*)\]", (DASHBOARDS / "console/src/verdict.ts").read_text())[1]))
+        self.assertGreater(len(asked), 25, "the check looks in the wrong place")
+        self.assertEqual(asked - words, set())
+
+    def test_words_that_runbooks_link_exist(self) -> None:
+        linked = {anchor for book in (ALERTS / "runbooks").glob("*.md") for anchor in re.findall(r"glossary\.md#([\w-]+)", book.read_text())}
+        self.assertGreater(len(linked), 8)
+        self.assertEqual(linked - set(glossary()), set())
 
 
 class Console(unittest.TestCase):
@@ -360,9 +401,11 @@ class Console(unittest.TestCase):
         if shutil.which("npm") is None or shutil.which("node") is None:
             self.skipTest("node and npm are not installed")
         with tempfile.TemporaryDirectory() as folder:
-            work = Path(folder) / "console"
+            work = Path(folder) / "dashboards/console"
             shutil.copytree(DASHBOARDS / "console", work, ignore=shutil.ignore_patterns("node_modules", "dist"))
-            shutil.copytree(DASHBOARDS / "alerts/runbooks", Path(folder) / "alerts/runbooks")
+            shutil.copytree(DASHBOARDS / "alerts/runbooks", Path(folder) / "dashboards/alerts/runbooks")
+            (Path(folder) / "docs").mkdir()
+            shutil.copy(ROOT / "docs/glossary.md", Path(folder) / "docs")
             installed = run("npm", "ci", "--no-audit", "--no-fund", cwd=work)
             self.assertEqual(installed.returncode, 0, installed.stderr)
             typed = run("npx", "--no-install", "tsc", "--noEmit", cwd=work)

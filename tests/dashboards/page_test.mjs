@@ -132,7 +132,7 @@ const checks = {
       const verdict = await page.textContent('.verdict');
       for (const part of [/warning/i, /layer 1 head 0/, /87\.6/, /threshold 4/, /1,080 steps/, /820 to 1,400/, /step 1,900/, /center_k/]) assert.match(verdict, part);
       // In time and by the clock: 1,800 steps ago, 1,080 to go, of 1.2 s each.
-      assert.match(verdict, /about 21 min, until (\d+ \w+ )?\d\d:\d\d/);
+      assert.match(verdict, /about 21 min, until ([\w ]+ )?\d\d:\d\d/);
       assert.match(verdict, /about ([\w ]+ )?\d\d:\d\d, 36 min ago/);
       assert.match(await page.textContent('.alert .evidence'), /Siblings.*0\.31 to 1\.9 \(12\)/s);
       assert.match(await page.textContent('.alert .siblings'), /12 earlier healthy runs/);
@@ -243,14 +243,69 @@ const checks = {
     await server.stop();
   },
 
+  async 'words are explained by keyboard, touch and in the glossary'() {
+    const server = await start('ill');
+    const run = '#/run/gpt2-small%2Fbf16-fa2';
+    const page = await open(server, run);
+    await page.waitForSelector('.chart canvas');
+    const box = page.locator('.term-box');
+    // By keyboard: news that draw the verdict anew take neither the box nor the way back.
+    const stage = page.locator('.verdict-stage button.term');
+    assert.equal(await stage.getAttribute('aria-label'), 'What is “Stage”?');
+    await stage.focus();
+    await page.keyboard.press('Enter');
+    assert.match(await box.textContent(), /^StageHow far an illness of rounding has come.*Harm begins with stage 3\./);
+    assert.deepEqual(await breaches(page), []);
+    server.say('step');
+    await page.waitForFunction(() => /step 3,720/.test(document.querySelector('.title-row')?.textContent ?? ''));
+    assert.ok(await box.isVisible());
+    await page.keyboard.press('Escape');
+    assert.equal(await box.count(), 0);
+    assert.equal(await page.evaluate(() => document.activeElement.dataset.focus), 'term stage verdict');
+    // Of a chart, a piece of evidence, a heading of its table.
+    for (const [place, words] of [['.chart:first-child figcaption', /^Drift ratio.*judged against the median head/], ['.why li', /^Drift ratio/],
+      ['.evidence th:has-text("Siblings")', /^SiblingsEarlier healthy runs/], ['.rail li:nth-child(2)', /^Ties/]]) {
+      await page.locator(`${place} button.term`).first().click();
+      assert.match(await box.textContent(), words, place);
+    }
+    await page.locator('h1').click();
+    assert.equal(await box.count(), 0, 'a press elsewhere closes it');
+    // On into the glossary, inside the page, and to the next word there.
+    await page.locator('.verdict .facts button.term').first().click();
+    await box.getByRole('link', { name: 'Glossary' }).click();
+    await page.waitForSelector('h1:text-is("Glossary")');
+    assert.equal(await box.count(), 0);
+    assert.equal(await page.evaluate(() => document.activeElement.id), 'term-left');
+    assert.deepEqual(await breaches(page), []);
+    await page.locator('dd a[href="#/glossary/delta"]').click();
+    await page.waitForFunction(() => document.activeElement.id === 'term-delta');
+    await page.locator('dd a[href="#/runbook/bellwetherdriftgrowing"]').click();
+    await page.waitForSelector('h1:text-is("BellwetherDriftGrowing")');
+    await page.locator('a[href="#/glossary/common-mode"]').click();
+    await page.waitForFunction(() => document.activeElement.id === 'term-common-mode');
+    await page.goto(`http://127.0.0.1:${server.port}/#/glossary/constructor`);
+    await page.waitForSelector('text=The glossary has no word “constructor”.');
+    await page.close();
+    // By touch, on a small screen: the box is inside the window.
+    const small = await open(server, run, { viewport: { width: 390, height: 844 }, hasTouch: true });
+    await small.waitForSelector('.chart canvas');
+    for (const place of ['.verdict-stage', '.chart:last-child figcaption', '.rail li:last-child']) {
+      await small.locator(`${place} button.term`).tap();
+      const at = await small.locator('.term-box').boundingBox();
+      assert.ok(at.x >= 0 && at.x + at.width <= 390, `${place}: ${JSON.stringify(at)}`);
+    }
+    await small.close();
+    await server.stop();
+  },
+
   async 'no page is wider than its window'() {
     const server = await start('ill');
-    const pages = ['#/', '#/alerts', '#/status', '#/run/gpt2-small%2Fbf16-fa2', '#/runbook/bellwetherdriftgrowing?run=gpt2-small%2Fbf16-fa2'];
+    const pages = ['#/', '#/alerts', '#/status', '#/glossary', '#/glossary/ties', '#/run/gpt2-small%2Fbf16-fa2', '#/runbook/bellwetherdriftgrowing?run=gpt2-small%2Fbf16-fa2'];
     for (const width of [390, 768, 1440, 2560]) {
       const page = await open(server, '', { viewport: { width, height: 900 } });
       for (const hash of pages) {
         await page.goto(`http://127.0.0.1:${server.port}/${hash}`);
-        await page.waitForSelector({ '#/': '.runs tbody tr', '#/alerts': '.runs tbody tr', '#/status': '.facts .fact' }[hash] ?? 'h1:has-text("ellwether"), .chart canvas');
+        await page.waitForSelector({ '#/': '.runs tbody tr', '#/alerts': '.runs tbody tr', '#/status': '.facts .fact' }[hash] ?? 'h1:has-text("ellwether"), h1:text-is("Glossary"), .chart canvas');
         if (hash.startsWith('#/run/')) await page.waitForSelector('.chart canvas');
         const wide = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
         assert.ok(wide <= 0, `${hash} at ${width}: ${wide} px too wide`);
@@ -864,6 +919,45 @@ const checks = {
     await page.click('nav a:has-text("Status")');
     await page.waitForSelector('.facts .fact');
     assert.match(await page.textContent('main'), /0\.1\.0.*Detectors on.*cpu.*runs_live.*1,000/s);
+    // One line of health in words; amounts as people read them; zeros under their number.
+    const answer = (change) => page.route('**/api/v1/GetServerInfo', async (route) => {
+      const response = await route.fetch();
+      const info = await response.json();
+      await route.fulfill({ response, json: { ...info, options: { ...info.options, 'storage.free_bytes_min': '1073741824', 'ingest.idle_ms_max': '30000',
+        'grpc.connection_age_seconds': '7200', 'storage.free_ratio_min': '0.05', 'retention.raw_days': '7', 'web.external_url': '', 'access_file': '' },
+      counters: { bellwether_ingest_streams: 12, bellwether_store_free_bytes: 64948867072, bellwether_config_last_reload_successful: 1,
+        'bellwether_degraded{reason=disk}': 0, 'bellwether_degraded{reason=log}': 0, 'bellwether_ingest_frames_total{result=refused}': 0,
+        bellwether_ingest_values_total: 18957047, bellwether_wal_unapplied_frames: 0, bellwether_alerts_waiting: 0, ...change } } });
+    });
+    const health = page.locator('p.health');
+    for (const [change, mood, words] of [
+      [{}, 'ok', /^Healthy: nothing was refused, dropped or failed since the start\. 12 ranks send, 60\.5 GiB are free\.$/],
+      [{ 'bellwether_ingest_frames_total{result=refused}': 3 }, 'warning', /^Works, but a counter of .* is not zero: ingest frames\{result=refused\}\./],
+      [{ bellwether_config_last_reload_successful: 0 }, 'warning', /^Works, but the last reload failed/],
+      [{ 'bellwether_degraded{reason=disk}': 1 }, 'critical', /^Degraded: the disk is nearly full, so nothing is acknowledged\.$/],
+    ]) {
+      await answer(change);
+      await page.reload();
+      await page.waitForFunction(({ source, was }) => new RegExp(source).test(document.querySelector('p.health')?.textContent ?? '') &&
+        document.querySelector('p.health').className === `health ${was}`, { source: words.source, was: mood });
+      assert.deepEqual(await breaches(page), []);
+      if (mood === 'ok') {
+        const cell = (name) => page.locator('tr', { has: page.locator(`code:text-is("${name}")`) }).locator('td').evaluate((e) => e.firstChild.textContent);
+        assert.deepEqual(await Promise.all(['storage.free_bytes_min', 'ingest.idle_ms_max', 'grpc.connection_age_seconds', 'storage.free_ratio_min',
+          'retention.raw_days', 'bellwether_ingest_values_total'].map(cell)), ['1 GiB', '30 s', '2 h', '5 %', '7 d', '18,957,047']);
+        const counters = page.locator('section[aria-label=Counters]');
+        assert.equal(await counters.locator('summary').textContent(), '4 counters at zero');
+        assert.equal(await counters.getByText('bellwether_wal_unapplied_frames').isVisible(), false);
+        await counters.locator('summary').focus();
+        await page.keyboard.press('Enter');
+        assert.ok(await counters.getByText('bellwether_wal_unapplied_frames').isVisible());
+        assert.match(await page.locator('section[aria-label="Options in force"] summary').textContent(), /^\d+ options that are not set$/);
+      }
+      await page.unroute('**/api/v1/GetServerInfo');
+    }
+    assert.equal(await health.count(), 1);
+    await page.reload();
+    await page.waitForSelector('.facts .fact');
     assert.equal(await page.getAttribute('nav a:has-text("Status")', 'aria-current'), 'page');
     assert.equal(await page.title(), 'Status · Bellwether');
     assert.deepEqual(await breaches(page), []);

@@ -136,6 +136,19 @@ RUNBOOKS = {
     "hookoverbudget": ("more than {alert.hook_overhead_max:%} of the step, for {alert.hook_overhead_steps} steps",),
 }
 
+GLOSSARY = (
+    "Beyond {drift.grown_factor} times the median head and growing, it is a drift",
+    "doubles within {trend.doubling_steps_max} steps",
+    "With fewer than {drift.peers_min} heads there are no peers",
+    "Above {logits.logit_max_large} in a head, attention fails",
+    "Beyond {ties.bias_t_min} in either direction a bias is no chance",
+    # No thresholds.
+    "with an interval of 80 %",
+    "held 98 % of their values",
+    "1 drift, 2 ties and bias, 3 norm growth, 4 logits, 5 loss",
+    "1 is over all keys alike, 0 is on one key",
+)
+
 PAGE = (
     "{drift.grown_factor} times it and growing is a drift",
     "Above {logits.logit_max_large} in a head, or above {logits.logit_median_large} in the median head",

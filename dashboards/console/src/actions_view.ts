@@ -4,6 +4,7 @@ import { Decision, api, num } from './api';
 import { caller, whyNot } from './caller';
 import { Openings, fill, h, labelled, showRefusal, tableHead } from './dom';
 import { ago, integer } from './format';
+import { term } from './terms';
 import { onWho, sayWho, whoName } from './who';
 import type { Action, ActionChange, AuditEntry, Policy } from './wire';
 
@@ -56,14 +57,16 @@ export class ActionsView {
   private readonly as = h('span', {}, h('label', { for: 'who', class: 'muted small' }, 'Decide as '), this.name);
   private readonly why = h('p', { class: 'muted', hidden: true });
   private readonly trouble = h('p', { class: 'state error', role: 'alert', hidden: true });
-  private readonly policy = h('p', { class: 'muted' });
+  private readonly policy = h('span');
   private readonly list = h('div');
   private readonly audit = h('div');
   private readonly openings = new Openings();
 
   constructor(private readonly changed: () => void) {
-    const head = h('div', { class: 'panel-head' }, h('h2', {}, 'Actions'), this.as);
-    this.element.append(head, this.policy, this.why, this.trouble, this.list, this.audit);
+    const head = h('div', { class: 'panel-head' }, h('h2', {}, 'Actions', term('action', 'panel')), this.as);
+    const policy = h('p', { class: 'muted' }, this.policy, term('policy', 'panel'),
+      ' What an action has changed is judged in a trial.', term('trial', 'panel'));
+    this.element.append(head, policy, this.why, this.trouble, this.list, this.audit);
     onWho(() => (this.name.value = whoName()));
   }
 

@@ -9,6 +9,7 @@ import { stepRows } from './keys';
 import { leftOf, meanStepSeconds, sinceWords } from './left';
 import { Route, formatRoute, routeOf } from './route';
 import { silencedWords } from './silences';
+import { term } from './terms';
 import type { Action, Alert, Run } from './wire';
 
 const severities = ['info', 'warning', 'critical'];
@@ -89,7 +90,10 @@ export class AlertsPage {
   constructor(route: Route, private readonly changed: () => void) {
     this.filters = filtersOf(route.query);
     this.table = h('table', { class: 'runs alerts-table', hidden: true },
-      tableHead(['Severity', 'Run', 'What', 'Since', 'Left', 'Owner', 'Told', 'Waits for a word']), this.body);
+      tableHead([
+        ['Severity', term('severity', 'column')], 'Run', ['What', term('cause', 'column')], 'Since', ['Left', term('left', 'column')],
+        'Owner', 'Told', 'Waits for a word',
+      ]), this.body);
     const label = (id: string, words: string) => h('label', { for: id }, words);
     this.element = h('main', { class: 'page' },
       h('div', { class: 'title-row' }, h('h1', {}, 'Alerts'), this.count,

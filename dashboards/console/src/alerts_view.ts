@@ -5,17 +5,20 @@ import { stageBadge } from './badges';
 import { caller, whyNot } from './caller';
 import { Openings, fill, focusIn, h, labelled, showRefusal, tableHead } from './dom';
 import { ago, firstSentence, integer, number } from './format';
-import { findSignal } from './signals';
+import { findSignal, termOf } from './signals';
 import { silencedWords, silencer } from './silences';
+import { info, term } from './terms';
 import type { Alert, Evidence } from './wire';
 
 const shownMax = 50;
 
-function evidenceRow(e: Evidence): HTMLElement {
+function evidenceRow(key: string, e: Evidence): HTMLElement {
   const detector = `${e.detector}${e.text ? `: ${e.text}` : ''}`;
   const baseline = num(e.baseline);
+  const { label, help } = findSignal(e.signal);
+  const about = help ? info(label, help, termOf(e.signal), `${key} ${e.layer} ${e.head} ${e.detector}`) : null;
   return h('tr', {},
-    h('th', { scope: 'row' }, findSignal(e.signal).label, h('div', { class: 'muted small' }, detector)),
+    h('th', { scope: 'row' }, label, about, h('div', { class: 'muted small' }, detector)),
     h('td', {}, headName(e.layer, e.head)),
     h('td', { class: 'right' }, h('strong', {}, number(num(e.value)))),
     h('td', { class: 'right' }, number(num(e.threshold))),
@@ -24,10 +27,13 @@ function evidenceRow(e: Evidence): HTMLElement {
     h('td', { class: 'right' }, integer(num(e.first_step))));
 }
 
-function evidenceTable(evidence: Evidence[]): HTMLElement | null {
+function evidenceTable(key: string, evidence: Evidence[]): HTMLElement | null {
   if (evidence.length === 0) return null;
-  const head = tableHead(['Evidence', 'Where', 'Value', 'Threshold', 'Healthy', 'Siblings', 'Since step'], 2);
-  const table = h('table', { class: 'evidence' }, head, h('tbody', {}, ...evidence.map(evidenceRow)));
+  const head = tableHead([
+    ['Evidence', term('evidence', key)], 'Where', 'Value', ['Threshold', term('threshold', key)], ['Healthy', term('healthy-value', key)],
+    ['Siblings', term('siblings', key)], 'Since step',
+  ], 2);
+  const table = h('table', { class: 'evidence' }, head, h('tbody', {}, ...evidence.map((e) => evidenceRow(key, e))));
   return h('div', { class: 'scroll', role: 'group', tabindex: 0, 'aria-label': 'Evidence' }, table);  // Scrolled by keyboard, too.
 }
 
@@ -165,7 +171,7 @@ export class AlertsView {
     const open = asked === null ? counts(alert) : last.key === asked;
     return this.openings.details(`${run} ${last.key} ${firing}`, open, { class: `alert ${moodOf(alert)}` },
       summary(run, alert),
-      evidenceTable(last.evidence),
+      evidenceTable(last.key, last.evidence),
       labelled('Siblings', last.siblings, 'siblings'),
       ...this.advice(alert),
       this.calledBefore(alert),

@@ -5,7 +5,8 @@ import { bytes, number } from './format';
 import { num } from './api';
 import { offerCsv, offerPng } from './download';
 import type { Moment } from './run_events';
-import { findSignal } from './signals';
+import { findSignal, termOf } from './signals';
+import { info } from './terms';
 import type { Real, Series } from './wire';
 
 export interface ChartMarks {
@@ -203,8 +204,9 @@ export class Charts {
     const button = (word: string, save: () => void) =>
       h('button', { class: 'link', 'aria-label': `${label} as ${word}`, onclick: save }, word);
     const note = this.marks.notes?.get(signal);
-    return h('figcaption', { title: help },
-      h('span', { class: 'chart-title' }, label), note ? h('span', { class: 'muted small' }, note) : null,
+    return h('figcaption', {},
+      h('span', { class: 'chart-title' }, label), help ? info(label, help, termOf(signal), `chart ${row}`) : null,
+      note ? h('span', { class: 'muted small' }, note) : null,
       h('span', { class: 'chart-now' }, wordsOf(signal)(num(series.mean[series.mean.length - 1]))),
       button('CSV', () => offerCsv(name, [['step', 'min', 'mean', 'max'], ...rows()])),
       button('PNG', () => offerPng(name, canvas())));

@@ -28,9 +28,10 @@ export function fill(parent: Element, ...children: Child[]): void {
   append(parent, children);
 }
 
-/** A table's head; the titles from `right` on stand at the right. */
-export function tableHead(titles: string[], right = titles.length): HTMLElement {
-  const cells = titles.map((title, i) => h('th', { scope: 'col', class: i >= right ? 'right' : '' }, title));
+/** A table's head; the titles from `right` on stand at the right. A title is a word, or a word and what explains it. */
+export function tableHead(titles: (string | [word: string, about: HTMLElement])[], right = titles.length): HTMLElement {
+  const cells = titles.map((title, i) =>
+    h('th', { scope: 'col', class: i >= right ? 'right' : '' }, ...(typeof title === 'string' ? [title] : title)));
   return h('thead', {}, h('tr', {}, ...cells));
 }
 

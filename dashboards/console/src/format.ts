@@ -47,6 +47,33 @@ export function clock(ms: number): string {
   return `${at.toLocaleDateString([], { day: 'numeric', month: 'short' })} ${time}`;
 }
 
+/** A whole number of the largest unit that fits: 7200 -> "2 h", 0.03 -> "30 ms", 90 -> "90 s". */
+export function lasting(seconds: number): string {
+  if (seconds === 0) return '0 s';
+  const units: [number, string][] = [[86400, 'd'], [3600, 'h'], [60, 'min'], [1, 's'], [0.001, 'ms']];
+  const [size, unit] = units.find(([each]) => seconds >= each && Math.abs(seconds / each - Math.round(seconds / each)) < 1e-6) ?? [1, 's'];
+  return `${number(seconds / size)} ${unit}`;
+}
+
+/** A value in the unit that its name tells: bytes, milliseconds, seconds, a time; else a count. */
+export function amountOf(name: string, value: number): string {
+  const word = name.replace(/\{.*/, '').replace(/_total$/, '');
+  if (/_timestamp_seconds$/.test(word)) return ago(value * 1e9);
+  if (/bytes|(^|[._])memory_max$|query_memory/.test(word)) return bytes(value);
+  if (/_ms(_|$)/.test(word)) return lasting(value / 1000);
+  if (/_seconds(_|$)/.test(word)) return lasting(value);
+  return Number.isInteger(value) ? integer(value) : number(value);
+}
+
+/** An option as people read it. */
+export function optionText(name: string, value: string): string {
+  if (value.trim() === '' || !Number.isFinite(Number(value))) return value;
+  if (/_days$/.test(name)) return value === '0' ? 'for ever' : `${value} d`;
+  if (/_ratio_/.test(name)) return `${number(100 * Number(value))} %`;
+  if (name === 'limits.memory_max' && value === '0') return 'of the machine';
+  return amountOf(name, Number(value));
+}
+
 /** The first sentence of a text, and the rest. */
 export function firstSentence(text: string): [first: string, rest: string] {
   const end = /[.!?](?=\s+["“`(]?[A-Z])/.exec(text);

@@ -5,6 +5,7 @@ import { AlertsPage } from './alerts_page';
 import { ApiError, answeredAt, api } from './api';
 import { callerWords, learn } from './caller';
 import { fill, h } from './dom';
+import { GlossaryPage } from './glossary_page';
 import { isTyped, keyHelp } from './keys';
 import { Live, LiveState } from './live';
 import { Route, formatRoute, parseRoute } from './route';
@@ -12,8 +13,9 @@ import { RunPage } from './run_page';
 import { RunbookPage } from './runbook_page';
 import { RunsPage } from './runs_page';
 import { StatusPage } from './status_page';
+import { watchTerms } from './terms';
 
-type Page = AlertsPage | RunPage | RunbookPage | RunsPage | StatusPage;
+type Page = AlertsPage | GlossaryPage | RunPage | RunbookPage | RunsPage | StatusPage;
 type Theme = 'auto' | 'dark' | 'light';
 
 const refreshMsMin = 1000;
@@ -52,6 +54,7 @@ class App {
       },
       state: (state) => this.connection(state),
     });
+    watchTerms();
     void this.meet();
   }
 
@@ -65,7 +68,7 @@ class App {
 
   private header(): HTMLElement {
     const pages = h('nav', { 'aria-label': 'Pages' }, h('a', { href: '#/' }, 'Runs'),
-      h('a', { href: '#/alerts' }, 'Alerts'), h('a', { href: '#/status' }, 'Status'));
+      h('a', { href: '#/alerts' }, 'Alerts'), h('a', { href: '#/status' }, 'Status'), h('a', { href: '#/glossary' }, 'Glossary'));
     return h('header', { class: 'top' },
       h('a', { href: '#/', class: 'brand' }, 'Bellwether'), this.version, pages,
       h('span', { class: 'spacer' }), this.who, this.status, this.themeButton);
@@ -97,11 +100,15 @@ class App {
       this.page.navigate(route);
       return;
     }
+    if (isSame && this.page instanceof GlossaryPage) {
+      this.page.navigate(route.of);
+      return;
+    }
     this.shownRun = route.run;
     this.page = this.pageOf(route);
     const titles = {
       runs: 'Bellwether', run: 'Bellwether', alerts: 'Alerts · Bellwether', status: 'Status · Bellwether',
-      runbook: 'Runbook · Bellwether',
+      runbook: 'Runbook · Bellwether', glossary: 'Glossary · Bellwether',
     };
     if (route.run === null) document.title = titles[route.page];
     for (const link of document.querySelectorAll('nav a')) {
@@ -111,12 +118,14 @@ class App {
     }
     fill(this.outlet, this.page.element);
     this.page.element.querySelector('h1')?.setAttribute('tabindex', '-1');
+    if (this.page instanceof GlossaryPage) this.page.show();
     void this.refresh();
   }
 
   private pageOf(route: Route): Page {
     if (route.run !== null) return new RunPage(route, route.run, () => void this.refresh());
     if (route.page === 'runbook') return new RunbookPage(route.of, new URLSearchParams(route.query).get('run'));
+    if (route.page === 'glossary') return new GlossaryPage(route.of);
     if (route.page === 'alerts') return new AlertsPage(route, () => void this.refresh());
     return route.page === 'status' ? new StatusPage() : new RunsPage(route, () => void this.refresh());
   }

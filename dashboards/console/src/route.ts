@@ -1,6 +1,6 @@
 // The address is the state: a link shows what its sender saw.
 
-export type PageName = 'runs' | 'run' | 'alerts' | 'status' | 'runbook';
+export type PageName = 'runs' | 'run' | 'alerts' | 'status' | 'runbook' | 'glossary';
 
 export interface Route {
   page: PageName;
@@ -39,13 +39,14 @@ function whole(text: string | null): number | null {
 
 /**
  * #/run/NAME?signal=...&layer=...&head=...&row=...&step=...&from=...&to=...&beside=...&alert=...,
- * #/alerts?firing=0&unacknowledged=1&severity=..., #/status, #/runbook/NAME?run=...; else the list of
+ * #/alerts?firing=0&unacknowledged=1&severity=..., #/status, #/runbook/NAME?run=...,
+ * #/glossary/TERM; else the list of
  * runs, #/?name=...&firing=1&sort=...&down=1.
  */
 export function parseRoute(hash: string): Route {
   const match = /^#\/run\/([^?]+)(?:\?(.*))?$/.exec(hash);
   if (!match) {
-    const [, name, of, rest] = /^#\/(?:(alerts|status|runbook)(?:\/([^?]*))?)?(?:\?(.*))?$/.exec(hash) ?? [];
+    const [, name, of, rest] = /^#\/(?:(alerts|status|runbook|glossary)(?:\/([^?]*))?)?(?:\?(.*))?$/.exec(hash) ?? [];
     return { ...nowhere, page: name === undefined ? 'runs' : name as PageName, of: of ?? '', query: rest ?? '' };
   }
   const query = new URLSearchParams(match[2] ?? '');

@@ -17,7 +17,9 @@ import { Moment, RunEvents } from './run_events';
 import { Samples } from './samples';
 import {
   causalNames, expertSignals, expertSignalsOf, findRowSignal, findSignal, headSignals, ownMatrices, ownOfRun, rowSignalsOf, runSignals,
+  termOf,
 } from './signals';
+import { term } from './terms';
 import { VerdictView, evidenceKey, shownEvidence } from './verdict';
 import type { Action, Alert, Evidence, GetMatrixResponse, OwnSignal, Run, Series, SeriesId } from './wire';
 
@@ -378,7 +380,8 @@ export class RunPage {
     const { help, label } = findSignal(name);
     this.picker.value = name;
     this.mapTitle.textContent = `Every ${this.kind()}`;
-    this.help.textContent = this.cells()?.help || help;
+    const anchor = termOf(this.signal);
+    fill(this.help, this.cells()?.help || help, anchor ? term(anchor, 'map') : null);
     try {
       const matrix = await api.matrix(this.name, name, step);
       if (matrix.values.length > 0) {
@@ -570,7 +573,8 @@ export class RunPage {
     if (!run) return;
     const d = run.description;
     document.title = `${run.stage > 0 ? `(${run.stage}) ` : ''}${d.name} · Bellwether`;
-    fill(this.title, d.name, ' ', runBadge(run, worstSeverity(this.alerts)), ' ', importedBadge(run));
+    const imported = run.imported ? term('imported-run', 'title') : null;
+    fill(this.title, d.name, ' ', runBadge(run, worstSeverity(this.alerts)), ' ', importedBadge(run), imported);
     if (this.secondsPerStep === 0) this.secondsPerStep = meanStepSeconds(run);
     this.facts.textContent = factWords(run);
     const { alerts, actions, secondsPerStep, newest } = this;

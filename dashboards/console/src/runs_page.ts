@@ -10,6 +10,7 @@ import { leftOf, meanStepSeconds, sinceWords } from './left';
 import { Route, formatRoute, routeOf } from './route';
 import { headSignals } from './signals';
 import { Sparklines } from './sparkline';
+import { term } from './terms';
 import type { Alert, Run, SeriesId } from './wire';
 
 /** "2 servers", "1 server". */
@@ -56,13 +57,13 @@ function entryOf(run: Run, alerts: Alert[]): Entry {
 }
 
 /** By the name that the address has; those without a number stand last. */
-const columns: { name: string; title: string; right?: boolean; value?: (entry: Entry) => number | string }[] = [
+const columns: { name: string; title: string; about?: string; right?: boolean; value?: (entry: Entry) => number | string }[] = [
   { name: 'run', title: 'Run', value: ({ run }) => run.description.name },
   { name: 'course', title: 'Course' },
-  { name: 'stage', title: 'Stage', value: ({ run }) => run.stage },
+  { name: 'stage', title: 'Stage', about: 'stage', value: ({ run }) => run.stage },
   { name: 'head', title: 'Worst head' },
   { name: 'since', title: 'Since', right: true, value: ({ since }) => since },
-  { name: 'left', title: 'Steps left', right: true, value: ({ left }) => left },
+  { name: 'left', title: 'Steps left', about: 'left', right: true, value: ({ left }) => left },
   { name: 'step', title: 'Step', right: true, value: ({ run }) => num(run.step) },
   { name: 'loss', title: 'Loss', right: true, value: ({ run }) => num(run.loss) },
   { name: 'ranks', title: 'Ranks', right: true },
@@ -134,7 +135,7 @@ export class RunsPage {
       const title = column.value ? button : column.title;
       return h('th', {
         scope: 'col', class: column.right ? 'right' : '', 'aria-sort': isSorted ? (down ? 'descending' : 'ascending') : undefined,
-      }, title);
+      }, title, column.about ? term(column.about, 'column') : null);
     }));
     focus();
   }

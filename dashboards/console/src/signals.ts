@@ -320,6 +320,21 @@ export const causalNames = ['drift_ratio', 'key_leak', 'tied_fraction_bf16', 'de
 const otherLabels: Record<string, string> = { hook_overhead: 'Hook overhead', silent_ranks: 'Silent ranks',
   law_a1_z: 'Law A1, z', law_a2_z: 'Law A2, z' };
 
+/** Words of the glossary that explain a signal, beside its own help. */
+const terms: Record<string, string> = {
+  drift_ratio: 'drift-ratio', common_mode: 'common-mode', key_leak: 'key-gradient-leak', tied_fraction_bf16: 'ties',
+  delta_bias_t: 'biased-delta', qk_increment_rank: 'rank', wq_sigma: 'sigma', wk_sigma: 'sigma', logit_max: 'logits',
+  entropy_ratio: 'entropy-ratio', saturated_fraction: 'saturated-rows', wq_stable_rank: 'rank', loss: 'loss-off-its-course',
+  tensor_moment_lag: 'second-moment-lag', moment_lag_max: 'second-moment-lag', tensor_sigma: 'sigma',
+};
+
+/** The anchor of the word in the glossary that explains a signal; '' = there is none. */
+export function termOf(name: string): string {
+  if (name.startsWith('law_')) return 'law';
+  if (name.startsWith('shadow_')) return 'reference';
+  return name.startsWith('gram_') ? 'rank' : terms[name] ?? '';
+}
+
 export function findSignal(name: string): Signal {
   return [...headSignals, ...runSignals, ...rowSignals, ...expertSignals, ...stepOnes, ...sequenceOnes].find((s) => s.name === name) ??
     { name, label: otherLabels[name] ?? name, help: '', scale: 'linear' };

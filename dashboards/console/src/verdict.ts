@@ -7,8 +7,9 @@ import { caller } from './caller';
 import { Openings, h, replaceIfOther, showRefusal } from './dom';
 import { duration, firstSentence, integer, number, stageName, stageNames } from './format';
 import { leftOf, sinceWords } from './left';
-import { findSignal } from './signals';
+import { findSignal, termOf } from './signals';
 import { silencer } from './silences';
+import { info, term } from './terms';
 import { sayWho, whoName } from './who';
 import type { Action, Alert, Evidence, Run } from './wire';
 
@@ -42,9 +43,9 @@ export function shownEvidence({ last }: Alert): Evidence[] {
   return [...found.values()].slice(0, evidenceMax);
 }
 
-function headline(stage: string, ...what: (string | HTMLElement | null)[]): HTMLElement {
+function headline(stage: string, about: HTMLElement | null, ...what: (string | HTMLElement | null)[]): HTMLElement {
   return h('div', { class: 'verdict-main' },
-    h('div', { class: 'verdict-stage' }, stage),
+    h('div', { class: 'verdict-stage' }, stage, about),
     h('div', { class: 'verdict-head' }, ...what));
 }
 
@@ -52,16 +53,19 @@ function box(mood: string, ...children: (HTMLElement | null)[]): HTMLElement {
   return h('section', { class: `verdict ${mood}`, 'aria-label': 'Verdict' }, ...children);
 }
 
-function fact(name: string, value: string, ...notes: string[]): HTMLElement {
+function fact(name: string, about: HTMLElement | null, value: string, ...notes: (string | HTMLElement)[]): HTMLElement {
   const shown = notes.filter((note) => note !== '').map((note) => h('dd', { class: 'note' }, note));
-  return h('div', {}, h('dt', {}, name), h('dd', {}, value), ...shown);
+  return h('div', {}, h('dt', {}, name, about), h('dd', {}, value), ...shown);
 }
+
+const railTerms = ['drift', 'ties', 'norm-growth', 'logits', 'loss-off-its-course'];
 
 /** How far an illness of rounding has come, and where its harm begins. */
 function rail(stage: number): HTMLElement {
   const stop = (name: string, i: number) => h('li', {
     class: i < stage ? 'passed' : i === stage ? 'here' : '', 'aria-current': i === stage ? 'step' : undefined,
-  }, i === harmBegins ? h('span', { class: 'harm' }, 'harm begins here') : null, h('span', { class: 'stop' }, `${i} ${name}`));
+  }, i === harmBegins ? h('span', { class: 'harm' }, 'harm begins here') : null,
+  h('span', { class: 'stop' }, `${i} ${name}`, term(railTerms[i - 1], 'rail')));
   return h('ol', { class: 'rail', 'aria-label': 'Stages of the illness' }, ...stageNames.slice(1).map((name, i) => stop(name, i + 1)));
 }
 
@@ -80,7 +84,9 @@ function evidenceLine(e: Evidence, { last }: Alert, newest: number | undefined):
     e.layer === last.layer && e.head === last.head ? '' : where,
   ];
   const { label, help } = findSignal(e.signal);
-  return h('li', {}, h('strong', { title: help || undefined }, label), ` ${parts.filter((part) => part !== '').join(' · ')}`);
+  const about = help ? info(label, help, termOf(e.signal), `why ${where}`) : null;
+  return h('li', {}, h('strong', {}, label), about,
+    ` ${parts.filter((part) => part !== '').join(' · ')}`);
 }
 
 /** Of the alert that ended last: what it was, and what was done about it. */
@@ -100,13 +106,14 @@ function calm({ run, alerts, actions }: VerdictFacts): HTMLElement {
   const silent = silentFor(run);
   if (silent !== null) {
     const why = 'A silent run is not a healthy run: it has stopped, it hangs, or its client has disabled itself.';
-    return box('warning', headline('Silent', `no report for ${duration(silent)}`), h('p', {}, why), notJudged(run));
+    return box('warning', headline('Silent', term('silent'), `no report for ${duration(silent)}`), h('p', {}, why), notJudged(run));
   }
   const partly = partlyJudged(run);
   const muted = alerts.filter(isFiring).length;
   const noAlert = muted === 0 ? 'no alert fires' : `no alert fires but ${muted} false alarm${muted === 1 ? '' : 's'}`;
   const words = [run.ended ? 'Ended' : '', partly ?? (run.ended ? '' : 'Healthy')].filter((word) => word !== '');
-  return box(partly !== null ? 'info' : 'healthy', headline(words.join(' · '), noAlert), before(alerts, actions), notJudged(run));
+  const about = partly !== null ? term('judged') : null;
+  return box(partly !== null ? 'info' : 'healthy', headline(words.join(' · '), about, noAlert), before(alerts, actions), notJudged(run));
 }
 
 /** What no rule can find in this run, since its signals do not arrive. */
@@ -118,12 +125,12 @@ function notJudged(run: Run): HTMLElement | null {
 }
 
 function leftFact(run: Run, stage: number, alert: Alert, secondsPerStep: number): HTMLElement {
-  if (stage === 5) return fact('Left', 'none', 'the loss has left its course');
-  if (run.ended) return fact('Left', '–', 'the run has ended');
+  if (stage === 5) return fact('Left', term('left'), 'none', 'the loss has left its course');
+  if (run.ended) return fact('Left', term('left'), '–', 'the run has ended');
   const left = leftOf(run, alert, secondsPerStep);
-  if (!left) return fact('Left', 'unknown', 'no steady growth to go by');
+  if (!left) return fact('Left', term('left'), 'unknown', 'no steady growth to go by');
   const time = left.time ? ` · about ${left.time}, until ${left.until}` : '';
-  return fact('Left', `≈ ${left.steps} steps`, `80 %: ${left.interval}${time}`);
+  return fact('Left', term('left'), `≈ ${left.steps} steps`, `80 %: ${left.interval}${time}`);
 }
 
 export class VerdictView {
@@ -155,11 +162,12 @@ export class VerdictView {
     const title = [severity, stage > 0 ? `stage ${stage} of 5: ${stageName(stage)}` : '', harmWords(stage)];
     const isRounding = stage > 0 && (roundingRules.has(last.rule) || last.cause === 'rounding drift');
     return box(`${severity}${run.ended ? ' ended' : ''}`,
-      headline(title.filter((word) => word !== '').join(' · '), headName(last.layer, last.head), others),
+      headline(title.filter((word) => word !== '').join(' · '), term(stage > 0 ? 'stage' : 'severity', 'verdict'),
+        headName(last.layer, last.head), others),
       h('dl', { class: 'facts' },
         leftFact(run, stage, alert, secondsPerStep),
-        fact('Since', `step ${integer(num(last.first_step))}`, sinceWords(run, alert, secondsPerStep),
-          `cause: ${last.cause || 'unknown'}`)),
+        fact('Since', null, `step ${integer(num(last.first_step))}`, sinceWords(run, alert, secondsPerStep),
+          h('span', {}, `cause: ${last.cause || 'unknown'}`, term('cause', 'verdict')))),
       isRounding ? rail(stage) : null,
       this.deeds(run, alert, actions),
       h('ul', { class: 'why', 'aria-label': 'Evidence of the verdict' },
