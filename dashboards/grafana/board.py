@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from grafana_foundation_sdk.builders import common as parts
 from grafana_foundation_sdk.builders import dashboard as build
-from grafana_foundation_sdk.builders import stat, table, timeseries
+from grafana_foundation_sdk.builders import stat, statetimeline, table, timeseries
 from grafana_foundation_sdk.builders.prometheus import Dataquery
 from grafana_foundation_sdk.cog.builder import Builder
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
@@ -22,22 +22,54 @@ from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 TAG = "bellwether"
 DATASOURCE = dashboard.DataSourceRef(type_val="prometheus", uid="${datasource}")
-AnyPanel = TypeVar("AnyPanel", stat.Panel, table.Panel, timeseries.Panel)
+AnyPanel = TypeVar("AnyPanel", stat.Panel, statetimeline.Panel, table.Panel, timeseries.Panel)
+
+
+# What a stage is called, and its colour.  -1: nothing was found, and not everything is judged: that is not health.
+STAGES = {
+    -1: ("Judged in part", "blue"),
+    0: ("Healthy", "green"),
+    1: ("Drift", "orange"),
+    2: ("Ties", "orange"),
+    3: ("Weights", "red"),
+    4: ("Scores", "red"),
+    5: ("Loss", "dark-red"),
+}
+STAGE_WORDS = dashboard.ValueMap(
+    options={
+        str(stage): dashboard.ValueMappingResult(text=text, color=color, index=index)
+        for index, (stage, (text, color)) in enumerate(STAGES.items())
+    }
+)
+STAGE_HELP = (
+    "Drift, then ties and bias, then weights that are pushed, scores that are too large, and the loss. Harm begins with "
+    "weights."
+)
 
 
 @dataclass(frozen=True)
 class Look:
-    """How a panel stands on the board and colours its values."""
+    """How a panel stands on the board and colours its values.
+
+    Green, then orange from `warn` on, then red from `critical` on.  `least`: red below it, green
+    from it on.  `idle`: a value below one says nothing, neither good nor bad.
+    """
 
     unit: str
     width: int = 12
     height: int = 8
     warn: float | None = None
     critical: float | None = None
+    least: float | None = None
+    idle: bool = False
     log: bool = False
 
     def steps(self) -> list[dashboard.Threshold]:
-        """Green, then orange, then red."""
+        """Grafana's thresholds, the lowest first."""
+        if self.least is not None:
+            return [dashboard.Threshold(value=None, color="red"), dashboard.Threshold(value=self.least, color="green")]
+        if self.idle:
+            return [dashboard.Threshold(value=None, color="text"), dashboard.Threshold(value=1, color="green")]
         steps = [dashboard.Threshold(value=None, color="green")]
         if self.warn is not None:
             steps.append(dashboard.Threshold(value=self.warn, color="orange"))
@@ -139,6 +171,24 @@ class Board:
             self._add(stat.Panel(), title, description, look, target)
             .reduce_options(parts.ReduceDataOptions().calcs(["lastNotNull"]))
             .color_mode(common.BigValueColorMode.VALUE)
+        )
+
+    def states(self, title: str, description: str, target: Dataquery, look: Look) -> statetimeline.Panel:
+        """Which state held when, in words; a row each."""
+        return (
+            self._add(statetimeline.Panel(), title, description, look, target)
+            .mappings([STAGE_WORDS])
+            .color_scheme(build.FieldColor().mode(dashboard.FieldColorModeId.THRESHOLDS))
+            .merge_values(True)
+            .show_value(common.VisibilityMode.AUTO)
+            .row_height(0.8)
+            .legend(
+                parts.VizLegendOptions()
+                .display_mode(common.LegendDisplayMode.LIST)
+                .placement(common.LegendPlacement.BOTTOM)
+                .show_legend(False)
+                .calcs([])
+            )
         )
 
     def lines(self, title: str, description: str, look: Look, *targets: Dataquery) -> timeseries.Panel:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from board import Board, Look, link_to_run, query, query_now
+from board import STAGE_HELP, Board, Look, link_to_run, query, query_now
+from thresholds import of_alert
 
 
 def overview_board() -> Board:
@@ -13,10 +14,17 @@ def overview_board() -> Board:
         "Which run is ill, which is silent, and whether anybody watches. The server itself has its own board.",
     )
     board.marks(
-        "Alerts", 'ALERTS{alertname=~"Bellwether.*",alertstate="firing"}', "red", "{{alertname}}", "{{run}}{{instance}}"
+        "Alerts", 'ALERTS{alertname=~"Bellwether.*",alertstate="firing"}', "red", "{{alertname}}",
+        "{{severity}}: {{run}}{{instance}}",
     )
-    board.marks("Restarts", "changes(bellwether_run_attempt[$__rate_interval]) > 0", "blue", "{{run}} was restarted")
-    board.stat("Runs", "Runs that are exported now.", query("count(bellwether_run_info)"), Look("none", 5, 4))
+    board.marks(
+        "Restarts",
+        "changes(bellwether_run_attempt[$__rate_interval]) > 0",
+        "blue",
+        "{{run}} was restarted",
+        "Another attempt of the run began: its job came back, or has another number of ranks.",
+    )
+    board.stat("Runs", "Runs that are exported now.", query("count(bellwether_run_info)"), Look("none", 5, 4, idle=True))
     board.stat(
         "Ill",
         "Runs in stage 1 or beyond.",
@@ -35,19 +43,32 @@ def overview_board() -> Board:
         query("count(bellwether_alert_active) or vector(0)"),
         Look("none", 5, 4, warn=1),
     )
-    board.stat("Streams", "Trainers that are connected.", query("sum(bellwether_ingest_streams)"), Look("none", 4, 4))
+    board.stat(
+        "Streams",
+        "Trainers that are connected. None is neither good nor bad: no job runs, or none reaches the server.",
+        query("sum(bellwether_ingest_streams)"),
+        Look("none", 4, 4, idle=True),
+    )
     of_the_line = link_to_run("${__field.labels.run}")
-    board.lines(
+    board.states(
         "Stage",
-        "1 drift, 2 ties and bias, 3 norm, 4 logits, 5 loss. No line: nothing was found. A click leads to the run.",
-        Look("none", warn=1, critical=3),
-        query("bellwether_run_stage > 0", "{{run}}"),
+        f"Runs in which something was found within the time that is shown. {STAGE_HELP} A click leads to the run.",
+        query(
+            "bellwether_run_stage and on (instance, run) (max_over_time(bellwether_run_stage[$__range]) > 0)", "{{run}}"
+        ),
+        Look("none", 24, warn=1, critical=3),
     ).data_links([of_the_line])
     board.lines(
         "Steps left",
         "Predicted steps to divergence. A click leads to the run.",
         Look("locale"),
         query("bellwether_run_eta_steps", "{{run}}"),
+    ).data_links([of_the_line])
+    board.lines(
+        "Time left",
+        "The same in time: steps left times the median time of a step in the newest five minutes.",
+        Look("s"),
+        query("bellwether_run_eta_steps * quantile_over_time(0.5, bellwether_run_step_seconds[5m])", "{{run}}"),
     ).data_links([of_the_line])
     board.table(
         "Firing",
@@ -58,7 +79,7 @@ def overview_board() -> Board:
     board.lines(
         "Silence",
         "Time since a run that has not ended was last heard of.",
-        Look("s", warn=300, critical=600),
+        Look("s", critical=of_alert("BellwetherRunSilent")),
         query("time() - bellwether_run_last_report_timestamp_seconds and bellwether_run_ended == 0", "{{run}}"),
     )
     board.lines(

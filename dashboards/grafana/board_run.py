@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from board import Board, Look, query, query_now
+from board import STAGE_HELP, STAGE_WORDS, Board, Look, query, query_now
 from grafana_foundation_sdk.models import common, dashboard
-from thresholds import built_in
+from thresholds import built_in, of_alert
 
 RULES = built_in()
 RUN = 'run="$run"'
@@ -14,16 +14,6 @@ TIED = (
     f'sum by (layer) (rate(bellwether_layer_tied_rows_total{{{LAYER},rule="bf16"}}[$__rate_interval]))'
     f" / sum by (layer) (rate(bellwether_layer_sampled_rows_total{{{LAYER}}}[$__rate_interval]))"
 )
-STAGES = (
-    ("healthy", "green"),
-    ("1 drift", "orange"),
-    ("2 ties and bias", "orange"),
-    ("3 norm", "red"),
-    ("4 logits", "red"),
-    ("5 loss", "red"),
-)
-# Nothing was found, and not everything is judged: that is not health.
-PARTLY = "judged in part"
 STAGE = f"bellwether_run_stage{{{RUN}}}"
 LEAST = f'bellwether_run_judged_ratio{{{RUN},family="all"}}'
 STAGE_OR_PARTLY = f"{STAGE} - ({STAGE} == bool 0) * ignoring (family) ({LEAST} < bool 1) or {STAGE}"
@@ -67,13 +57,14 @@ def run_board() -> Board:
         'ALERTS{alertname=~"Bellwether.*",alertstate="firing",run="$run"}',
         "red",
         "{{alertname}}",
-        "layer {{layer}} head {{head}}",
+        "{{severity}}: layer {{layer}} head {{head}}",
     )
     board.marks(
         "Restarts",
         f"changes(bellwether_run_attempt{{{RUN}}}[$__rate_interval]) > 0",
         "blue",
         "{{run}} was restarted",
+        "Another attempt of the run began: its job came back, or has another number of ranks.",
     )
     _conclusions(board)
     _causes(board)
@@ -90,34 +81,44 @@ def run_board() -> Board:
 
 
 def _conclusions(board: Board) -> None:
-    names = {
-        str(stage): dashboard.ValueMappingResult(text=text, color=color) for stage, (text, color) in enumerate(STAGES)
-    }
-    names["-1"] = dashboard.ValueMappingResult(text=PARTLY, color="blue")
     board.stat(
         "Stage",
-        "What the alert engine concluded: 0 healthy to 5 loss. Judged in part: nothing was found, and the signals of some "
-        "rules do not arrive from all layers.",
+        f"What the alert engine concluded. {STAGE_HELP} Judged in part: nothing was found, and the signals of some rules do "
+        "not arrive from all layers.",
         query(STAGE_OR_PARTLY),
-        Look("none", 6, 4, warn=1, critical=3),
-    ).mappings([dashboard.ValueMap(options=names)]).color_mode(common.BigValueColorMode.BACKGROUND)
+        Look("none", 5, 4, warn=1, critical=3),
+    ).mappings([STAGE_WORDS]).color_mode(common.BigValueColorMode.BACKGROUND)
     board.stat(
         "Steps left",
         "Predicted steps to divergence; empty without a prediction.",
         query(f"bellwether_run_eta_steps{{{RUN}}}"),
-        Look("locale", 6, 4),
+        Look("locale", 5, 4),
     )
+    board.stat(
+        "Time left",
+        "The same in time: steps left times the median time of a step in the newest five minutes.",
+        query(
+            f"bellwether_run_eta_steps{{{RUN}}} * quantile_over_time(0.5, bellwether_run_step_seconds{{{RUN}}}[5m])"
+        ),
+        Look("s", 5, 4),
+    ).decimals(0)
     board.stat(
         "Step",
         "The newest step that all ranks reported.",
         query(f"bellwether_run_step{{{RUN}}}"),
-        Look("locale", 6, 4),
+        Look("locale", 4, 4),
     )
     board.stat(
         "Last report",
         "Time since the run was last heard of. Silence is not health.",
         query(f"time() - bellwether_run_last_report_timestamp_seconds{{{RUN}}}"),
-        Look("s", 6, 4, warn=300, critical=600),
+        Look("s", 5, 4, critical=of_alert("BellwetherRunSilent")),
+    )
+    board.states(
+        "Stage over time",
+        f"When the run was in which stage. {STAGE_HELP}",
+        query(STAGE_OR_PARTLY, "stage"),
+        Look("none", 24, 3, warn=1, critical=3),
     )
 
 

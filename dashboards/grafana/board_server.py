@@ -5,7 +5,10 @@ from __future__ import annotations
 
 from board import Board, Look, query
 from grafana_foundation_sdk.builders.prometheus import Dataquery
+from thresholds import of_alert, quantile_of_alert
 
+ACK_SECONDS = of_alert("BellwetherAckSlow")
+ACK_SHARE = quantile_of_alert("BellwetherAckSlow")
 HERE = 'instance=~"$instance"'
 PROCESS = f'job="bellwether",{HERE}'  # Other processes have these metrics too.
 THIRD = 8  # Columns.
@@ -44,15 +47,17 @@ def server_board() -> Board:
         f'ALERTS{{alertname=~"Bellwether.*",alertstate="firing",run="",{HERE}}}',
         "red",
         "{{alertname}}",
-        "{{instance}}",
+        "{{severity}}: {{instance}}",
     )
     board.marks(
         "Starts and reloads",
         f"changes(bellwether_config_last_reload_success_timestamp_seconds{{{HERE}}}[$__rate_interval]) > 0",
         "blue",
         "{{instance}} has read its rules",
+        "The server started, or read its rules, policy and access files again.",
     )
     _state(board)
+    _targets(board)
     _arrives(board)
     _waits_and_is_written(board)
     _concluded_and_told(board)
@@ -64,9 +69,9 @@ def server_board() -> Board:
 def _state(board: Board) -> None:
     board.stat(
         "Streams",
-        "Trainers that are connected.",
+        "Trainers that are connected. None is neither good nor bad: no job runs, or none reaches the server.",
         query(f"sum(bellwether_ingest_streams{{{HERE}}})"),
-        Look("none", 6, 4),
+        Look("none", 6, 4, idle=True),
     )
     board.stat(
         "Degraded",
@@ -85,6 +90,39 @@ def _state(board: Board) -> None:
         "Since the youngest process began.",
         query(f"time() - max(process_start_time_seconds{{{PROCESS}}})"),
         Look("s", 6, 4),
+    )
+
+
+def _targets(board: Board) -> None:
+    """What the server is meant to keep to; each limit is that of the alert which is named."""
+    board.row("Targets")
+    within = f'sum(rate(bellwether_ack_seconds_bucket{{{HERE},le="{ACK_SECONDS:g}"}}[$__rate_interval]))'
+    board.stat(
+        "Acknowledged in time",
+        f"Share of frames that are durable within {ACK_SECONDS:g} s of their arrival. Target: {ACK_SHARE:.0%} or more "
+        "(BellwetherAckSlow).".replace("%", " %"),
+        query(f"{within} / (sum(rate(bellwether_ack_seconds_count{{{HERE}}}[$__rate_interval])) > 0)"),
+        Look("percentunit", 6, 4, least=ACK_SHARE),
+    )
+    board.stat(
+        "Refused frames",
+        "Messages that a limit refused in 10 minutes. Target: none (BellwetherIngestRejecting).",
+        query(f"sum(increase(bellwether_ingest_limit_refused_total{{{HERE}}}[10m]))"),
+        Look("locale", 6, 4, critical=1),
+    ).decimals(0)
+    board.stat(
+        "Failed notifications",
+        "Notifications that failed or were refused in 15 minutes. Target: none (BellwetherNotificationsFailing).",
+        query(
+            f'sum(increase(bellwether_notifications_total{{{HERE},result=~"failed|refused"}}[15m])) or vector(0)'
+        ),
+        Look("locale", 6, 4, critical=1),
+    ).decimals(0)
+    board.stat(
+        "Free for the store",
+        "Free bytes of the fullest data folder's file system. Target: 5 GiB or more (BellwetherStoreFull).",
+        query(f"min(bellwether_store_free_bytes{{{HERE}}})"),
+        Look("bytes", 6, 4, least=of_alert("BellwetherStoreFull")),
     )
 
 
@@ -140,14 +178,15 @@ def _waits_and_is_written(board: Board) -> None:
     )
     board.lines(
         "Log to disk",
-        "Time of one fdatasync of the write-ahead log. A slow disk shows here first.",
-        Look("s", THIRD, warn=0.05),
+        "Time of one fdatasync of the write-ahead log. A slow disk shows here first. The line is what a whole acknowledgement "
+        "may take.",
+        Look("s", THIRD, warn=ACK_SECONDS),
         *median_and_tail("bellwether_wal_fsync_seconds"),
     )
     board.lines(
         "Durable acknowledgement",
         "From a frame's arrival to its durable acknowledgement. Trainers buffer while it is slow.",
-        Look("s", THIRD, warn=0.1),
+        Look("s", THIRD, warn=ACK_SECONDS),
         *median_and_tail("bellwether_ack_seconds"),
     )
     board.lines(
@@ -160,7 +199,7 @@ def _waits_and_is_written(board: Board) -> None:
     board.lines(
         "Free",
         "Free bytes of the data directory's file system.",
-        Look("bytes", 12),
+        Look("bytes", 12, least=of_alert("BellwetherStoreFull")),
         query(f"bellwether_store_free_bytes{{{HERE}}}", "{{instance}}"),
     )
 
@@ -256,6 +295,6 @@ def _costs(board: Board) -> None:
     board.lines(
         "File descriptors",
         "Share of the open file descriptors that are allowed: streams and files.",
-        Look("percentunit", THIRD, warn=0.8),
+        Look("percentunit", THIRD),
         query(f"process_open_fds{{{PROCESS}}} / process_max_fds{{{PROCESS}}}", "{{instance}}"),
     )

@@ -1,7 +1,8 @@
 """Goal: Grafana's boards are what their scripts write, keep the rules of good boards, show the layer x
 head matrix as it is meant, and can be provisioned and mixed in as they lie here.
-Method: the boards are written again and compared; every expression is read by promtool; the matrix goes
-through Grafana's own transformation code (@grafana/data in Node); the mixin is evaluated by jsonnet.
+Method: the boards are written again and compared; every expression is read by promtool; the mixin is evaluated
+by jsonnet. The matrix goes through Grafana's own transformation code, values through its words and colours
+(@grafana/data in Node).
 No Grafana runs here.  tests/e2e/test_prometheus.py asks a real Prometheus every query.
 """
 
@@ -26,6 +27,11 @@ NODE = Path(__file__).resolve().parent / "grafana"
 BOARDS: dict[str, dict[str, Any]] = {path.stem: json.loads(path.read_text()) for path in sorted(GRAFANA.glob("*.json"))}
 
 
+needs_grafana_code = pytest.mark.skipif(
+    shutil.which("node") is None or not (NODE / "node_modules").is_dir(), reason=f"npm ci in {NODE}"
+)
+
+
 def panels(board: dict[str, Any]) -> list[dict[str, Any]]:
     """Those that show something: headings do not."""
     return [panel for panel in board["panels"] if panel["type"] != "row"]
@@ -39,7 +45,9 @@ def expressions(board: dict[str, Any]) -> dict[str, str]:
 def raw_counters(expr: str) -> set[str]:
     """Counters that are read otherwise than by rate over an interval that fits the zoom."""
     counters = set(re.findall(r"\b\w+_(?:total|bucket)\b", expr))
-    return {c for c in counters if not re.search(rf"\brate\({c}(\{{[^}}]*\}})?\[\$__rate_interval\]\)", expr)}
+    fits = r"\brate\({}(\{{[^}}]*\}})?\[\$__rate_interval\]\)"
+    as_alerts_do = r"\bincrease\({}(\{{[^}}]*\}})?\[1[05]m\]\)"  # Over the window of the alert.
+    return {c for c in counters if not any(re.search(form.format(c), expr) for form in (fits, as_alerts_do))}
 
 
 def missing_variables(board: dict[str, Any]) -> set[str]:
@@ -53,7 +61,7 @@ def refused_by_prometheus(exprs: dict[str, str], folder: Path) -> str:
     """What promtool says against the expressions, as recording rules."""
     rules = []
     for number, expr in enumerate(exprs.values()):
-        expr = expr.replace("$__rate_interval", "1m").replace("$__interval", "1m")
+        expr = expr.replace("$__rate_interval", "1m").replace("$__interval", "1m").replace("$__range", "6h")
         rules.append({"record": f"expression:number:{number}", "expr": expr})
     path = folder / "expressions.yml"
     path.write_text(yaml.safe_dump({"groups": [{"name": "expressions", "rules": rules}]}))
@@ -72,6 +80,19 @@ def transformed(panel: dict[str, Any], values: dict[tuple[int, int], float]) -> 
     assert done.returncode == 0, done.stderr
     cells: list[list[Any]] = json.loads(done.stdout)
     return cells
+
+
+def displayed(panel: dict[str, Any], values: list[float]) -> list[tuple[str, str]]:
+    """The words and the colour that Grafana gives values."""
+    given = json.dumps({"defaults": panel["fieldConfig"]["defaults"], "values": values})
+    done = subprocess.run(["node", NODE / "display.mjs"], input=given, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return [(text, color) for text, color in json.loads(done.stdout)]
+
+
+def named(uid: str, title: str) -> dict[str, Any]:
+    (panel,) = [panel for panel in panels(BOARDS[uid]) if panel["title"] == title]
+    return panel
 
 
 def test_the_committed_boards_are_what_the_script_writes(tmp_path: Path) -> None:
@@ -153,7 +174,7 @@ def test_prometheus_reads_every_expression(tmp_path: Path) -> None:
     assert "parse error" in refused_by_prometheus({"planted": "sum by (le (x)"}, tmp_path)
 
 
-@pytest.mark.skipif(shutil.which("node") is None or not (NODE / "node_modules").is_dir(), reason=f"npm ci in {NODE}")
+@needs_grafana_code
 def test_grafana_makes_a_matrix_of_layers_and_heads() -> None:
     (panel,) = [panel for panel in panels(BOARDS["bellwether-run"]) if "transformations" in panel]
     # The worst heads only, as they are exported: each layer has others, ten and more of both.
@@ -168,6 +189,89 @@ def test_grafana_makes_a_matrix_of_layers_and_heads() -> None:
     names, *rows = transformed(panel, every)
     assert names[1:] == [str(head) for head in range(12)]
     assert rows == [[layer, *(100.0 * layer + head for head in range(12))] for layer in range(12)]
+
+
+@needs_grafana_code
+def test_stages_are_words_not_numbers() -> None:
+    words = ["Judged in part", "Healthy", "Drift", "Ties", "Weights", "Scores", "Loss"]
+    colors = ["blue", "green", "orange", "orange", "red", "red", "dark-red"]
+    shown = [("bellwether-overview", "Stage"), ("bellwether-run", "Stage"), ("bellwether-run", "Stage over time")]
+    for uid, title in shown:
+        panel = named(uid, title)
+        assert displayed(panel, [-1, 0, 1, 2, 3, 4, 5]) == list(zip(words, colors, strict=True)), (uid, title)
+    for uid, title in (shown[0], shown[2]):
+        assert named(uid, title)["type"] == "state-timeline"
+
+
+@needs_grafana_code
+def test_no_streams_are_neither_good_nor_bad() -> None:
+    for uid in ("bellwether-overview", "bellwether-server"):
+        assert displayed(named(uid, "Streams"), [0, 1, 40]) == [("0", "text"), ("1", "green"), ("40", "green")]
+
+
+@needs_grafana_code
+def test_the_time_left_stands_beside_the_steps_left() -> None:
+    for uid, only in (("bellwether-overview", ""), ("bellwether-run", '{run="$run"}')):
+        steps, time = named(uid, "Steps left"), named(uid, "Time left")
+        assert steps["gridPos"]["y"] == time["gridPos"]["y"]
+        assert steps["gridPos"]["x"] + steps["gridPos"]["w"] == time["gridPos"]["x"]
+        (step_target,), (time_target,) = steps["targets"], time["targets"]
+        seconds = f"quantile_over_time(0.5, bellwether_run_step_seconds{only}[5m])"
+        assert time_target["expr"] == f"{step_target['expr']} * {seconds}"
+        (text, _), *_ = displayed(time, [1300])
+        assert text in ("21.7 mins", "22 mins")
+
+
+def test_thresholds_of_runs_and_server_are_those_of_alerts() -> None:
+    rules = yaml.safe_load((DASHBOARDS / "alerts/rules.yml").read_text())["groups"]
+    alerts = {rule["alert"]: rule["expr"] for group in rules for rule in group["rules"] if "alert" in rule}
+    expected = {
+        ("bellwether-overview", "Silence"): ["BellwetherRunSilent"],
+        ("bellwether-run", "Last report"): ["BellwetherRunSilent"],
+        ("bellwether-server", "Acknowledged in time"): ["BellwetherAckSlow"],
+        ("bellwether-server", "Log to disk"): ["BellwetherAckSlow"],
+        ("bellwether-server", "Durable acknowledgement"): ["BellwetherAckSlow"],
+        ("bellwether-server", "Free for the store"): ["BellwetherStoreFull"],
+        ("bellwether-server", "Free"): ["BellwetherStoreFull"],
+    }
+    for uid in ("bellwether-overview", "bellwether-server", "bellwether-run"):
+        for panel in panels(BOARDS[uid]):
+            steps = panel["fieldConfig"]["defaults"]["thresholds"]["steps"]
+            numbers = [step["value"] for step in steps if step["value"] is not None]
+            sources = expected.get((uid, panel["title"]))
+            if sources is None:  # Those of detectors are compared by assets_test.py.
+                assert uid == "bellwether-run" or set(numbers) <= {1, 3}, f"{uid}: {panel['title']}: {numbers}"
+                continue
+            for number, alert in zip(numbers, sources, strict=True):
+                asked = [float(found) for found in re.findall(r"(?<![\w.])[\d.]+(?![\w.])", alerts[alert])]
+                assert number in asked, panel["title"]
+
+
+def test_the_targets_of_the_server_name_their_alerts() -> None:
+    titles = [panel["title"] for panel in BOARDS["bellwether-server"]["panels"]]
+    first = titles.index("Targets") + 1
+    assert titles[first : first + 4] == [
+        "Acknowledged in time", "Refused frames", "Failed notifications", "Free for the store",
+    ]  # fmt: skip
+    named_alerts = {
+        alert for title in titles[first : first + 4]
+        for alert in re.findall(r"Bellwether\w+", named("bellwether-server", title)["description"])
+    }  # fmt: skip
+    groups = yaml.safe_load((DASHBOARDS / "alerts/rules.yml").read_text())["groups"]
+    assert len(named_alerts) == 4
+    assert named_alerts <= {rule.get("alert") for group in groups for rule in group["rules"]}
+    page = (ROOT / "docs/operate/grafana.md").read_text()
+    assert all(alert in page for alert in named_alerts)
+
+
+@pytest.mark.parametrize("uid", BOARDS)
+def test_every_mark_has_a_title_and_a_text(uid: str) -> None:
+    marks = BOARDS[uid]["annotations"]["list"]
+    assert len(marks) > 1
+    for mark in marks:
+        assert mark["titleFormat"] and mark["textFormat"], mark["name"]
+    (alerts,) = [mark for mark in marks if mark["name"] == "Alerts"]
+    assert "{{severity}}" in alerts["textFormat"]
 
 
 def test_provisioning_is_fixed_and_finds_the_boards() -> None:

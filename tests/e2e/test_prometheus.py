@@ -30,7 +30,7 @@ from telling import receiver
 
 RECORDED = ("gpt-flash-s4", "gpt-flash-hp-at-sigma30-s4")
 SERIES = 2900  # Of some 3,080: not all single heads fit.
-VARIABLES = {"$__rate_interval": "20s", "$__interval": "15s", "$run": "drifts", "$layer": ".*", "$instance": ".*"}
+VARIABLES = {"$__rate_interval": "20s", "$__interval": "15s", "$__range": "5m", "$run": "drifts", "$layer": ".*", "$instance": ".*"}
 
 
 def dashboard_queries() -> dict[str, str]:
