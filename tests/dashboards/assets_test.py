@@ -346,9 +346,11 @@ class Console(unittest.TestCase):
     def test_the_maps_colours_turn_at_the_rules_thresholds(self) -> None:
         rules = built_in()
         page = (DASHBOARDS / "console/src/signals.ts").read_text()
-        found = dict(re.findall(r"\{ name: '(\w+)', label: '[^']*', scale: '\w+',(?: unit: '\w+',)? (?:anchor|ofMedian): ([\d.]+)", page))
+        found = dict(re.findall(
+            r"\{ name: '(\w+)',(?: of: 'expert', part: '\w+',)? label: '[^']*', scale: '\w+',(?: unit: '\w+',)?(?: warmBelow: true,)? (?:anchor|ofMedian): ([\d.]+)", page
+        ))
         expected = {"drift_ratio": "drift.grown_factor", "tied_fraction_bf16": "ties.fraction_min", "delta_bias_t": "ties.bias_t_min",
-                    "wq_sigma": "norm.peer_factor", "logit_max": "logits.logit_max_large"}
+                    "wq_sigma": "norm.peer_factor", "logit_max": "logits.logit_max_large", "expert_share": "experts.steady_share"}
         self.assertEqual({name: float(value) for name, value in found.items()}, {name: rules[rule] for name, rule in expected.items()})
 
     def test_the_pages_units_are_the_catalogues(self) -> None:

@@ -11,6 +11,7 @@ import { createRequire } from 'node:module';
 import { tmpdir } from 'node:os';
 import assert from 'node:assert/strict';
 import { launch } from './chromium.mjs';
+import { committed, digest, openRecorded, wordsOf } from './readme_picture.mjs';
 import { addEvidence, addPanels, addRanks, addTensors, tensorNames, valueAt } from './tensor_run.mjs';
 
 const [bin, pictures, only] = process.argv.slice(2);
@@ -149,12 +150,12 @@ const checks = {
     const server = await start('ill');
     const page = await open(server, '#/run/gpt2-small%2Fbf16-fa2');
     const verdict = page.locator('.verdict');
-    await verdict.locator('.why li', { hasText: 'newest' }).nth(2).waitFor();
+    await verdict.locator('.why li', { hasText: ", now " }).nth(2).waitFor();
     assert.deepEqual(await verdict.locator('button.primary').allTextContents(), ['Approve: centre the keys, layer 1']);
     assert.match(await verdict.locator('.cost').textContent(), /^Cost: 1 to 6 % of attention time/);
     const lines = await verdict.locator('.why li').allTextContents();
     assert.deepEqual(lines.map((line) => line.split(/ [\d.]/)[0]), ['Drift ratio', 'Key-gradient leak', 'Tied rows']);
-    assert.match(lines[1], /^Key-gradient leak 0\.0081 at step 3,700, newest 0\.0\d+ · threshold 0\.0012 · healthy 4\.4e−4$/);
+    assert.match(lines[1], /^Key-gradient leak 0\.0081 at the alert \(step 3,700\), now 0\.0\d+ · threshold 0\.0012 · healthy 4\.4e−4$/);
     assert.match(await verdict.textContent(), /stage 2 of 5: ties and bias · no damage yet/);
     // The rail: where it stands, and what comes.
     assert.deepEqual(await verdict.locator('.rail .stop').allTextContents(), ['1 drift', '2 ties and bias', '3 norm growth', '4 logits', '5 loss']);
@@ -188,7 +189,7 @@ const checks = {
     assert.match(verdict, /the run has ended.*step 1,900cause: rounding drift/s);
     assert.doesNotMatch(verdict, /about|ago/);
     assert.equal(await page.locator('.verdict button.primary').count(), 0, 'it is over');
-    await page.unroute('**/api/v1/GetRun');
+    await page.unrouteAll({ behavior: 'wait' });
     await alter((run) => ({ ...run, description: { ...run.description, attention: { ...run.description.attention, centred: true } } }));
     await page.goto(`http://127.0.0.1:${server.port}/#/run/gpt2-small%2Ffp32-control`);
     await page.waitForSelector('.legend-limit >> text=no threshold');
@@ -313,6 +314,145 @@ const checks = {
       await page.close();
     }
     await server.stop();
+  },
+
+  async 'every page and state is legible in the dark'() {
+    const server = await start('ill');
+    const [run, other] = ['#/run/gpt2-small%2Fbf16-fa2', 'gpt2-small%2Ffp32-control'];
+    const altered = (change) => async (page) => page.route('**/api/v1/GetRun', async (route) => {
+      const response = await route.fetch();
+      await route.fulfill({ response, json: { ...(await response.json()), ...change } });
+    });
+    const states = {
+      runs: ['#/', '.runs tbody tr'], alerts: ['#/alerts', '.runs tbody tr'], status: ['#/status', '.facts .fact'],
+      runbook: ['#/runbook/bellwetherdriftgrowing?run=gpt2-small%2Fbf16-fa2', 'h1:text-is("BellwetherDriftGrowing")'],
+      glossary: ['#/glossary/ties', '#term-ties'], run: [run, '.chart canvas'], compare: [`${run}?beside=${other}`, '.chart-legend >> text=beside it'],
+      ended: [run, '.title-row >> text=finished', altered({ ended: true, end_reason: 'finished' })],
+      imported: [run, '.title-row .badge:text-is("imported")', altered({ ended: true, imported: true, end_reason: 'finished' })],
+      unknown: ['#/run/nobody', 'text=no run has this name'],
+    };
+    const legible = async (page, state) => {
+      for (const width of [390, 768, 1400, 2560]) {
+        await page.setViewportSize({ width, height: 900 });
+        await page.waitForTimeout(150);  // Charts follow the window.
+        assert.deepEqual(await breaches(page), [], `${state} at ${width}`);
+        const wide = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
+        assert.ok(wide <= 0, `${state} at ${width}: ${wide} px too wide`);
+      }
+    };
+    for (const [state, [hash, sign, prepare]] of Object.entries(states)) {
+      const page = await open(server, '', { colorScheme: 'dark' });
+      await prepare?.(page);
+      await page.goto(`http://127.0.0.1:${server.port}/${hash}`);
+      await page.waitForSelector(sign);
+      await legible(page, state);
+      await page.unrouteAll({ behavior: 'ignoreErrors' });
+      await page.close();
+    }
+    const pages = [];
+    for (const hash of ['#/', run, '#/alerts', '#/status']) pages.push(await open(server, hash, { colorScheme: 'dark' }));
+    await pages[1].waitForSelector('.chart canvas');
+    for (const page of pages) await page.waitForSelector('.conn.live');
+    await server.stop();
+    for (const page of pages) {
+      await page.waitForSelector('.banner:not([hidden])');
+      await legible(page, 'disconnected');
+      await page.close();
+    }
+    const empty = await start('empty');
+    for (const [hash, sign] of [['#/', 'text=No run has reported yet'], ['#/alerts', 'text=/No alert/']]) {
+      const page = await open(empty, hash, { colorScheme: 'dark' });
+      await page.waitForSelector(sign);
+      await legible(page, 'empty');
+      await page.close();
+    }
+    await empty.stop();
+  },
+
+  async 'from an alert to its repair by keyboard alone'() {
+    const server = await start('ill');
+    const page = await open(server, '#/alerts');
+    await page.waitForSelector('.runs tbody tr');
+    await page.keyboard.press('j');
+    await page.keyboard.press('Enter');
+    await page.waitForSelector('.verdict [data-focus=approve]');
+    assert.match(page.url(), /#\/run\/gpt2-small%2Fbf16-fa2\?alert=/);
+    const at = () => page.evaluate(() => document.activeElement.dataset.focus ?? document.activeElement.id);
+    const tabTo = async (wanted) => {
+      for (let i = 0; i < 60 && await at() !== wanted; i++) await page.keyboard.press('Tab');
+      assert.equal(await at(), wanted, 'Tab leads there');
+    };
+    await page.keyboard.press('Tab');
+    await tabTo('approve');
+    await page.keyboard.press('Enter');
+    assert.equal(await at(), 'verdict-who');
+    await page.keyboard.type('carol');
+    await page.keyboard.press('Enter');
+    await page.waitForFunction(() => /approved at step 3,700 by carol/.test(document.body.textContent));
+    server.say('apply');
+    server.say('step');
+    await page.waitForFunction(() => /Repair: centre the keys \(layer 1\): applied at step 3,700/.test(document.querySelector('.verdict').textContent));
+    await server.stop();
+  },
+
+  async 'numbers say whether they are of the alert or now'() {
+    const server = await start('ill');
+    const page = await open(server, '#/run/gpt2-small%2Fbf16-fa2');
+    await page.locator('.why li', { hasText: ', now ' }).nth(2).waitFor();
+    for (const line of await page.locator('.why li').allTextContents()) assert.match(line, /^[\w -]+ [\d.]+ at the alert \(step 3,700\), now [\d.]+ · threshold /);
+    assert.deepEqual(await page.locator('.alert .evidence thead').first().locator('th').allTextContents(),
+      ['Evidence', 'Where', 'At the alert', 'Threshold', 'Healthy', 'Siblings', 'Since step']);
+    assert.match(await page.locator('.alert summary').first().textContent(), /as of step 3,700, /);
+    // Where the loss is lost nothing is left, and nothing says otherwise as of now.
+    server.say('loss');
+    await page.waitForFunction(() => /stage 5 of 5/.test(document.querySelector('.verdict')?.textContent ?? ''));
+    assert.match(await page.locator('.verdict .facts').textContent(), /^Leftnone/);
+    await server.stop();
+  },
+
+  async 'the shared cursor draws no horizontal line'() {
+    const server = await start('ill');
+    const page = await open(server, '#/run/gpt2-small%2Fbf16-fa2');
+    const over = page.locator('.chart .u-over').first();
+    await over.hover();
+    await page.waitForSelector('.charts .tip');
+    const shown = (name) => page.locator(name).evaluateAll((all) => all.filter((e) => e.checkVisibility() && e.clientWidth + e.offsetHeight > 0).length);
+    assert.ok(await page.locator('.u-cursor-x').count() > 5, 'the check looks in the wrong place');
+    assert.equal(await shown('.u-cursor-y'), 0);
+    await server.stop();
+  },
+
+  async 'no label below a chart is cut at its edge'() {
+    const server = await start('ill');
+    for (const width of [390, 1400]) {
+      const page = await open(server, '#/run/gpt2-small%2Fbf16-fa2?from=0', { viewport: { width, height: 900 } });
+      await page.waitForSelector('.zoom-bar >> text=the whole run');
+      const strips = await page.locator('.chart canvas').evaluateAll((all) => all.map((canvas) => {
+        const high = Math.round(20 * devicePixelRatio);
+        const { data, width: wide } = canvas.getContext('2d').getImageData(0, canvas.height - high, canvas.width, high);
+        let [words, edge] = [0, 0];
+        for (let i = 3; i < data.length; i += 4) {
+          if (data[i] < 60) continue;
+          words += 1;
+          edge += ((i - 3) / 4) % wide >= wide - 2;
+        }
+        return [words > 40, edge];
+      }));
+      assert.ok(strips.length > 5);
+      for (const [hasWords, edge] of strips) assert.deepEqual([hasWords, edge], [true, 0], `at ${width}`);
+      await page.close();
+    }
+    await server.stop();
+  },
+
+  async "the README's picture has the words of today"() {
+    const { page, stop } = await openRecorded(browser, bin);
+    const [head, ...words] = committed().split('\n');
+    const renew = 'node tests/dashboards/readme_picture.mjs build/cpu/bin';
+    assert.ok(head.includes(digest()), `the words are of another picture: ${renew}`);
+    assert.equal(await wordsOf(page), words.join('\n').trim(), renew);
+    await page.close();
+    await stop();
   },
 
   async 'the time left is by seconds that the alert tells'() {
@@ -627,6 +767,12 @@ const checks = {
     }));
     assert.deepEqual(await lines('Optimizer and steps'), [true, false, false, false, false, false, false, false, false]);
     assert.deepEqual(await lines('Reinforcement learning'), [false, true, false, false]);
+    // What is beyond a threshold is warm, as on the map: the band of a chart, its value, a cell of the table, an expert.
+    const late = (name) => panel(name).locator('figure', { has: page.locator('.chart-now.late') }).locator('.chart-title').allTextContents();
+    assert.deepEqual(await late('Reinforcement learning'), ['kl'], 'above the 0.5 that the job has declared');
+    assert.match(await panel('Reinforcement learning').locator('.chart-legend').textContent(), /threshold.*beyond it/);
+    assert.equal(await panel('Experts').locator('.legend-limit').textContent(), 'warm: below 0.1, the threshold');
+    assert.deepEqual(await panel('Experts').locator('td.late').allTextContents(), ['0', '1'], 'the dead expert of layer 2');
     const rows = await page.$$eval('.layers tbody tr', (all) => all.map((row) => [...row.children].map((cell) => cell.textContent)));
     assert.deepEqual(rows, [['0', '1.1', '0.9', '0', '0.9', '10'], ['2', '3.5', '0', '1', '0.7', '12'], ['3', '1.1', '0.9', '0', '0.6', '13']]);
     assert.deepEqual(await breaches(page), []);
@@ -833,7 +979,7 @@ const checks = {
     const page = await open(server, '#/run/gpt2-small%2Fbf16-fa2');
     await page.waitForSelector('.conn.live');
     const focused = () => page.evaluate(() => document.activeElement?.textContent || document.activeElement?.id);
-    await page.locator('.alert.warning').getByRole('button', { name: 'False alarm' }).focus();
+    await page.locator('.alert.warning').getByRole('button', { name: 'False alarm', exact: true }).focus();
     await page.keyboard.press('Enter');
     assert.equal(await focused(), 'false-alarm-reason', 'the reason is asked for at once');
     await page.keyboard.press('Escape');
@@ -953,7 +1099,7 @@ const checks = {
         assert.ok(await counters.getByText('bellwether_wal_unapplied_frames').isVisible());
         assert.match(await page.locator('section[aria-label="Options in force"] summary').textContent(), /^\d+ options that are not set$/);
       }
-      await page.unroute('**/api/v1/GetServerInfo');
+      await page.unrouteAll({ behavior: 'wait' });
     }
     assert.equal(await health.count(), 1);
     await page.reload();

@@ -35,6 +35,13 @@ export function alertName(alert: Alert): string {
   return names[alert.last.rule] ?? 'BellwetherAlert';
 }
 
+/** What alerts hold a signal against, firing ones first; undefined = nothing. */
+export function toldThreshold(alerts: Alert[], signal: string): number | undefined {
+  const all = [...alerts.filter(counts), ...alerts].flatMap((a) => a.last.evidence);
+  const told = all.find((e) => e.signal === signal && Number.isFinite(num(e.threshold)) && num(e.threshold) !== 0);
+  return told && Math.abs(num(told.threshold));
+}
+
 const severities = ['info', 'warning', 'critical'];
 
 function rankOf(alert: Alert): number {

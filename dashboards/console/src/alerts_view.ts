@@ -30,8 +30,8 @@ function evidenceRow(key: string, e: Evidence): HTMLElement {
 function evidenceTable(key: string, evidence: Evidence[]): HTMLElement | null {
   if (evidence.length === 0) return null;
   const head = tableHead([
-    ['Evidence', term('evidence', key)], 'Where', 'Value', ['Threshold', term('threshold', key)], ['Healthy', term('healthy-value', key)],
-    ['Siblings', term('siblings', key)], 'Since step',
+    ['Evidence', term('evidence', key)], 'Where', 'At the alert', ['Threshold', term('threshold', key)],
+    ['Healthy', term('healthy-value', key)], ['Siblings', term('siblings', key)], 'Since step',
   ], 2);
   const table = h('table', { class: 'evidence' }, head, h('tbody', {}, ...evidence.map((e) => evidenceRow(key, e))));
   return h('div', { class: 'scroll', role: 'group', tabindex: 0, 'aria-label': 'Evidence' }, table);  // Scrolled by keyboard, too.
@@ -50,7 +50,7 @@ function summary(run: string, alert: Alert): HTMLElement {
     h('span', { class: `badge sev-${mood}` }, mood.replace('-', ' ')),
     last.stage > 0 ? stageBadge(last.stage, mood) : null,
     h('span', { class: 'alert-summary' }, last.summary.replace(`${run}: `, '')),
-    h('span', { class: 'muted small' }, `${last.key} · ${ago(num(last.time_unix_ns))}`));
+    h('span', { class: 'muted small' }, `${last.key} · as of step ${integer(num(last.step))}, ${ago(num(last.time_unix_ns))}`));
 }
 
 function moodOf(alert: Alert): string {
@@ -169,6 +169,7 @@ export class AlertsView {
     const { last } = alert;
     const firing = isFiring(alert);
     const open = asked === null ? counts(alert) : last.key === asked;
+    const falseAlarm = this.falseAlarm(run, alert);
     return this.openings.details(`${run} ${last.key} ${firing}`, open, { class: `alert ${moodOf(alert)}` },
       summary(run, alert),
       evidenceTable(last.key, last.evidence),
@@ -177,6 +178,6 @@ export class AlertsView {
       this.calledBefore(alert),
       h('div', { class: 'buttons' },
         this.shower(alert), this.acknowledger(run, alert), firing && !alert.muted ? this.silencer(run, alert) : null,
-        this.falseAlarm(run, alert)));
+        falseAlarm, falseAlarm ? term('false-alarm', last.key) : null));
   }
 }

@@ -5,13 +5,15 @@ import { bytes, number } from './format';
 import { num } from './api';
 import { offerCsv, offerPng } from './download';
 import type { Moment } from './run_events';
-import { findSignal, termOf } from './signals';
+import { findSignal, isWarmBelow, termOf } from './signals';
 import { info } from './terms';
 import type { Real, Series } from './wire';
 
 export interface ChartMarks {
   /** Evidence thresholds and declared limits by signal. */
   thresholds: Map<string, number[]>;
+  /** Between which values a signal of the job's own is legal; NaN = no such limit. */
+  declared?: Map<string, Bounds>;
   /** Words beside a signal's title. */
   notes?: Map<string, string>;
   /** Where alerts began. */
@@ -27,6 +29,9 @@ export interface ChartMarks {
   /** Between which steps the run is expected to be lost, and when most likely; null = not known. */
   lost: { low: number; middle: number; high: number } | null;
 }
+
+/** What lies below `low` or above `high` is beyond its threshold, as on the map; NaN = no such limit. */
+export interface Bounds { low: number; high: number }
 
 export interface StepWindow { from: number; to: number }
 
@@ -162,6 +167,7 @@ export class Charts {
       key('mean', 'mean'), shown.some((s) => s.downsampled) ? key('band', 'smallest to largest') : null,
       firstBeside ? key('beside', 'beside it') : null,
       [...thresholds.values()].some((all) => all.length > 0) ? key('threshold', 'threshold') : null,
+      shown.some((s) => Object.values(this.bounds(s.id.signal)).some((limit) => !Number.isNaN(limit))) ? key('warm', 'beyond it') : null,
       begins.length > 0 ? key('begin', 'alert began') : null,
       actions.length > 0 ? key('action', 'action') : null,
       events.length > 0 ? key('event', 'event') : null,
@@ -192,7 +198,11 @@ export class Charts {
 
   private label(i: number, series: Series): void {
     const value = this.element.children[i]?.querySelector('.chart-now');
-    if (value) value.textContent = wordsOf(series.id.signal)(num(series.mean[series.mean.length - 1]));
+    const newest = num(series.mean[series.mean.length - 1]);
+    if (value) {
+      value.textContent = wordsOf(series.id.signal)(newest);
+      value.classList.toggle('late', this.isBeyond(series.id.signal, newest));
+    }
   }
 
   /** The caption above a plot, with its buttons; `canvas` is asked for when a picture is wanted. */
@@ -204,10 +214,11 @@ export class Charts {
     const button = (word: string, save: () => void) =>
       h('button', { class: 'link', 'aria-label': `${label} as ${word}`, onclick: save }, word);
     const note = this.marks.notes?.get(signal);
+    const newest = num(series.mean[series.mean.length - 1]);
     return h('figcaption', {},
       h('span', { class: 'chart-title' }, label), help ? info(label, help, termOf(signal), `chart ${row}`) : null,
       note ? h('span', { class: 'muted small' }, note) : null,
-      h('span', { class: 'chart-now' }, wordsOf(signal)(num(series.mean[series.mean.length - 1]))),
+      h('span', { class: this.isBeyond(signal, newest) ? 'chart-now late' : 'chart-now' }, wordsOf(signal)(newest)),
       button('CSV', () => offerCsv(name, [['step', 'min', 'mean', 'max'], ...rows()])),
       button('PNG', () => offerPng(name, canvas())));
   }
@@ -283,6 +294,7 @@ export class Charts {
     while (under === null && index > 0 && mean[index] === null) index--;  // Steps behind the newest have no value yet.
     const step = under === null ? '' : ` at ${Number(u.data[0][index]).toLocaleString('en-US')}`;
     now.textContent = `${wordsOf(signal)(mean[index] ?? null)}${step}`;
+    now.classList.toggle('late', this.isBeyond(signal, mean[index] ?? NaN));
     this.tip(u, box, signal, under);
   }
 
@@ -314,6 +326,23 @@ export class Charts {
     tip.style.top = '2px';
   }
 
+  /** Where the map's colours would be warm: beyond the threshold of an alert, or a declared limit. */
+  private bounds(signal: string): Bounds {
+    const declared = this.marks.declared?.get(signal);
+    if (declared) return declared;
+    const limits = (this.marks.thresholds.get(signal) ?? []).filter((limit) => limit !== 0);
+    const { scale } = findSignal(signal);
+    if (limits.length === 0) return { low: NaN, high: NaN };
+    const least = Math.min(...limits.map(Math.abs));
+    if (scale === 'signed') return { low: -least, high: least };
+    return isWarmBelow(findSignal(signal)) ? { low: Math.max(...limits), high: NaN } : { low: NaN, high: Math.min(...limits) };
+  }
+
+  private isBeyond(signal: string, value: number): boolean {
+    const { low, high } = this.bounds(signal);
+    return value < low || value > high;
+  }
+
   private markers(): (Moment & { color: string })[] {
     const { begins, actions, events, lost } = this.marks;
     return [
@@ -337,13 +366,23 @@ export class Charts {
       u.ctx.fillRect(from, top, Math.max(0, left + width - from), high);
       u.ctx.restore();
     }
+    const bounds = this.bounds(signal);
+    const y = (value: number) => Math.min(top + high, Math.max(top, u.valToPos(value, 'y', true)));
+    const warm = (from: number, to: number) => {
+      u.ctx.save();
+      u.ctx.fillStyle = themeColor('--warm');
+      u.ctx.fillRect(left, from, width, Math.max(0, to - from));
+      u.ctx.restore();
+    };
+    if (!Number.isNaN(bounds.high)) warm(top, y(bounds.high));
+    if (!Number.isNaN(bounds.low)) warm(y(bounds.low), top + high);
     for (const { step } of events) vertical(step, '--info', [1, 3]);
     for (const { step } of begins) vertical(step, '--critical', []);
     for (const { step } of actions) vertical(step, '--ok', []);
     if (lost) vertical(lost.middle, '--critical', [2, 3]);
     for (const threshold of thresholds.get(signal) ?? []) {
-      const y = u.valToPos(threshold, 'y', true);
-      if (y >= top && y <= top + high) stroke(u.ctx, [left, y], [left + width, y], themeColor('--warning'), [6, 4]);
+      const at = u.valToPos(threshold, 'y', true);
+      if (at >= top && at <= top + high) stroke(u.ctx, [left, at], [left + width, at], themeColor('--warning'), [6, 4]);
     }
     if (u === this.plots[0]?.plot) this.drawLabels(u);
   }

@@ -9,7 +9,7 @@ import { fill, h, tableHead, themeColor } from './dom';
 import { integer, number } from './format';
 import { Scale, fixedScale, makeScale } from './color';
 import type { ModelMap } from './model_map';
-import { Signal } from './signals';
+import { Signal, isWarmBelow } from './signals';
 import { offerCsv, offerPng } from './download';
 
 /** What a cell belongs to. */
@@ -118,7 +118,7 @@ export class Heatmap {
     this.selected = selected;
     this.cursor = this.inside(this.cursor, data);
     // What is far from its threshold in a map of tensors is worth telling apart, too: its scale spans what was seen.
-    const [kind, lowIsBad, isLogMap] = [data.signal.scale, data.signal.lowIsBad === true, data.map !== null && data.signal.scale === 'log'];
+    const [kind, lowIsBad, isLogMap] = [data.signal.scale, isWarmBelow(data.signal), data.map !== null && data.signal.scale === 'log'];
     this.scale = anchor > 0 && !isLogMap ? fixedScale(kind, lowIsBad, anchor) : makeScale(data.values, kind, lowIsBad, anchor, before);
     this.limit = anchor;
     this.grid.setAttribute('aria-rowcount', String(data.layers));
@@ -303,7 +303,7 @@ export class Heatmap {
       return mark;
     }));
     this.legendLimit.textContent = scale.marks.length === 0 ? 'no threshold' :
-      `warm: ${this.data?.signal.lowIsBad ? 'below' : 'beyond'} ${number(this.limit)}, the threshold`;
+      `warm: ${this.data && isWarmBelow(this.data.signal) ? 'below' : 'beyond'} ${number(this.limit)}, the threshold`;
     this.legendLow.textContent = number(scale.low);
     this.legendMiddle.textContent = number(scale.at(0.5));
     this.legendHigh.textContent = number(scale.high);

@@ -1,6 +1,6 @@
 // Panels that are there only where a run has such signals: its optimizer and steps, its experts
 // by layer, the losses of its sequences, its reinforcement learning, the gradients of single ranks.
-import { isFiring } from './alerts';
+import { isFiring, toldThreshold } from './alerts';
 import { ApiError, api, num, nums } from './api';
 import { ChartMarks, Charts, StepWindow } from './charts';
 import { fill, h, tableHead } from './dom';
@@ -130,7 +130,8 @@ export class Panels {
       }
     }
     const notes = new Map([...limits].map(([name, { words }]) => [name, words]));
-    return { thresholds, notes, begins: [...begins.values()], step, actions, events: events.moments, window, lost: null };
+    const declared = new Map([...limits].map(([name, { low, high }]) => [name, { low, high }]));
+    return { thresholds, notes, declared, begins: [...begins.values()], step, actions, events: events.moments, window, lost: null };
   }
 
   /** The slider moved. */
@@ -167,9 +168,10 @@ export class Panels {
     if (!share || this.experts.hidden) return;
     const [step, values] = [num(share.step), nums(share.values)];
     const map = { signal: findSignal(expertName), kind: 'expert' as const, map: null, layers: share.layers, heads: share.heads };
-    this.heatmap.show({ ...map, values, step, marked: view.markedExperts }, view.expert);
+    const anchor = toldThreshold(view.alerts, expertName) ?? map.signal.anchor ?? 0;
+    this.heatmap.show({ ...map, values, step, marked: view.markedExperts }, view.expert, anchor);
     fill(this.expertsTitle, 'Experts by layer', h('span', { class: 'muted small' }, ` step ${integer(step)}`));
-    fill(this.layers, this.table(this.rowsOf(share, values, entropy, logit)));
+    fill(this.layers, this.table(this.rowsOf(share, values, entropy, logit), anchor));
   }
 
   private rowsOf(
@@ -189,13 +191,13 @@ export class Panels {
     return rows;
   }
 
-  private table(rows: LayerOfExperts[]): HTMLElement {
-    const value = (x: number) => h('td', { class: 'right' }, Number.isNaN(x) ? '–' : number(x));
+  private table(rows: LayerOfExperts[], least: number): HTMLElement {
+    const value = (x: number, late = false) => h('td', { class: late ? 'right late' : 'right' }, Number.isNaN(x) ? '–' : number(x));
     const show = ({ layer, busiest }: LayerOfExperts) => h('button', {
       class: 'link', 'aria-label': `Show the busiest expert of layer ${layer}`,
       onclick: () => this.choose(expertName, { layer, head: busiest }),
     }, String(layer));
-    const line = (row: LayerOfExperts) => h('tr', {}, h('td', {}, show(row)), value(row.largest), value(row.smallest),
+    const line = (row: LayerOfExperts) => h('tr', {}, h('td', {}, show(row)), value(row.largest), value(row.smallest, row.smallest < least),
       h('td', { class: row.dead > 0 ? 'right late' : 'right' }, String(row.dead)), value(row.entropy), value(row.logit));
     return h('table', { class: 'worst' },
       h('caption', {}, 'Shares are over a balanced load, the entropy over its largest. Dead: chosen for no token.'),

@@ -1,7 +1,7 @@
 // One run: the verdict, every head or tensor at a step, one of them over all steps, alerts.
 import { actionTitle, isApplied } from './action_words';
 import { ActionsView } from './actions_view';
-import { counts, leading, worstSeverity } from './alerts';
+import { counts, leading, toldThreshold, worstSeverity } from './alerts';
 import { AlertsView } from './alerts_view';
 import { ApiError, api, num, nums } from './api';
 import { importedBadge, runBadge, runWords } from './badges';
@@ -476,9 +476,8 @@ export class RunPage {
    */
   private anchor(matrix: HeatmapData): number {
     const { signal } = matrix;
-    const all = [...this.firing(), ...this.alerts].flatMap((a) => a.last.evidence);
-    const told = all.find((e) => e.signal === signal.name && Number.isFinite(num(e.threshold)) && num(e.threshold) !== 0);
-    if (told) return Math.abs(num(told.threshold));
+    const told = toldThreshold(this.alerts, signal.name);
+    if (told !== undefined) return told;
     if (signal.anchor !== undefined) return signal.anchor;
     if (signal.ofMedian === undefined || (signal.name === 'drift_ratio' && this.run?.description.attention?.centred)) return 0;
     if (this.median.of !== signal.name) this.median = { of: signal.name, value: middle(matrix.values) };

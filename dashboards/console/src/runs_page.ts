@@ -66,7 +66,7 @@ const columns: { name: string; title: string; about?: string; right?: boolean; v
   { name: 'left', title: 'Steps left', about: 'left', right: true, value: ({ left }) => left },
   { name: 'step', title: 'Step', right: true, value: ({ run }) => num(run.step) },
   { name: 'loss', title: 'Loss', right: true, value: ({ run }) => num(run.loss) },
-  { name: 'ranks', title: 'Ranks', right: true },
+  { name: 'ranks', title: 'Ranks', about: 'rank', right: true },
   { name: 'report', title: 'Last report', right: true, value: ({ run }) => num(run.last_report_unix_ns) },
 ];
 

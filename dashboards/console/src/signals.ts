@@ -10,6 +10,8 @@ export interface Signal {
   scale: 'log' | 'linear' | 'signed';
   /** Low values are the alarming ones. */
   lowIsBad?: boolean;
+  /** What is below the threshold is warm, though a list of the worst begins with the largest. */
+  warmBelow?: boolean;
   kvHeads?: boolean;
   /** A value is a number of bytes. */
   bytes?: boolean;
@@ -161,7 +163,7 @@ export interface CellSignal extends Signal { of: 'expert' | 'layer'; part: strin
 
 /** On a map of layers and experts, and drawn for a chosen one. */
 export const expertSignals: CellSignal[] = [
-  { name: 'expert_share', of: 'expert', part: 'expert_load', label: 'Load of experts', scale: 'linear',
+  { name: 'expert_share', of: 'expert', part: 'expert_load', label: 'Load of experts', scale: 'linear', warmBelow: true, anchor: 0.1,
     help: 'Load of the expert over what each would have of the same: one is balanced, zero is dead.' },
   { name: 'expert_dead', of: 'expert', part: 'expert_dead', label: 'Dead experts', scale: 'linear',
     help: 'One if the router has chosen the expert for no token, else zero.' },
@@ -278,14 +280,15 @@ function learningRank(name: string): number {
 }
 
 /** What is judged of an own signal without rules: its declared limits, and its past. */
-export interface OwnLimits { limits: number[]; words: string }
+export interface OwnLimits { limits: number[]; words: string; low: number; high: number }
 
 export function ownLimits({ past, low, high }: OwnSignal): OwnLimits {
   const limits = [low, high].map((limit) => (limit === undefined ? NaN : Number(limit)));
   const words = limits.map((limit, i) => (Number.isFinite(limit) ? `${i === 0 ? 'at least' : 'at most'} ${limit}` : ''));
   if (past === 'OWN_PAST_FALLS') words.push('a fall is told');
   if (past === 'OWN_PAST_RISES') words.push('a rise is told');
-  return { limits: limits.filter((limit) => Number.isFinite(limit)), words: words.filter(Boolean).join(' · ') };
+  const [least, most] = limits;
+  return { limits: limits.filter((limit) => Number.isFinite(limit)), words: words.filter(Boolean).join(' · '), low: least, high: most };
 }
 
 /** Own signals with a value for each layer, head, expert or rank. */
@@ -327,6 +330,11 @@ const terms: Record<string, string> = {
   entropy_ratio: 'entropy-ratio', saturated_fraction: 'saturated-rows', wq_stable_rank: 'rank', loss: 'loss-off-its-course',
   tensor_moment_lag: 'second-moment-lag', moment_lag_max: 'second-moment-lag', tensor_sigma: 'sigma',
 };
+
+/** Whether a value is beyond a threshold by being below it. */
+export function isWarmBelow({ lowIsBad, warmBelow }: Signal): boolean {
+  return lowIsBad === true || warmBelow === true;
+}
 
 /** The anchor of the word in the glossary that explains a signal; '' = there is none. */
 export function termOf(name: string): string {

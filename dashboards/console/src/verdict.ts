@@ -74,11 +74,11 @@ function harmWords(stage: number): string {
   return stage < harmBegins ? 'no damage yet' : stage < 5 ? 'weights are damaged' : 'the loss is damaged';
 }
 
-/** "Drift ratio 87.6 at step 3,700, newest 91 · threshold 4 · healthy 1.02". */
+/** "Drift ratio 87.6 at the alert (step 3,700), now 91 · threshold 4 · healthy 1.02". */
 function evidenceLine(e: Evidence, { last }: Alert, newest: number | undefined): HTMLElement {
   const [where, healthy] = [headName(e.layer, e.head), num(e.baseline)];
   const parts = [
-    `${number(num(e.value))} at step ${integer(num(last.step))}${newest === undefined ? '' : `, newest ${number(newest)}`}`,
+    `${number(num(e.value))} at the alert (step ${integer(num(last.step))})${newest === undefined ? '' : `, now ${number(newest)}`}`,
     `threshold ${number(num(e.threshold))}`,
     Number.isNaN(healthy) ? '' : `healthy ${number(healthy)}`,
     e.layer === last.layer && e.head === last.head ? '' : where,
@@ -158,7 +158,8 @@ export class VerdictView {
     const { last } = alert;
     const severity = worstSeverity(alerts);
     const stage = Math.max(...alerts.filter(counts).map((a) => a.last.stage));
-    const others = last.heads_total > 1 ? h('span', { class: 'small' }, ` + ${last.heads_total - 1} other heads`) : null;
+    const more = last.heads_total - 1;
+    const others = more > 0 ? h('span', { class: 'small' }, ` + ${more} other head${more === 1 ? '' : 's'} in this alert`) : null;
     const title = [severity, stage > 0 ? `stage ${stage} of 5: ${stageName(stage)}` : '', harmWords(stage)];
     const isRounding = stage > 0 && (roundingRules.has(last.rule) || last.cause === 'rounding drift');
     return box(`${severity}${run.ended ? ' ended' : ''}`,
@@ -198,8 +199,8 @@ export class VerdictView {
     const cost = proposal?.cost ? h('span', { class: 'cost' }, `Cost: ${proposal.cost}`) : null;
     const name = alertName(alert);
     return h('div', { class: 'deeds', 'data-alert': key },
-      repair ? h('p', {}, h('strong', {}, 'Repair: '), repair) : null,
-      approve ?? proposed, cost,
+      repair ? h('p', {}, h('strong', {}, 'Repair: '), repair, term('under-repair', 'verdict')) : null,
+      approve ?? proposed, proposal ? term('proposal', 'verdict') : null, cost,
       this.acknowledger(alert, approve === null && !run.ended),
       mayAct ? silencer(alert, 'Silence the alert of the verdict', (seconds) => void this.ask(api.silence(this.name, key, seconds))) : null,
       h('a', { href: `#/runbook/${name.toLowerCase()}?run=${encodeURIComponent(this.name)}` }, `Runbook ${name}`));
