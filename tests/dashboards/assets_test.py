@@ -325,6 +325,12 @@ class Console(unittest.TestCase):
         planted["c"] = ""
         self.assertEqual(circles(page_imports(planted)), [])
 
+    def test_a_run_is_silent_on_the_page_as_in_the_rules(self) -> None:
+        page = re.search(r"silentAfterSeconds = (\d+);", (DASHBOARDS / "console/src/badges.ts").read_text())
+        rule = re.search(r"- alert: BellwetherRunSilent\n    expr: .* > (\d+) ", (ALERTS / "rules.yml").read_text())
+        assert page and rule
+        self.assertEqual(page[1], rule[1])
+
     def test_the_page_names_alerts_as_the_server_does(self) -> None:
         server = re.findall(r'\{"(\w+)", "(Bellwether\w+)"\}', (ROOT / "server/export/alert_json.cc").read_text())
         self.assertGreater(len(server), 15)

@@ -9,6 +9,7 @@ import { Cell, Heatmap } from './heatmap';
 import { RanksPanel } from './ranks_panel';
 import { Moment, RunEvents, sequenceWords } from './run_events';
 import { OwnLimits, expertSignalsOf, findSignal, learningOfRun, optimizerNames, ownLimits, sequenceNames } from './signals';
+import { term } from './terms';
 import type { Alert, GetMatrixResponse, Run, Series, SeriesId } from './wire';
 
 /** What the run's page knows when its panels are drawn. */
@@ -89,6 +90,7 @@ export class Panels {
     this.optimizer = new ChartPanel('Optimizer and steps', zoom);
     this.sequences = new ChartPanel('Losses of sequences', zoom, this.largest);
     this.learning = new ChartPanel('Reinforcement learning', zoom);
+    this.learning.title.append(term('own-signal', 'panel'));
     this.ranks = new RanksPanel(name, zoom);
     this.heatmap = new Heatmap((cell) => choose(expertName, cell), 'expert-cell', 'The map of experts');
     this.experts = h('section', { class: 'panel', 'aria-label': 'Experts', hidden: true },
