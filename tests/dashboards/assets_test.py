@@ -325,7 +325,7 @@ class Console(unittest.TestCase):
         planted["c"] = ""
         self.assertEqual(circles(page_imports(planted)), [])
 
-    def test_a_run_is_silent_on_the_page_as_in_the_rules(self) -> None:
+    def test_page_calls_runs_silent_as_the_rules_do(self) -> None:
         page = re.search(r"silentAfterSeconds = (\d+);", (DASHBOARDS / "console/src/badges.ts").read_text())
         rule = re.search(r"- alert: BellwetherRunSilent\n    expr: .* > (\d+) ", (ALERTS / "rules.yml").read_text())
         assert page and rule
