@@ -114,6 +114,7 @@ ExitCode ListActions(Cli* cli, const ListActionsOptions& options) {
         }
         Section audit{.title = "refused requests and changes of policy"};
         audit.table.columns = {"TIME", "BY", "WHAT", "ACTION", "STEP", "REFUSED", "DETAIL"};
+        audit.table.texts = {"REFUSED", "DETAIL"};
         for (const v1::AuditEntry& entry : shown.audit()) {
           const bool policy = entry.what() == "set_policy";
           audit.table.rows.push_back(
@@ -246,7 +247,8 @@ std::string ActionKindName(v1::ActionKind kind) {
 }
 
 Table ActionTable() {
-  return {.columns = {"ID", "STATE", "WHAT", "SCOPE", "STEP", "ASKED BY", "ALERT", "COST", "REASON"}};
+  return {.columns = {"ID", "STATE", "WHAT", "SCOPE", "STEP", "ASKED BY", "ALERT", "COST", "REASON"},
+          .texts = {"COST", "REASON"}};
 }
 
 std::vector<Cell> ActionRow(const v1::Action& action) {

@@ -1,7 +1,7 @@
 // alert list, get, watch, ack, silence, false-alarm.
+#include <chrono>
 #include <cstdint>
 #include <cstdlib>
-#include <map>
 #include <memory>
 #include <set>
 #include <string>
@@ -13,6 +13,8 @@
 
 namespace bellwether::cli {
 namespace {
+
+using namespace std::chrono_literals;
 
 int Colour(const v1::Transition& transition) {
   if (transition.state() != v1::ALERT_STATE_FIRING) return -1;
@@ -33,19 +35,38 @@ std::string Notes(const v1::Alert& alert) {
   if (alert.acknowledged()) notes = "acknowledged";
   if (alert.acknowledged() && !alert.acknowledged_by().empty()) notes += " by " + alert.acknowledged_by();
   if (alert.silenced_until_unix_ns() != 0) {
-    notes += (notes.empty() ? "" : ", ") + ("silenced until " + Time(alert.silenced_until_unix_ns()));
+    const std::string end = Time(alert.silenced_until_unix_ns());
+    notes += (notes.empty() ? "" : ", ") + std::string(ForPeople() ? "silenced, ends " : "silenced until ") + end;
   }
   if (alert.has_false_alarm()) notes += (notes.empty() ? "" : ", ") + FalseAlarmText(alert);
   return notes + (alert.comment().empty() ? "" : (notes.empty() ? "" : ": ") + alert.comment());
 }
 
+// What a terminal has room for; the summary, below, says the rule and the place as well.
+std::vector<std::string> Texts() { return {"NOTES", "SUMMARY", "ADVICE"}; }
+
 Table AlertTable() {
+  if (ForPeople()) {
+    return {.columns = {"RUN", "STATE", "SEVERITY", "HEAD", "SINCE", "LEFT", "KEY", "NOTES", "SUMMARY"},
+            .texts = Texts()};
+  }
   return {.columns = {"RUN", "STATE", "SEVERITY", "RULE", "HEAD", "SINCE", "STEP", "ETA", "KEY", "NOTES", "SUMMARY"}};
 }
 
 std::vector<Cell> AlertRow(const v1::Alert& alert) {
   const v1::Transition& last = alert.last();
   const int colour = alert.muted() ? -1 : Colour(last);
+  if (ForPeople()) {
+    return {last.run(),
+            Cell(StateName(last.state()), colour),
+            Cell(SeverityName(last.severity()), colour),
+            HeadText(last.layer(), last.head()),
+            Integer(last.first_step()),
+            EtaText(last.eta()),
+            last.key(),
+            Notes(alert),
+            SummaryText(last)};
+  }
   return {last.run(),
           Cell(StateName(last.state()), colour),
           Cell(SeverityName(last.severity()), colour),
@@ -124,7 +145,7 @@ ExitCode GetAlert(Cli* cli, const GetAlertOptions& options) {
                                                        ? " of " + std::to_string(last.heads_total())
                                                        : "")},
                                 {"cause", last.cause()},
-                                {"summary", last.summary()},
+                                {"summary", SummaryText(last)},
                                 {"siblings", last.siblings()},
                                 {"advice", last.advice()},
                                 {"notes", Notes(alert)}}};
@@ -142,7 +163,7 @@ ExitCode GetAlert(Cli* cli, const GetAlertOptions& options) {
         for (const v1::Transition& transition : alert.history()) {
           history.table.rows.push_back({Time(transition.time_unix_ns()), StateName(transition.state()),
                                         SeverityName(transition.severity()), Stage(transition.stage()),
-                                        Integer(transition.step()), transition.summary()});
+                                        Integer(transition.step()), SummaryText(transition)});
         }
         std::vector<Section> sections = {facts, evidence, history};
         if (!alert.false_alarm_history().empty()) {
@@ -183,12 +204,43 @@ class Unstored {
   std::set<std::string> told_;
 };
 
+// A line of `alert watch`.  It stays where it is, so that its time is a date.
+Table TransitionTable() {
+  if (!ForPeople()) {
+    return {.columns = {"ID", "TIME", "RUN", "STATE", "SEVERITY", "STEP", "HEAD", "ETA", "KEY", "SUMMARY"}};
+  }
+  return {.columns = {"TIME", "RUN", "STATE", "SEVERITY", "HEAD", "STEP", "KEY", "SUMMARY", "ADVICE"},
+          .texts = Texts(),
+          .texts_below = true,
+          .widths = {20, 12, 8, 8, 6, 6, 4}};
+}
+
+std::vector<Cell> TransitionRow(const v1::Transition& transition) {
+  const Cell state(StateName(transition.state()), Colour(transition));
+  const Cell severity(SeverityName(transition.severity()), Colour(transition));
+  const std::string head = HeadText(transition.layer(), transition.head()), step = Integer(transition.step());
+  if (ForPeople()) {
+    return {Date(transition.time_unix_ns()), transition.run(),   state, severity, head, step, transition.key(),
+            SummaryText(transition),         transition.advice()};
+  }
+  return {transition.id() == 0 ? "-" : std::to_string(transition.id()),
+          Date(transition.time_unix_ns()),
+          transition.run(),
+          state,
+          severity,
+          step,
+          head,
+          EtaText(transition.eta()),
+          transition.key(),
+          transition.summary()};
+}
+
 ExitCode WatchAlerts(Cli* cli, const WatchAlertsOptions& options) {
   v1::WatchAlertsRequest request;
   request.set_after_id(options.only_new ? UINT64_MAX : options.after);
   request.set_run(options.run);
   request.set_severity_min(options.severity);
-  const Table header{.columns = {"ID", "TIME", "RUN", "STATE", "SEVERITY", "STEP", "HEAD", "ETA", "KEY", "SUMMARY"}};
+  const Table header = TransitionTable();
   bool first = true;
   Unstored unstored;
   return Follow(cli->connect, [&](Connection* connection, grpc::ClientContext* context, const auto& heard) {
@@ -209,12 +261,7 @@ ExitCode WatchAlerts(Cli* cli, const WatchAlertsOptions& options) {
       if (transition.id() == 0 && !unstored.New(transition)) continue;
       if (transition.id() != 0) request.set_after_id(transition.id());
       Table table = header;
-      table.rows.push_back({transition.id() == 0 ? "-" : std::to_string(transition.id()),
-                            Time(transition.time_unix_ns()), transition.run(),
-                            Cell(StateName(transition.state()), Colour(transition)),
-                            Cell(SeverityName(transition.severity()), Colour(transition)), Integer(transition.step()),
-                            HeadText(transition.layer(), transition.head()), EtaText(transition.eta()),
-                            transition.key(), transition.summary()});
+      table.rows.push_back(TransitionRow(transition));
       end.enough = !PrintItem(cli->output, table, transition, first);
       first = false;
     }
@@ -226,7 +273,7 @@ ExitCode WatchAlerts(Cli* cli, const WatchAlertsOptions& options) {
 
 struct RecordOptions {
   std::string run, key, comment, by = UserName();
-  uint32_t seconds = 0;
+  std::chrono::milliseconds time{0};
 };
 
 ExitCode Acknowledge(Cli* cli, const RecordOptions& options) {
@@ -246,7 +293,7 @@ ExitCode Silence(Cli* cli, const RecordOptions& options) {
   request.set_key(options.key);
   request.set_by(options.by);
   request.set_comment(options.comment);
-  request.set_seconds(options.seconds);
+  request.set_seconds(static_cast<uint32_t>(std::chrono::ceil<std::chrono::seconds>(options.time).count()));
   return CallAndPrint<v1::SilenceAlertRequest, v1::Alert>(
       cli, &v1::Query::Stub::SilenceAlert, request, [cli](const v1::Alert& alert) { return PrintAlert(cli, alert); });
 }
@@ -274,7 +321,7 @@ ExitCode MarkFalseAlarm(Cli* cli, const FalseAlarmOptions& options) {
   grpc::ClientContext context;
   connection->Prepare(&context);
   const grpc::Status status = connection->stub().MarkFalseAlarm(&context, request, &alert);
-  if (!status.ok()) return Report(*connection, status);
+  if (!status.ok()) return Report(connection.get(), status);
   PrintAlert(cli, alert);
   return options.directory.empty() ? kOk : WriteBenchmarkCase(connection.get(), options.run, options.directory);
 }
@@ -330,11 +377,8 @@ void AddAlerts(Cli* cli) {
   auto* const silence = AddCommand<RecordOptions>(cli, noun, "silence", "Stops notifications of an alert for a while",
                                                   "bellwether alert silence my-run a1 --for 2h", &Silence, &command);
   AddNote(command, silence);
-  command->add_option("--for", silence->seconds, "how long, 1s..30d, such as 30m, 2h")
-      ->transform(CLI::AsNumberWithUnit(std::map<std::string, uint32_t>{{"s", 1}, {"m", 60}, {"h", 3600}, {"d", 86400}},
-                                        CLI::AsNumberWithUnit::UNIT_REQUIRED, "TIME"))
-      ->check(CLI::Range(uint32_t{1}, uint32_t{2'592'000}))
-      ->required();
+  AddTime(command, "--for", &silence->time, 1s, 720h, "how long");
+  command->get_option("--for")->required();
 
   auto* const mark = AddCommand<FalseAlarmOptions>(
       cli, noun, "false-alarm", "Marks an alert as a false alarm: its illness is muted in this run",

@@ -36,7 +36,7 @@ ExitCode Ask(Connection* connection,
              const Request& request, Response* response) {
   grpc::ClientContext context;
   connection->Prepare(&context);
-  return Report(*connection, (connection->stub().*method)(&context, request, response));
+  return Report(connection, (connection->stub().*method)(&context, request, response));
 }
 
 // Loss and gradient norm.

@@ -13,6 +13,7 @@
 
 #include "bellwether/signal_table.h"
 #include "cli/cli.h"
+#include "cli/nearest.h"
 
 namespace bellwether::cli {
 namespace {
@@ -23,52 +24,11 @@ using namespace std::chrono_literals;
 constexpr auto kPatience = 1s;
 constexpr uint32_t kNamesMax = 200;
 
-const CLI::App* FindCommand(const CLI::App* app, const std::string& name) {
-  for (const CLI::App* command : app->get_subcommands([](const CLI::App*) { return true; })) {
-    if (command->get_name() == name) return command;
-  }
-  return nullptr;
-}
-
 bool TakesValue(const CLI::Option* option) { return option->get_items_expected_max() > 0; }
-
-// What the words before the cursor mean.
-struct Place {
-  const CLI::App* command;
-  const CLI::Option* awaits = nullptr;  // This option's value is next.
-  std::vector<std::string> positionals;
-  std::vector<std::string> globals;  // As given, to reach the same server.
-};
-
-Place Walk(const CLI::App* root, const std::vector<std::string>& words) {
-  Place place{.command = root};
-  bool global = false;
-  for (size_t i = 0; i + 1 < words.size(); ++i) {
-    const std::string& word = words[i];
-    if (place.awaits != nullptr) {
-      if (global) place.globals.push_back(word);
-      place.awaits = nullptr;
-    } else if (word.size() > 1 && word[0] == '-') {
-      const size_t equals = word.find('=');
-      const std::string name = word.substr(0, equals);
-      const CLI::Option* option = place.command->get_option_no_throw(name);
-      global = option == nullptr || place.command == root;
-      if (option == nullptr) option = root->get_option_no_throw(name);
-      if (option == nullptr) continue;
-      if (global) place.globals.push_back(word);
-      if (TakesValue(option) && equals == std::string::npos) place.awaits = option;
-    } else if (const CLI::App* const command = FindCommand(place.command, word); command != nullptr) {
-      place.command = command;
-    } else {
-      place.positionals.push_back(word);
-    }
-  }
-  return place;
-}
 
 class Answer {
  public:
-  Answer(Cli* cli, Place place, std::string current)
+  Answer(Cli* cli, CommandWords place, std::string current)
       : cli_(cli), place_(std::move(place)), current_(std::move(current)) {}
 
   void Print() {
@@ -183,12 +143,37 @@ class Answer {
   }
 
   Cli* const cli_;
-  const Place place_;
+  const CommandWords place_;
   const std::string current_;
   std::string prefix_;  // "--output=" while its value is written.
 };
 
 }  // namespace
+
+CommandWords WalkCommand(const CLI::App* root, const std::vector<std::string>& words) {
+  CommandWords found{.command = root};
+  bool global = false;
+  for (const std::string& word : words) {
+    if (found.awaits != nullptr) {
+      if (global) found.globals.push_back(word);
+      found.awaits = nullptr;
+    } else if (word.size() > 1 && word[0] == '-') {
+      const size_t equals = word.find('=');
+      const std::string name = word.substr(0, equals);
+      const CLI::Option* option = found.command->get_option_no_throw(name);
+      global = option == nullptr || found.command == root;
+      if (option == nullptr) option = root->get_option_no_throw(name);
+      if (option == nullptr) continue;
+      if (global) found.globals.push_back(word);
+      if (TakesValue(option) && equals == std::string::npos) found.awaits = option;
+    } else if (const CLI::App* const command = FindCommand(found.command, word); command != nullptr) {
+      found.command = command;
+    } else {
+      found.positionals.push_back(word);
+    }
+  }
+  return found;
+}
 
 std::vector<const CLI::Option*> GlobalsOf(const CLI::App* command) {
   std::vector<const CLI::Option*> globals;
@@ -207,7 +192,8 @@ std::vector<const CLI::Option*> GlobalsOf(const CLI::App* command) {
 }
 
 ExitCode Candidates(Cli* cli, const std::vector<std::string>& words) {
-  if (!words.empty()) Answer(cli, Walk(&cli->app, words), words.back()).Print();
+  if (words.empty()) return kOk;
+  Answer(cli, WalkCommand(&cli->app, {words.begin(), words.end() - 1}), words.back()).Print();
   return kOk;
 }
 

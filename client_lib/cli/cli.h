@@ -16,7 +16,9 @@
 
 #include "cli/connect.h"
 #include "cli/exit_code.h"
+#include "cli/nearest.h"
 #include "cli/output.h"
+#include "cli/trouble.h"
 
 namespace bellwether::cli {
 
@@ -41,6 +43,8 @@ void AddAccess(Cli* cli);  // cert, token: they run bellwetherd
 void AddServer(Cli* cli);  // server info, version
 void AddReplay(Cli* cli);  // replay, check, rules: they run bellwetherd; scorecard: bellwether-lab
 void AddCompletion(Cli* cli);
+void AddOpen(Cli* cli);  // open
+void AddRunExplain(Cli* cli, CLI::App* noun);
 // What the scripts of `completion` call: `words` are those after the command's
 // own, up to the cursor.
 constexpr char kCandidates[] = "candidates";
@@ -60,6 +64,15 @@ T* AddCommand(Cli* cli, CLI::App* parent, const std::string& name, const std::st
   (*command)->callback([cli, options, run] { cli->action = [cli, options, run] { return run(cli, *options); }; });
   return options.get();
 }
+
+// What words of a command line mean, as far as that can be said before they are parsed.
+struct CommandWords {
+  const CLI::App* command;
+  const CLI::Option* awaits = nullptr;  // This option's value is next.
+  std::vector<std::string> positionals;
+  std::vector<std::string> globals;  // As given, to reach the same server.
+};
+CommandWords WalkCommand(const CLI::App* root, const std::vector<std::string>& words);
 
 struct NoOptions {};  // Of a command that has none.
 
@@ -85,7 +98,9 @@ void AddChoice(CLI::App* command, const std::string& name, T* value,
                 return;
               }
             }
-            throw CLI::ValidationError(name, "\"" + text + "\": must be " + all);
+            std::vector<std::string> known;
+            for (const auto& [word, meaning] : words) known.push_back(word);
+            throw CLI::ValidationError(name, "\"" + text + "\": must be " + all + DidYouMean(text, known));
           },
           what)
       ->type_name(all);
@@ -108,6 +123,10 @@ std::string UserName();
 Table RunTable();
 std::vector<Cell> RunRow(const v1::Run& run);
 
+// The same on a terminal, with each run's worst alert, which is asked for (run_list.cc).
+Table RunsForPeople(Connection* connection, const v1::ListRunsResponse& response);
+void SayHowToBegin(const Connection& connection);
+
 // Fetches a run as a recording into a file, which is whole or not there (runs.cc).
 ExitCode ExportTo(Connection* connection, const std::string& run, const std::string& file);
 
@@ -116,19 +135,30 @@ Table ActionTable();
 std::vector<Cell> ActionRow(const v1::Action& action);
 std::string ActionKindName(v1::ActionKind kind);  // "attention.center_k"
 
-// One call and its result.  `print` sees the response.
+// One call and its result.  `print` sees the response, and the connection for more questions.  On a
+// terminal a question about a run takes the beginning of a name, too (CompleteRunNames).
+template <typename Request, typename Response>
+ExitCode CallAndPrint(Cli* cli,
+                      grpc::Status (v1::Query::Stub::*method)(grpc::ClientContext*, const Request&, Response*),
+                      Request request, const std::function<ExitCode(Connection*, const Response&)>& print) {
+  ExitCode code = kOk;
+  const std::unique_ptr<Connection> connection = Connect(cli->connect, &code);
+  if (connection == nullptr) return code;
+  Response response;
+  grpc::Status status;
+  do {
+    grpc::ClientContext context;
+    connection->Prepare(&context);
+    status = (connection->stub().*method)(&context, request, &response);
+  } while (!status.ok() && CompleteRunNames(connection.get(), status, &request));
+  return status.ok() ? print(connection.get(), response) : Report(connection.get(), status);
+}
 template <typename Request, typename Response>
 ExitCode CallAndPrint(Cli* cli,
                       grpc::Status (v1::Query::Stub::*method)(grpc::ClientContext*, const Request&, Response*),
                       const Request& request, const std::function<ExitCode(const Response&)>& print) {
-  ExitCode code = kOk;
-  const std::unique_ptr<Connection> connection = Connect(cli->connect, &code);
-  if (connection == nullptr) return code;
-  grpc::ClientContext context;
-  connection->Prepare(&context);
-  Response response;
-  const grpc::Status status = (connection->stub().*method)(&context, request, &response);
-  return status.ok() ? print(response) : Report(*connection, status);
+  return CallAndPrint<Request, Response>(cli, method, request,
+                                         [&print](Connection*, const Response& response) { return print(response); });
 }
 
 }  // namespace bellwether::cli

@@ -1,12 +1,9 @@
 #include "cli/connect.h"
 
 #include <algorithm>
-#include <cerrno>
-#include <cstdlib>
-#include <filesystem>
-#include <nlohmann/json.hpp>
 #include <utility>
 
+#include "cli/trouble.h"
 #include "client_lib/src/regular_file.h"
 
 namespace bellwether::cli {
@@ -63,47 +60,6 @@ bool Answers(grpc::Channel* channel, std::chrono::milliseconds timeout) {
   }
 }
 
-struct PrivateServer {
-  std::string grpc, token;
-};
-
-// What a server.json tells.  Empty `grpc`: there is none, or its process is gone.
-PrivateServer ReadReadyFile(const std::filesystem::path& path) {
-  std::string text, why;
-  if (!client::ReadRegularFile(path, kFileBytesMax, &text, &why)) return {};
-  const auto file = nlohmann::json::parse(text, nullptr, false);
-  if (!file.is_object()) return {};
-  const auto pid = file.find("pid");
-  if (pid == file.end() || !pid->is_number_integer() || pid->get<pid_t>() <= 0) return {};
-  if (kill(pid->get<pid_t>(), 0) != 0 && errno != EPERM) return {};
-  const auto value = [&file](const char* name) {
-    const auto found = file.find(name);
-    return found != file.end() && found->is_string() ? found->get<std::string>() : std::string();
-  };
-  return {value("grpc"), value("token")};
-}
-
-PrivateServer FindPrivateServer() {
-  const char* const state = std::getenv("XDG_STATE_HOME");
-  const char* const home = std::getenv("HOME");
-  std::filesystem::path folder;
-  if (state != nullptr && *state != '\0') {
-    folder = state;
-  } else if (home != nullptr) {
-    folder = std::filesystem::path(home) / ".local" / "state";
-  } else {
-    return {};
-  }
-  folder /= "bellwether";
-  // That of this machine first, where machines share the folder (private_server.py).
-  char host[256] = "";
-  if (gethostname(host, sizeof(host) - 1) == 0) {
-    PrivateServer own = ReadReadyFile(folder / "hosts" / host / "server.json");
-    if (!own.grpc.empty()) return own;
-  }
-  return ReadReadyFile(folder / "server.json");
-}
-
 std::shared_ptr<grpc::Channel> NewChannel(const std::string& address,
                                           const std::shared_ptr<grpc::ChannelCredentials>& credentials) {
   grpc::ChannelArguments arguments;
@@ -119,18 +75,30 @@ Connection::Connection(std::string address, std::string token, const ConnectOpti
                        std::shared_ptr<grpc::ChannelCredentials> credentials)
     : address_(std::move(address)),
       token_(std::move(token)),
-      timeout_(options.timeout),
+      options_(options),
       channel_(NewChannel(address_, credentials)),
       stub_(v1::Query::NewStub(channel_)) {}
 
+Connection::Connection(const PrivateServer& server, std::string token, const ConnectOptions& options,
+                       std::shared_ptr<grpc::ChannelCredentials> credentials)
+    : Connection(server.grpc, std::move(token), options, std::move(credentials)) {
+  page_ = server.page.empty() || server.page.find("://") != std::string::npos ? server.page : "http://" + server.page;
+  page_token_ = server.token;
+}
+
 void Connection::Prepare(grpc::ClientContext* context, bool long_call) const {
   if (!token_.empty()) context->AddMetadata("authorization", "Bearer " + token_);
-  if (!long_call) context->set_deadline(std::chrono::system_clock::now() + timeout_);
+  if (!long_call) context->set_deadline(std::chrono::system_clock::now() + options_.timeout);
 }
 
 std::unique_ptr<Connection> TryConnect(const ConnectOptions& options, ExitCode* code, std::string* why) {
   if (options.tls_cert.empty() != options.tls_key.empty()) {
     *why = "--tls-cert and --tls-key belong together";
+    *code = kUsage;
+    return nullptr;
+  }
+  if (const std::string must = options.server.empty() ? "" : WhyNoAddress(options.server); !must.empty()) {
+    *why = "--server \"" + options.server + "\": " + must;
     *code = kUsage;
     return nullptr;
   }
@@ -163,11 +131,11 @@ std::unique_ptr<Connection> TryConnect(const ConnectOptions& options, ExitCode* 
   if (Answers(&connection->channel(), options.timeout)) return connection;
   const PrivateServer own = FindPrivateServer();
   if (!own.grpc.empty()) {
-    return std::make_unique<Connection>(own.grpc, token.empty() ? own.token : token, options, credentials);
+    return std::make_unique<Connection>(own, token.empty() ? own.token : token, options, credentials);
   }
-  *why = std::string("no server: nobody answers at ") + kDefaultServer +
-         ", and you have no private server running; start bellwetherd, or name one with --server or "
-         "BELLWETHER_SERVER";
+  const std::string earlier = EarlierRuns();
+  *why = std::string("no server: nothing answers at ") + kDefaultServer + ", and you have no private server running; " +
+         (earlier.empty() ? "start bellwetherd, or name a server with --server or BELLWETHER_SERVER" : earlier);
   *code = kUnreachable;
   return nullptr;
 }
@@ -179,17 +147,16 @@ std::unique_ptr<Connection> Connect(const ConnectOptions& options, ExitCode* cod
   return connection;
 }
 
-std::string Explain(const Connection& connection, const grpc::Status& status) {
+std::string Explain(Connection* connection, const grpc::Status& status) {
   switch (status.error_code()) {
     case grpc::StatusCode::UNAVAILABLE:
-      return "cannot reach " + connection.address() + ": " + status.error_message();
     case grpc::StatusCode::DEADLINE_EXCEEDED:
-      return "no answer from " + connection.address() + " in time: " + status.error_message() + " (see --timeout)";
+      return WhyUnreachable(*connection, status);
     case grpc::StatusCode::UNAUTHENTICATED:
     case grpc::StatusCode::PERMISSION_DENIED:
-      return "denied by " + connection.address() + ": " + status.error_message() + " (see --token-file, --tls-cert)";
+      return "denied by " + connection->address() + ": " + status.error_message() + " (see --token-file, --tls-cert)";
     default:
-      return status.error_message();
+      return status.error_message() + Suggestion(connection, status);
   }
 }
 
@@ -211,7 +178,7 @@ ExitCode CodeOf(const grpc::Status& status) {
   }
 }
 
-ExitCode Report(const Connection& connection, const grpc::Status& status) {
+ExitCode Report(Connection* connection, const grpc::Status& status) {
   if (!status.ok()) Complain(Explain(connection, status));
   return CodeOf(status);
 }

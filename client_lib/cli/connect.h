@@ -15,6 +15,7 @@
 #include "bellwether/v1/query.grpc.pb.h"
 #include "cli/exit_code.h"
 #include "cli/output.h"
+#include "cli/private_server.h"
 
 namespace bellwether::cli {
 
@@ -29,10 +30,18 @@ class Connection {
  public:
   Connection(std::string address, std::string token, const ConnectOptions& options,
              std::shared_ptr<grpc::ChannelCredentials> credentials);
+  // To the user's private server.
+  Connection(const PrivateServer& server, std::string token, const ConnectOptions& options,
+             std::shared_ptr<grpc::ChannelCredentials> credentials);
 
   v1::Query::Stub& stub() { return *stub_; }
   grpc::Channel& channel() { return *channel_; }
   const std::string& address() const { return address_; }
+  const ConnectOptions& options() const { return options_; }
+  // Of a private server alone: its page, and the token that opens it.
+  bool is_private() const { return !page_.empty(); }
+  const std::string& page() const { return page_; }
+  const std::string& page_token() const { return page_token_; }
 
   // With the token, and with the timeout unless the call is a long one.
   void Prepare(grpc::ClientContext* context, bool long_call = false) const;
@@ -40,7 +49,8 @@ class Connection {
  private:
   const std::string address_;
   const std::string token_;
-  const std::chrono::milliseconds timeout_;
+  const ConnectOptions options_;
+  std::string page_, page_token_;
   const std::shared_ptr<grpc::Channel> channel_;
   const std::unique_ptr<v1::Query::Stub> stub_;
 };
@@ -54,11 +64,12 @@ std::unique_ptr<Connection> Connect(const ConnectOptions& options, ExitCode* cod
 // The same; the error goes into `*why` instead.
 std::unique_ptr<Connection> TryConnect(const ConnectOptions& options, ExitCode* code, std::string* why);
 
-// What a call's failure means, as a sentence and as an exit code.
-std::string Explain(const Connection& connection, const grpc::Status& status);
+// What a call's failure means, as a sentence and as an exit code.  May ask the server again, or
+// what else is at its address (trouble.h).
+std::string Explain(Connection* connection, const grpc::Status& status);
 ExitCode CodeOf(const grpc::Status& status);
 // Prints the error of a call that failed and returns the exit code.
-ExitCode Report(const Connection& connection, const grpc::Status& status);
+ExitCode Report(Connection* connection, const grpc::Status& status);
 
 // While it lives, Ctrl-C and SIGTERM cancel a call instead of killing the
 // process, and writing to a closed pipe fails.  Make it before the first

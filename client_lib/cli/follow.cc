@@ -40,7 +40,7 @@ ExitCode Follow(const ConnectOptions& options, const ReadStream& read) {
       if (end.enough || interrupt.happened()) return kOk;
       if (end.again && end.status.ok()) continue;
       code = CodeOf(end.status);
-      why = Explain(*connection, end.status);
+      why = Explain(connection.get(), end.status);
       const grpc::StatusCode error = end.status.error_code();
       come_back = known && (error == grpc::StatusCode::UNAVAILABLE ||
                             error == grpc::StatusCode::RESOURCE_EXHAUSTED ||  // All who watch come at once.

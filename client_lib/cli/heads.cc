@@ -68,7 +68,7 @@ ExitCode Matrix(Cli* cli, const MatrixOptions& options) {
           if (begin == 0 && cli->output.headers) {
             section.title = matrix.signal() + " at step " + Integer(matrix.step());
           }
-          section.table.cut = false;
+          section.table.fit = false;
           section.table.columns.push_back(matrix.names_size() > 0 ? "row" : "layer");
           for (uint32_t head = begin; head < end; ++head) {
             section.table.columns.push_back(

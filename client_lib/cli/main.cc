@@ -26,6 +26,7 @@ void AddTime(CLI::App* command, const std::string& name, std::chrono::millisecon
              std::chrono::milliseconds min, std::chrono::milliseconds max, const std::string& what) {
   const auto text_of = [](std::chrono::milliseconds time) {
     const auto ms = time.count();
+    if (ms % 86'400'000 == 0) return std::to_string(ms / 86'400'000) + "d";
     if (ms % 60'000 == 0) return std::to_string(ms / 60'000) + "m";
     return ms % 1000 == 0 ? std::to_string(ms / 1000) + "s" : std::to_string(ms) + "ms";
   };
@@ -34,13 +35,18 @@ void AddTime(CLI::App* command, const std::string& name, std::chrono::millisecon
       ->add_option_function<std::string>(
           name,
           [name, value, min, max, range](const std::string& text) {
-            static const std::map<std::string, double> kUnits = {{"ms", 1}, {"s", 1e3}, {"m", 60e3}, {"", 1e3}};
+            static const std::map<std::string, double> kUnits = {
+                {"ms", 1}, {"s", 1e3}, {"m", 60e3}, {"h", 3600e3}, {"d", 86400e3}};
             char* unit = nullptr;
             const double number = std::strtod(text.c_str(), &unit);
+            if (unit != text.c_str() && *unit == '\0') {
+              throw CLI::ValidationError(name,
+                                         "\"" + text + "\": needs a unit, such as " + text + "s; legal is " + range);
+            }
             const auto found = kUnits.find(unit);
             const double ms = found == kUnits.end() || unit == text.c_str() ? 0 : number * found->second;
             if (!(ms >= static_cast<double>(min.count()) && ms <= static_cast<double>(max.count()))) {
-              throw CLI::ValidationError(name, "\"" + text + "\": must be " + range + ", such as 10s");
+              throw CLI::ValidationError(name, "\"" + text + "\": must be " + range + ", such as 10s or 2m");
             }
             *value = std::chrono::milliseconds(static_cast<int64_t>(ms));
           },
@@ -93,6 +99,9 @@ void AddGlobals(Cli* cli) {
       "how results are printed");
   app.add_flag_callback(
       "--no-headers", [cli] { cli->output.headers = false; }, "tables and CSV without their first line");
+  app.add_flag_callback(
+      "--wide", [cli] { cli->output.wide = true; },
+      "on a terminal as in a pipe: every column, a line each, times as dates");
 }
 
 }  // namespace
@@ -100,9 +109,12 @@ void AddGlobals(Cli* cli) {
 
 int main(int argc, char** argv) {
   using namespace bellwether::cli;
+  // What fails is said in our words, once; gRPC's own lines are for whoever asks for them.
+  setenv("GRPC_VERBOSITY", "NONE", /*overwrite=*/0);
   Cli cli;
   AddGlobals(&cli);
   AddRuns(&cli);
+  AddOpen(&cli);
   AddHeads(&cli);
   AddSeries(&cli);
   AddTensors(&cli);
@@ -120,9 +132,15 @@ int main(int argc, char** argv) {
   try {
     cli.app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
+    const bool failed = error.get_exit_code() != static_cast<int>(CLI::ExitCodes::Success);
+    if (const std::string why = failed ? WhyNoCommand(&cli.app, {argv + 1, argv + argc}) : ""; !why.empty()) {
+      Complain(why);
+      return kUsage;
+    }
     // CLI11 has codes of its own; help is a success and goes to stdout.
     return cli.app.exit(error, std::cout, std::cerr) == 0 ? kOk : kUsage;
   }
+  SetForPeople(cli.output);
   const ExitCode code = cli.every.count() > 0 ? Repeat(&cli) : cli.action();
   std::cout.flush();
   return code;

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -23,30 +24,16 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-std::string Line(const std::vector<Cell>& cells, const std::vector<size_t>& widths, size_t width, bool colours) {
-  size_t left = width == 0 ? SIZE_MAX : width;
-  std::string line;
-  for (size_t i = 0; i < cells.size() && left > 0; ++i) {
-    const bool last = i + 1 == cells.size();
-    const std::string text = CutTo(Clean(cells[i].text), left);
-    const size_t taken = Width(text);
-    const size_t padding = last ? 0 : std::min(widths[i] + 2 - taken, left - taken);
-    if (cells[i].colour >= 0 && colours) {
-      line.append("\x1b[38;5;").append(std::to_string(cells[i].colour)).append("m").append(text).append("\x1b[0m");
-    } else {
-      line += text;
-    }
-    line.append(padding, ' ');
-    left -= taken + padding;
-  }
-  line.erase(line.find_last_not_of(' ') + 1);
-  return line;
-}
+bool for_people = false;
 
 void PrintTable(const Table& table, bool headers) {
-  for (const std::string& line : Lines(table, headers, table.cut ? TerminalWidth() : 0, Colours())) {
-    std::cout << line << '\n';
-  }
+  std::vector<std::string> left_out;
+  const size_t width = ForPeople() && table.fit ? TerminalWidth() : 0;
+  for (const std::string& line : Lines(table, headers, width, Colours(), &left_out)) std::cout << line << '\n';
+  if (left_out.empty()) return;
+  std::string names;
+  for (const std::string& name : left_out) names += (names.empty() ? "" : ", ") + name;
+  Complain("no room for " + names + " (see --wide)");
 }
 
 std::string CsvField(const std::string& text) {
@@ -111,40 +98,10 @@ bool CanReplace(const std::string& file) {
 
 }  // namespace
 
-size_t Width(const std::string& text) {
-  return static_cast<size_t>(std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; }));
-}
+bool ForPeople() { return for_people; }
 
-std::string Clean(const std::string& text) {
-  std::string clean = text;
-  for (char& c : clean) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (byte < 0x20 || byte == 0x7f) c = '?';
-  }
-  return clean;
-}
-
-std::string CutTo(const std::string& text, size_t width) {
-  size_t columns = 0;
-  for (size_t i = 0; i < text.size(); ++i) {
-    if ((text[i] & 0xc0) == 0x80) continue;
-    if (columns++ == width) return text.substr(0, i);
-  }
-  return text;
-}
-
-std::vector<std::string> Lines(const Table& table, bool headers, size_t width, bool colours) {
-  std::vector<size_t> widths;
-  for (const std::string& column : table.columns) widths.push_back(headers ? column.size() : 0);
-  for (const auto& row : table.rows) {
-    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], Width(Clean(row[i].text)));
-  }
-  std::vector<std::string> lines;
-  if (headers) {
-    lines.push_back(Line(std::vector<Cell>(table.columns.begin(), table.columns.end()), widths, width, colours));
-  }
-  for (const auto& row : table.rows) lines.push_back(Line(row, widths, width, colours));
-  return lines;
+void SetForPeople(const OutputOptions& options) {
+  for_people = options.format == Format::kTable && !options.wide && isatty(STDOUT_FILENO) == 1;
 }
 
 bool Colours() {
@@ -212,9 +169,15 @@ void Print(const OutputOptions& options, const std::vector<Section>& sections,
 
 bool PrintItem(const OutputOptions& options, const Table& table, const google::protobuf::Message& message, bool first) {
   switch (options.format) {
-    case Format::kTable:
-      PrintTable(table, options.headers && first);
+    case Format::kTable: {
+      static std::vector<size_t> widths;  // Of all lines so far.
+      Table aligned = table;
+      if (ForPeople())
+        aligned.widths = widths =
+            ColumnWidths({.columns = table.columns, .rows = table.rows, .widths = first ? table.widths : widths}, true);
+      PrintTable(aligned, options.headers && first);
       break;
+    }
     case Format::kCsv:
       PrintCsv(table, options.headers && first);
       break;
@@ -238,7 +201,7 @@ std::string Number(double value, int digits) {
 
 std::string Integer(int64_t value) { return value < 0 ? "-" : std::to_string(value); }
 
-std::string Time(int64_t unix_ns) {
+std::string Date(int64_t unix_ns) {
   if (unix_ns == 0) return "-";
   const time_t seconds = unix_ns / 1'000'000'000;
   tm utc{};
@@ -246,6 +209,18 @@ std::string Time(int64_t unix_ns) {
   char text[32];
   std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &utc);
   return text;
+}
+
+int64_t NowUnixNs() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch())
+      .count();
+}
+
+std::string Time(int64_t unix_ns) {
+  constexpr double kDays = 30;  // What is longer ago, or still to come, has a date.
+  const double seconds = 1e-9 * static_cast<double>(NowUnixNs() - unix_ns);
+  if (unix_ns == 0 || !ForPeople() || std::abs(seconds) > kDays * 86400) return Date(unix_ns);
+  return seconds >= 0 ? TimeText(seconds) + " ago" : "in " + TimeText(-seconds);
 }
 
 std::string Stage(uint32_t stage) {
@@ -271,10 +246,19 @@ std::string JudgedText(const v1::Run& run) {
 
 std::string EtaText(const v1::Eta& eta) {
   if (!eta.known()) return "-";
+  const auto whole = [](double steps) { return Integer(std::llround(steps)); };
   std::string text =
-      Number(eta.steps(), 4) + " (" + Number(eta.lower_steps(), 4) + ".." + Number(eta.upper_steps(), 4) + ")";
+      ForPeople()
+          ? "~" + whole(eta.steps()) + " (" + whole(eta.lower_steps()) + "-" + whole(eta.upper_steps()) + ")"
+          : Number(eta.steps(), 4) + " (" + Number(eta.lower_steps(), 4) + ".." + Number(eta.upper_steps(), 4) + ")";
   if (eta.step_seconds() > 0) text += ", " + TimeText(eta.steps() * eta.step_seconds());
   return text;
+}
+
+std::string SummaryText(const v1::Transition& transition) {
+  const std::string name = transition.run() + ": ";
+  const bool repeats = ForPeople() && transition.summary().rfind(name, 0) == 0;
+  return repeats ? transition.summary().substr(name.size()) : transition.summary();
 }
 
 std::string BandText(const v1::SiblingBand& band) {

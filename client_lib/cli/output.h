@@ -2,9 +2,10 @@
 // programs.
 //
 // Data goes to stdout, everything else to stderr.  JSON is protobuf's mapping
-// with the field names of the .proto files; YAML is the same tree.  Tables are
-// cut to the terminal's width and coloured only on a terminal (NO_COLOR: not
-// even there).  What a server sent can hold no control characters in a table.
+// with the field names of the .proto files; YAML is the same tree.  On a terminal
+// tables are made to fit (layout.h), times are told from now, and there are
+// colours (NO_COLOR: none).  What a server sent can hold no control characters
+// in a table.
 
 #ifndef BELLWETHER_CLI_OUTPUT_H_
 #define BELLWETHER_CLI_OUTPUT_H_
@@ -19,6 +20,7 @@
 #include <vector>
 
 #include "bellwether/v1/query.pb.h"
+#include "cli/layout.h"
 
 namespace bellwether::cli {
 
@@ -27,21 +29,13 @@ enum class Format { kTable, kJson, kYaml, kCsv };
 struct OutputOptions {
   Format format = Format::kTable;
   bool headers = true;
+  bool wide = false;  // On a terminal, too: every column, a line each, times as dates.
 };
 
-struct Cell {
-  Cell(std::string t) : text(std::move(t)) {}  // NOLINT: a cell is a text.
-  Cell(const char* t) : text(t) {}             // NOLINT
-  Cell(std::string t, int c) : text(std::move(t)), colour(c) {}
-  std::string text;
-  int colour = -1;  // One of the terminal's 256, -1 = none.
-};
-
-struct Table {
-  std::vector<std::string> columns;
-  std::vector<std::vector<Cell>> rows;
-  bool cut = true;  // To the terminal's width.
-};
+// Whether what is shown is for people's eyes: a table on a terminal, not --wide.
+// False until SetForPeople() was called with the flags as parsed.
+bool ForPeople();
+void SetForPeople(const OutputOptions& options);
 
 // Prints `table` or `message`, whichever the format wants.
 void Print(const OutputOptions& options, const Table& table, const google::protobuf::Message& message);
@@ -49,9 +43,6 @@ void Print(const OutputOptions& options, const Table& table, const google::proto
 // on one line, YAML as a document of its own.  Flushes; false: the reader is
 // gone.
 bool PrintItem(const OutputOptions& options, const Table& table, const google::protobuf::Message& message, bool first);
-
-// The lines of a table, cut to `width` columns (0 = whole).
-std::vector<std::string> Lines(const Table& table, bool headers, size_t width, bool colours);
 
 // Several tables under titles; for what has more than one face.
 struct Section {
@@ -68,26 +59,25 @@ std::string ToYaml(const std::string& json);
 // "1.25", "NaN"; at most `digits` significant ones.
 std::string Number(double value, int digits = 6);
 std::string Integer(int64_t value);  // "-" for a negative one
-std::string Time(int64_t unix_ns);   // RFC 3339 in UTC; "-" for 0
-std::string Stage(uint32_t stage);   // "3 norm"
+std::string Date(int64_t unix_ns);   // RFC 3339 in UTC; "-" for 0
+// As Date(); for people from now: "14 min ago", "in 5 min".
+std::string Time(int64_t unix_ns);
+int64_t NowUnixNs();
+std::string Stage(uint32_t stage);  // "3 norm"
 // The run's; without an alert what it is judged by: "0 healthy", "0 judged by: leak".
 std::string Stage(const v1::Run& run);
 // "drift 0 of 12 layers, ..., loss no"; "-" from a server without that field.
 std::string JudgedText(const v1::Run& run);
+// "269.1 (0..343.6), 25 min"; for people "~269 (0-344), 25 min".
 std::string EtaText(const v1::Eta& eta);
+// The summary; for people without the run's name, which stands beside it.
+std::string SummaryText(const v1::Transition& transition);
 // What 98 % lay between: "0.31..1.9 in 12 runs"; "-" if nothing is known.
 std::string BandText(const v1::SiblingBand& band);
 std::string HeadText(int32_t layer, int32_t head);  // "L3 H5"; "-"
 const char* SeverityName(v1::Severity severity);
 const char* StateName(v1::AlertState state);
 std::string Hex(std::string_view bytes);
-
-// Columns that a UTF-8 text takes, near enough: continuation bytes take none.
-size_t Width(const std::string& text);
-// The part of `text` that fits; never half a character.
-std::string CutTo(const std::string& text, size_t width);
-// Without control characters: what others sent must not steer a terminal.
-std::string Clean(const std::string& text);
 
 // Colours are wanted: stdout is a terminal that has them, and NO_COLOR is not
 // set.

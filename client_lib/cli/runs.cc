@@ -32,10 +32,15 @@ ExitCode ListRuns(Cli* cli, const ListRunsOptions& options) {
   request.set_limit(options.limit);
   request.set_name_contains(options.name);
   return CallAndPrint<v1::ListRunsRequest, v1::ListRunsResponse>(
-      cli, &v1::Query::Stub::ListRuns, request, [cli](const v1::ListRunsResponse& response) {
-        Table table = RunTable();
-        for (const v1::Run& run : response.runs()) table.rows.push_back(RunRow(run));
-        Print(cli->output, table, response);
+      cli, &v1::Query::Stub::ListRuns, request,
+      [cli, &options](Connection* connection, const v1::ListRunsResponse& response) {
+        Table table = ForPeople() ? RunsForPeople(connection, response) : RunTable();
+        if (!ForPeople()) {
+          for (const v1::Run& run : response.runs()) table.rows.push_back(RunRow(run));
+        }
+        const bool none = response.runs().empty() && response.unanswered().empty();
+        if (!none || !ForPeople()) Print(cli->output, table, response);
+        if (none && options.name.empty() && !options.live) SayHowToBegin(*connection);
         if (static_cast<int>(response.total()) > response.runs_size()) {
           Complain(std::to_string(response.total() - static_cast<uint32_t>(response.runs_size())) +
                    " more runs (see --limit)");
@@ -69,32 +74,34 @@ ExitCode GetRun(Cli* cli, const NameOptions& options) {
     std::string state = run.ended() ? "ended " + run.end_reason() : "live";
     if (run.imported()) state += ", imported";
     Table table{.columns = {"FIELD", "VALUE"}};
-    table.rows = {{"run", is.name()},
-                  {"uuid", Hex(is.uuid())},
-                  {"attempt", std::to_string(is.attempt())},
-                  {"state", state},
-                  {"step", Integer(run.step())},
-                  {"stage", Stage(run)},
-                  {"judged", JudgedText(run)},
-                  {"eta_steps", EtaText(run.eta())},
-                  {"alerts_firing", std::to_string(run.alerts_firing())},
-                  {"loss", Number(run.loss())},
-                  {"layers", std::to_string(layout.layers())},
-                  {"heads", std::to_string(layout.heads())},
-                  {"kv_heads", std::to_string(layout.kv_heads())},
-                  {"head_dim", std::to_string(layout.head_dim())},
-                  {"attention", is.attention().kernel() + " " + is.attention().score_dtype()},
-                  {"framework", is.framework()},
-                  {"model", is.model()},
-                  {"ranks", std::to_string(run.ranks_reporting()) + " of " + std::to_string(is.reporters())},
-                  {"frames", std::to_string(run.frames())},
-                  {"frames_dropped", std::to_string(run.frames_dropped())},
-                  {"frames_stripped", std::to_string(run.frames_stripped())},
-                  {"steps_recorded", std::to_string(run.steps_recorded())},
-                  {"started", Time(run.started_unix_ns())},
-                  {"last_report", Time(run.last_report_unix_ns())},
-                  {"labels", labels},
-                  {"signals", signals}};
+    table.rows = {
+        {"run", is.name()},
+        {"uuid", Hex(is.uuid())},
+        {"attempt", std::to_string(is.attempt())},
+        {"state", state},
+        {"step", Integer(run.step())},
+        {"stage", Stage(run)},
+        {"judged", JudgedText(run)},
+        {"eta_steps", EtaText(run.eta())},
+        {"alerts_firing", std::to_string(run.alerts_firing())},
+        {"loss", Number(run.loss())},
+        {"layers", std::to_string(layout.layers())},
+        {"heads", std::to_string(layout.heads())},
+        {"kv_heads", std::to_string(layout.kv_heads())},
+        {"head_dim", std::to_string(layout.head_dim())},
+        {"attention", is.attention().kernel() + " " + is.attention().score_dtype()},
+        {"framework", is.framework()},
+        {"model", is.model()},
+        {"ranks", run.ended() ? std::to_string(is.reporters()) + ", ended"
+                              : std::to_string(run.ranks_reporting()) + " of " + std::to_string(is.reporters())},
+        {"frames", std::to_string(run.frames())},
+        {"frames_dropped", std::to_string(run.frames_dropped())},
+        {"frames_stripped", std::to_string(run.frames_stripped())},
+        {"steps_recorded", std::to_string(run.steps_recorded())},
+        {"started", Time(run.started_unix_ns())},
+        {"last_report", Time(run.last_report_unix_ns())},
+        {"labels", labels},
+        {"signals", signals}};
     Print(cli->output, table, run);
     return kOk;
   });
@@ -120,7 +127,7 @@ ExitCode Events(Cli* cli, const EventsOptions& options) {
     request.set_limit(static_cast<uint32_t>(std::min(kPage, options.limit - static_cast<uint64_t>(all.events_size()))));
     request.set_after(all.next_after());
     const grpc::Status status = connection->stub().ListEvents(&context, request, &page);
-    if (!status.ok()) return Report(*connection, status);
+    if (!status.ok()) return Report(connection.get(), status);
     all.clear_next_after();
     all.MergeFrom(page);
   } while (all.next_after() != 0 && static_cast<uint64_t>(all.events_size()) < options.limit);
@@ -188,7 +195,7 @@ ExitCode Annotate(Cli* cli, const AnnotateOptions& options) {
   grpc::ClientContext get_context;
   connection->Prepare(&get_context);
   grpc::Status status = connection->stub().GetRun(&get_context, get, &run);
-  if (!status.ok()) return Report(*connection, status);
+  if (!status.ok()) return Report(connection.get(), status);
   v1::AnnotateRequest request;
   request.set_run(options.run);
   request.mutable_event()->set_attempt(run.description().attempt());
@@ -199,7 +206,7 @@ ExitCode Annotate(Cli* cli, const AnnotateOptions& options) {
   grpc::ClientContext context;
   connection->Prepare(&context);
   status = connection->stub().Annotate(&context, request, &response);
-  if (!status.ok()) return Report(*connection, status);
+  if (!status.ok()) return Report(connection.get(), status);
   Complain("noted at step " + std::to_string(request.event().step()) + " of " + run.description().name());
   return kOk;
 }
@@ -238,7 +245,7 @@ ExitCode Send(Cli* cli, const ImportOptions& options, int file) {
   }
   stream->WritesDone();
   const grpc::Status status = stream->Finish();
-  if (!status.ok()) return Report(*connection, status);
+  if (!status.ok()) return Report(connection.get(), status);
   const Table table{.columns = {"RUN", "FRAMES", "EVENTS"},
                     .rows = {{response.run().description().name(), std::to_string(response.frames()),
                               std::to_string(response.events())}}};
@@ -281,7 +288,7 @@ ExitCode Receive(Connection* connection, const std::string& run, std::ostream* o
     Complain("cannot write: disk full, or nobody reads");
     return kFailed;
   }
-  return Report(*connection, status);
+  return Report(connection, status);
 }
 
 ExitCode Export(Cli* cli, const ExportOptions& options) {
@@ -337,6 +344,7 @@ void AddRuns(Cli* cli) {
       AddCommand<NameOptions>(cli, noun, "get", "Shows one run", "bellwether run get my-run", &GetRun, &command);
   command->add_option("run", get->run, which)->required()->type_name("RUN");
 
+  AddRunExplain(cli, noun);
   AddRunWatch(cli, noun);
 
   auto* const events =

@@ -35,11 +35,6 @@ struct WatchRunOptions {
   bool once = false;
 };
 
-int64_t NowUnixNs() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch())
-      .count();
-}
-
 // The head with the largest value of the matrix.
 std::string Largest(const v1::GetMatrixResponse& matrix) {
   int best = -1;
@@ -203,13 +198,13 @@ class Poller {
       grpc::Status status;
       if (connection != nullptr) {
         status = questions_.Ask(connection.get(), options_, state.get());
-        if (!status.ok()) why = Explain(*connection, status);
+        if (!status.ok()) why = Explain(connection.get(), status);
         if (CodeOf(status) == kUnreachable) connection.reset();
       }
       if (why.empty()) {
         since.clear();
       } else if (since.empty()) {
-        since = Time(NowUnixNs());
+        since = Date(NowUnixNs());
       }
       {
         const std::lock_guard<std::mutex> lock(mutex_);
@@ -240,7 +235,7 @@ ExitCode Page(Cli* cli, const WatchRunOptions& options) {
   if (connection == nullptr) return code;
   RunState state;
   const grpc::Status status = Questions().Ask(connection.get(), options, &state);
-  if (!status.ok()) return Report(*connection, status);
+  if (!status.ok()) return Report(connection.get(), status);
   Poller poller(cli->connect, options, std::move(connection), std::move(state));
   Screen screen(&signals);
   const Palette palette = TerminalPalette();
@@ -262,7 +257,7 @@ ExitCode OneFrame(Cli* cli, const WatchRunOptions& options) {
   if (connection == nullptr) return code;
   RunState state;
   const grpc::Status status = Questions().Ask(connection.get(), options, &state);
-  if (!status.ok()) return Report(*connection, status);
+  if (!status.ok()) return Report(connection.get(), status);
   FrameOptions frame{.palette = TerminalPalette()};
   if (const size_t width = TerminalWidth(); width > 0) {
     frame.width = width;

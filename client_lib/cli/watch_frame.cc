@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <utility>
 
 #include "bellwether/time_text.h"
@@ -30,7 +31,7 @@ std::vector<std::string> Header(const v1::Run& run, int64_t now_unix_ns) {
           (run.last_report_unix_ns() == 0
                ? "never"
                : TimeText(1e-9 * static_cast<double>(now_unix_ns - run.last_report_unix_ns())) + " ago, " +
-                     Time(run.last_report_unix_ns()))};
+                     Date(run.last_report_unix_ns()))};
   const v1::Eta& eta = run.eta();
   if (eta.known()) {
     const auto steps = [](double value) { return Integer(std::llround(value)); };
@@ -53,6 +54,7 @@ Table Heads(const v1::TopHeadsResponse& top) {
 
 Table Alerts(const v1::ListAlertsResponse& alerts) {
   Table table{.columns = {"SEVERITY", "RULE", "HEAD", "SINCE", "ETA", "SUMMARY"}};
+  if (ForPeople()) table.columns[4] = "LEFT";
   for (int i = 0; i < std::min(alerts.alerts_size(), kAlertsMax); ++i) {
     const v1::Alert& alert = alerts.alerts(i);
     const v1::Transition& last = alert.last();
@@ -60,14 +62,26 @@ Table Alerts(const v1::ListAlertsResponse& alerts) {
                        : last.severity() == v1::SEVERITY_CRITICAL ? 196
                        : last.severity() == v1::SEVERITY_WARNING  ? 214
                                                                   : -1;
+    const bool known = ForPeople() && !last.cause().empty() && last.cause() != "unknown";
+    const std::string cause = known ? " [" + last.cause() + "]" : "";
     table.rows.push_back({Cell(SeverityName(last.severity()), colour), last.rule(), HeadText(last.layer(), last.head()),
                           Integer(last.first_step()), EtaText(last.eta()),
                           (alert.muted()          ? "(false alarm) "
                            : alert.acknowledged() ? "(acknowledged) "
                                                   : "") +
-                              last.summary()});
+                              SummaryText(last) + cause});
   }
   return table;
+}
+
+// Of the worst alert that fires: people look after it, or nothing is to be done.
+std::string Advice(const v1::ListAlertsResponse& alerts) {
+  const v1::Transition* worst = nullptr;
+  for (const v1::Alert& alert : alerts.alerts()) {
+    if (alert.muted() || alert.last().advice().empty()) continue;
+    if (worst == nullptr || alert.last().severity() > worst->severity()) worst = &alert.last();
+  }
+  return worst == nullptr ? "" : "do: " + worst->advice();
 }
 
 // The newest first: those that wait, are on their way or on trial.
@@ -106,18 +120,27 @@ std::vector<std::string> Frame(const RunState& state, const std::string& trouble
     }
     for (std::string& line : Lines(table, /*headers=*/true, cut, colours)) below.push_back(std::move(line));
   };
-  add("heads of " + state.top.signal(), Heads(state.top));
+  // What a person needs first: a page that is too small shows the rest in part.
   add("alerts firing", Alerts(state.alerts));
   if (state.alerts.alerts_size() > kAlertsMax) {
     below.push_back(fit("and " + std::to_string(state.alerts.alerts_size() - kAlertsMax) + " more"));
   }
+  if (const std::string advice = Advice(state.alerts); !advice.empty()) {
+    bool first = true;
+    for (const std::string& part : Wrap(Clean(advice), cut == 0 ? SIZE_MAX - 1 : std::max<size_t>(cut, 5) - 4)) {
+      below.push_back((first ? "" : "    ") + part);
+      first = false;
+    }
+  }
+  add("heads of " + state.top.signal(), Heads(state.top));
   add("open actions", Actions(state.actions));
 
   // The strip gets what the rest leaves: its title and its axis take two.
   size_t rows = kStripRowsMax;
   if (options.height > 0) {
     const size_t taken = above.size() + below.size() + 2;
-    rows = std::clamp(options.height > taken ? options.height - taken : 0, kStripRowsMin, kStripRowsMax);
+    const size_t least = std::clamp(options.height / 4, kStripRowsMin, kStripRowsMax);
+    rows = std::clamp(options.height > taken ? options.height - taken : 0, least, kStripRowsMax);
   }
   std::vector<std::string> lines = std::move(above);
   for (std::string& line : HeatStrip(state.matrix, options.width, rows, options.palette))

@@ -8,12 +8,18 @@
 #include <grpcpp/impl/server_builder_plugin.h>
 #include <grpcpp/security/tls_certificate_provider.h>
 #include <grpcpp/security/tls_credentials_options.h>
+#include <pwd.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
+#include <cstring>
+#include <filesystem>
 #include <limits>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -62,6 +68,27 @@ void SetChannelArguments(grpc::ServerBuilder* builder, const ServerOptions& opti
   builder->AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_GRACE_MS, options.connection_age_grace_seconds * 1'000);
 }
 
+// What a start needs that the machine has refused at the storage folder, for an operator to give.
+absl::Status WithRemedy(const absl::Status& status, const ServerOptions& options) {
+  const std::string& path = options.engine.storage_path;
+  const std::string_view said = status.message();
+  std::string remedy;
+  if (status.ok() || !(absl::StrContains(said, path) || absl::StrContains(said, "make directory"))) return status;
+  if (absl::StrContains(said, std::strerror(EACCES)) || absl::StrContains(said, std::strerror(EROFS))) {
+    const passwd* const user = getpwuid(geteuid());
+    const std::string name = user != nullptr ? user->pw_name : absl::StrCat(geteuid());
+    remedy = absl::StrCat("user ", name, " must be able to write ", path, ": sudo install -d -o ", name, " -m 700 ",
+                          path, ", or sudo chown -R ", name, " ", path, "; or name another folder with --storage.path");
+  } else if (absl::StrContains(said, std::strerror(ENOSPC)) || absl::StrContains(said, std::strerror(EDQUOT))) {
+    std::error_code unknown;
+    const std::filesystem::space_info space = std::filesystem::space(path, unknown);
+    remedy = absl::StrCat("the log lays out two segments of ", options.engine.wal.segment_bytes >> 20,
+                          " MiB ahead (storage.wal_segment_bytes), and ", unknown ? 0 : space.available >> 20,
+                          " MiB are free there: make room, or name another folder with --storage.path");
+  }
+  return remedy.empty() ? status : absl::Status(status.code(), absl::StrCat(said, "; ", remedy));
+}
+
 class LeaveOutReflection final : public grpc::ServerBuilderOption {
  public:
   void UpdateArguments(grpc::ChannelArguments*) override {}
@@ -78,7 +105,7 @@ Server::~Server() { (void)Stop(); }
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(ServerOptions options) {
   std::unique_ptr<Server> server(new Server(std::move(options)));
-  BW_RETURN_IF_ERROR(server->StartAll());
+  BW_RETURN_IF_ERROR(WithRemedy(server->StartAll(), server->options_));
   return server;
 }
 

@@ -1,5 +1,7 @@
 #include "server/detect/bank_choice.h"
 
+#include <filesystem>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -21,7 +23,13 @@ absl::StatusOr<std::unique_ptr<GpuBank>> OpenBank(const BankOptions& options,
   if (options.gpu == "on") {
     return absl::Status(bank.status().code(), absl::StrCat("gpu is on, but: ", bank.status().message()));
   }
-  LogInfo("detectors run on the CPU: {}", std::string(bank.status().message()));
+  // On a machine for CPUs the library is not installed: that is no news.
+  std::error_code unknown;
+  if (std::filesystem::exists(options.library, unknown)) {
+    LogInfo("detectors run on the CPU: {}", std::string(bank.status().message()));
+  } else {
+    LogDebug("detectors run on the CPU: {}", std::string(bank.status().message()));
+  }
   return nullptr;
 }
 

@@ -4,6 +4,7 @@
 #include <map>
 #include <set>
 #include <sstream>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -112,7 +113,17 @@ class RuleReader {
       return false;
     }
     UserRule kind;
-    if (!ReadField("signal", &kind) || !ReadField("detector", &kind)) return false;
+    const bool has_signal = ReadField("signal", &kind);
+    const bool has_detector = ReadField("detector", &kind);
+    if (!has_signal || !has_detector) {
+      // What the rest says wrongly is told as well, as far as that can be known.
+      for (const RuleField& field : RuleFields()) {
+        const bool read = field.name == std::string_view("signal") || field.name == std::string_view("detector");
+        if (read || !said_.contains(field.name)) continue;
+        (void)(has_detector ? ReadField(field.name, &kind) : ReadValue(field, &kind));
+      }
+      return false;
+    }
     const Granularity granularity = FindSignal(kind.signal)->granularity;
     const bool of_run = granularity == Granularity::kRun;
     const bool of_rows = OfNamedRows(granularity);
@@ -143,13 +154,17 @@ class RuleReader {
 
   bool ReadField(const char* name, UserRule* rule) {
     const RuleField& field = *FindRuleField(name);
-    const auto found = said_.find(name);
-    if (found == said_.end()) return Refuse(name, "is missing");
+    if (!said_.contains(name)) return Refuse(name, "is missing");
     if (!field.taken_by(rule->detector)) {
       return Refuse(name, absl::StrCat("is not for detector ", NameOf(rule->detector)));
     }
-    const YAML::Node& value = found->second.second;
-    const std::string path = absl::StrCat(path_, ".", name);
+    return ReadValue(field, rule);
+  }
+
+  // REQUIRES: it was said.
+  bool ReadValue(const RuleField& field, UserRule* rule) {
+    const YAML::Node& value = said_.at(field.name).second;
+    const std::string path = absl::StrCat(path_, ".", field.name);
     struct Visitor {
       const RuleField& field;
       const YAML::Node& value;

@@ -2,6 +2,8 @@
 
 #include <dlfcn.h>
 
+#include <filesystem>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -85,7 +87,12 @@ std::unique_ptr<SpectraBank> OpenGpuSpectra(const BankOptions& options,
     LogInfo("spectra run on the GPU");
     return bank;
   }
-  LogInfo("spectra run on the CPU: {}", why_not);
+  std::error_code unknown;  // As for the detectors: a library that is not installed is no news.
+  if (std::filesystem::exists(options.library, unknown)) {
+    LogInfo("spectra run on the CPU: {}", why_not);
+  } else {
+    LogDebug("spectra run on the CPU: {}", why_not);
+  }
   return nullptr;
 }
 

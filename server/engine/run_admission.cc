@@ -117,8 +117,8 @@ absl::StatusOr<std::unique_ptr<RunAdmission>> RunAdmission::Create(const Options
                  kRunsLeast >> 20);
     }
   }
-  LogInfo("live runs may take {} MiB of memory (limits.memory_max: {})", (used.memory_max - used.own_bytes) >> 20,
-          used.memory_max);
+  LogDebug("live runs may take {} MiB of memory (limits.memory_max: {})", (used.memory_max - used.own_bytes) >> 20,
+           used.memory_max);
   return std::unique_ptr<RunAdmission>(new RunAdmission(used, counters));
 }
 

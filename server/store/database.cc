@@ -11,17 +11,20 @@
 #include <algorithm>
 #include <cstdarg>
 #include <cstdio>
+#include <cstring>
 #include <iterator>
 #include <map>
 #include <memory>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "server/store/file_system.h"
 #include "server/store/record_codec.h"
 #include "server/store/rocks_database.h"
 #include "server/store/rocks_log.h"
+#include "server/store/storage_lock.h"
 #include "server/util/byte_io.h"
 #include "server/util/clock.h"
 #include "server/util/log.h"
@@ -64,6 +67,7 @@ class RocksLogger final : public rocksdb::Logger {
   static void Say(rocksdb::InfoLogLevel level, const char* format, va_list arguments) {
     char text[1024];
     std::vsnprintf(text, sizeof(text), format, arguments);
+    if (std::strstr(text, "DB::Open() failed") != nullptr) return;  // Open() says why.
     if (level >= rocksdb::ERROR_LEVEL) {
       LogError("database: {}", text);
     } else {
@@ -244,7 +248,12 @@ absl::StatusOr<std::unique_ptr<RocksDatabase>> RocksDatabase::Open(const Databas
   std::unique_ptr<RocksDatabase> database(new RocksDatabase);
   rocksdb::DB* db = nullptr;
   std::vector<rocksdb::ColumnFamilyHandle*> families;
-  BW_RETURN_IF_ERROR(FromRocks(rocksdb::DB::Open(rocks.database, options.directory, rocks.families, &families, &db)));
+  const rocksdb::Status opened = rocksdb::DB::Open(rocks.database, options.directory, rocks.families, &families, &db);
+  if (opened.IsIOError() && absl::StrContains(opened.ToString(), "LOCK: Resource temporarily unavailable")) {
+    return absl::FailedPreconditionError(absl::StrCat(options.directory, "/", StorageLock::kFileName,
+                                                      " is held by another process: one server per directory"));
+  }
+  BW_RETURN_IF_ERROR(FromRocks(opened));
   database->db_.reset(db);
   database->lasting_ = families[0];
   database->passing_ = families[1];

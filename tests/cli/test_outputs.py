@@ -28,6 +28,7 @@ RUN, KEY = "gpt-bf16", "drift/1/2/220"
 SHOWING = {
     "run list": (),
     "run get": (RUN,),
+    "run explain": (RUN,),
     "run watch": (RUN, "--once"),
     "run events": (RUN,),
     "run compare": (RUN, "gpt-fp32"),
@@ -61,6 +62,7 @@ ASKING = {
     "run import": (__file__,),
     "run export": (RUN, "-"),
     "alert watch": (),
+    "open": (RUN,),
 }
 OFFLINE = {"replay", "scorecard", "rules check", "rules test", "rules explain", "policy check"}
 OFFLINE |= {"policy explain", "policy dry-run", "check config", "version"}

@@ -72,6 +72,19 @@ def test_an_ill_run_is_told_as_the_server_has_it(
     assert found["page"] == f"http://{server.http}/#/run/{ILL}"  # A token stays out of logs.
 
 
+@pytest.mark.parametrize("run", [ILL, SOUND])
+def test_both_commands_tell_the_same(
+    server: Server, capsys: pytest.CaptureFixture[str], run: str
+) -> None:
+    page = ["--page", f"http://{server.http}"]
+    for python, command in ((["--json"], ["-o", "json"]), ([], [])):
+        assert explain.main([run, *python, *page]) == explain.OK
+        assert server.run("run", "explain", run, *command) == capsys.readouterr().out
+    ill = explain.FINDINGS if run == ILL else explain.OK
+    server.run("run", "explain", run, "--exit-code", exit_code=ill)
+    server.run("run", "explain", "no-such-run", exit_code=explain.FAILED)
+
+
 def test_exit_codes_tell_what_became_of_it(
     server: Server, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -108,6 +108,19 @@ TEST(RulesFileTest, AllFindingsAreReportedAtOnce) {
   EXPECT_THAT(findings, HasSubstr("r.yml:3:9: rules[0].signal is missing"));
 }
 
+TEST(RulesFileTest, AllFaultsOfARuleAreReportedAtOnce) {
+  const std::string findings =
+      Findings("rules: [{name: a, signal: drfit_ratio, detector: lvl, below: soon, severity: loud}]");
+  EXPECT_THAT(findings, HasSubstr("rules[0].signal = drfit_ratio: did you mean drift_ratio?"));
+  EXPECT_THAT(findings, HasSubstr("rules[0].detector = lvl: must be one of level"));
+  EXPECT_THAT(findings, HasSubstr("rules[0].below = soon: "));
+  EXPECT_THAT(findings, HasSubstr("rules[0].severity = loud: must be one of"));
+  // Of a known detector also what is not for it.
+  const std::string level = Findings("rules: [{name: a, signal: drfit_ratio, detector: level, above: 1, sigmas: 3}]");
+  EXPECT_THAT(level, HasSubstr("rules[0].signal"));
+  EXPECT_THAT(level, HasSubstr("rules[0].sigmas is not for detector level"));
+}
+
 TEST(RulesFileTest, EveryBuiltinCanBeSwitchedOff) {
   std::string all = "off: [";
   for (int i = 0; i < kBuiltins; ++i) absl::StrAppend(&all, i > 0 ? ", " : "", NameOf(static_cast<Builtin>(i)));

@@ -1,0 +1,31 @@
+// private_server.h: a user's own bellwetherd, which a training script starts and which ends when idle.
+//
+// client_lib/python/bellwether/_server/private_server.py is where it comes from; both start it
+// alike, and each finds what the other has started.
+
+#ifndef BELLWETHER_CLI_PRIVATE_SERVER_H_
+#define BELLWETHER_CLI_PRIVATE_SERVER_H_
+
+#include <string>
+
+namespace bellwether::cli {
+
+struct PrivateServer {
+  std::string grpc;  // Empty: there is none, or its process is gone.
+  std::string page;  // "http://127.0.0.1:43210", without the token.
+  std::string token;
+  std::string data;  // Its folder.
+};
+
+// The one that runs on this machine.
+PrivateServer FindPrivateServer();
+// The same, started over its data if it does not run.  Empty `grpc` with `*why` set if that fails.
+PrivateServer JoinOrStartPrivateServer(std::string* why);
+// Where gRPC is of the private server whose page is at this host:port; empty = not its.
+std::string PrivateGrpcOf(const std::string& page);
+// What to do to see the runs of servers that no longer run, as a sentence; empty if none has data.
+std::string EarlierRuns();
+
+}  // namespace bellwether::cli
+
+#endif  // BELLWETHER_CLI_PRIVATE_SERVER_H_
