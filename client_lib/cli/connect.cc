@@ -129,11 +129,10 @@ std::unique_ptr<Connection> TryConnect(const ConnectOptions& options, ExitCode* 
 
   auto connection = std::make_unique<Connection>(kDefaultServer, token, options, credentials);
   if (Answers(&connection->channel(), options.timeout)) return connection;
-  const PrivateServer own = FindPrivateServer();
-  if (!own.grpc.empty()) {
+  if (const PrivateServer own = FindPrivateServer(); !own.grpc.empty()) {
     return std::make_unique<Connection>(own, token.empty() ? own.token : token, options, credentials);
   }
-  const std::string earlier = EarlierRuns();
+  const std::string earlier = EarlierRuns("bellwether open");
   *why = std::string("no server: nothing answers at ") + kDefaultServer + ", and you have no private server running; " +
          (earlier.empty() ? "start bellwetherd, or name a server with --server or BELLWETHER_SERVER" : earlier);
   *code = kUnreachable;
@@ -145,6 +144,10 @@ std::unique_ptr<Connection> Connect(const ConnectOptions& options, ExitCode* cod
   std::unique_ptr<Connection> connection = TryConnect(options, code, &why);
   if (connection == nullptr) Complain(why);
   return connection;
+}
+
+std::unique_ptr<Connection> ConnectTo(const PrivateServer& server, const ConnectOptions& options) {
+  return std::make_unique<Connection>(server, server.token, options, grpc::InsecureChannelCredentials());
 }
 
 std::string Explain(Connection* connection, const grpc::Status& status) {

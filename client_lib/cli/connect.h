@@ -61,7 +61,9 @@ class Connection {
 // bellwether/server.json).  nullptr: the error was printed, and `*code` is the
 // exit code.
 std::unique_ptr<Connection> Connect(const ConnectOptions& options, ExitCode* code);
-// The same; the error goes into `*why` instead.
+// Your private server, whatever else answers.  Never null.
+std::unique_ptr<Connection> ConnectTo(const PrivateServer& server, const ConnectOptions& options);
+// As Connect(); the error goes into `*why` instead.
 std::unique_ptr<Connection> TryConnect(const ConnectOptions& options, ExitCode* code, std::string* why);
 
 // What a call's failure means, as a sentence and as an exit code.  May ask the server again, or

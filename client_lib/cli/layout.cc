@@ -76,6 +76,7 @@ class Layout {
     for (const size_t i : columns) taken += widths_[i];
     return taken;
   }
+  size_t Room(size_t margin) const { return width_ > margin ? width_ - margin : 1; }
   bool Fits(const Columns& columns) const { return TakenBy(columns) <= width_; }
   bool SaysNothing(size_t column) const {
     return std::all_of(table_.rows.begin(), table_.rows.end(), [&](const std::vector<Cell>& row) {
@@ -125,7 +126,7 @@ class Layout {
       const Columns& columns = groups_[g];
       if (width_ > 0 && columns.size() == 1 && columns[0] < cells.size() &&
           widths_[columns[0]] + margin.size() > width_) {
-        for (const std::string& part : Wrap(Clean(cells[columns[0]].text), width_ - margin.size())) {
+        for (const std::string& part : Wrap(Clean(cells[columns[0]].text), Room(margin.size()))) {
           Add(margin + Painted(part, cells[columns[0]].colour, colours_), lines);
         }
       } else {
@@ -159,8 +160,10 @@ class Layout {
     for (const size_t i : texts_) {
       if (i >= cells.size() || cells[i].text.empty()) continue;
       const std::string name = texts_.size() > 1 ? Lower(table_.columns[i]) + ": " : "";
-      for (const std::string& part : Wrap(name + Clean(cells[i].text), width_ - kIndent)) {
-        Add(std::string(kIndent, ' ') + Painted(part, cells[i].colour, colours_), lines);
+      size_t margin = kIndent;
+      for (const std::string& part : Wrap(name + Clean(cells[i].text), Room(kIndent + (name.empty() ? 0 : 2)))) {
+        Add(std::string(margin, ' ') + Painted(part, cells[i].colour, colours_), lines);
+        margin = kIndent + (name.empty() ? 0 : 2);
       }
     }
   }

@@ -24,7 +24,7 @@ namespace {
 
 struct OpenOptions {
   std::string run;
-  bool print = false;
+  bool print = false, own = false;
 };
 
 bool HasDesktop() {
@@ -102,15 +102,17 @@ std::string Escaped(const std::string& text) {
 ExitCode Open(Cli* cli, const OpenOptions& options) {
   ExitCode code = kOk;
   std::string why;
-  std::unique_ptr<Connection> connection = TryConnect(cli->connect, &code, &why);
-  if (connection == nullptr && code == kUnreachable && cli->connect.server.empty()) {
-    const PrivateServer started = JoinOrStartPrivateServer(&why);
-    if (started.grpc.empty()) {
+  std::unique_ptr<Connection> connection;
+  if (!options.own) connection = TryConnect(cli->connect, &code, &why);
+  if (options.own || (code == kUnreachable && cli->connect.server.empty())) {
+    const bool there = !FindPrivateServer().grpc.empty();
+    const PrivateServer server = JoinOrStartPrivateServer(&why);
+    if (server.grpc.empty()) {
       Complain(why);
       return kFailed;
     }
-    Complain("your private server is started over " + started.data + "; it ends by itself when idle");
-    connection = TryConnect(cli->connect, &code, &why);
+    if (!there) Complain("your private server is started over " + server.data + "; it ends by itself when idle");
+    connection = ConnectTo(server, cli->connect);
   }
   if (connection == nullptr) {
     Complain(why);
@@ -185,6 +187,8 @@ void AddOpen(Cli* cli) {
   command->add_option("run", options->run, "the run's name, or its uuid in hexadecimal; else all runs")
       ->type_name("RUN");
   command->add_flag("--print", options->print, "do not open a browser");
+  command->add_flag("--private", options->own,
+                    "the page of your private server, started over its runs, even where another server answers");
 }
 
 }  // namespace bellwether::cli

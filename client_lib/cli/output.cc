@@ -30,6 +30,7 @@ void PrintTable(const Table& table, bool headers) {
   std::vector<std::string> left_out;
   const size_t width = ForPeople() && table.fit ? TerminalWidth() : 0;
   for (const std::string& line : Lines(table, headers, width, Colours(), &left_out)) std::cout << line << '\n';
+  if (ForPeople() && table.rows.empty()) std::cout << "(none)\n";
   if (left_out.empty()) return;
   std::string names;
   for (const std::string& name : left_out) names += (names.empty() ? "" : ", ") + name;

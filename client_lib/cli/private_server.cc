@@ -165,21 +165,26 @@ PrivateServer Start(const fs::path& folder, std::string* why) {
   }
   fs::remove(socket, error);
   const std::string log = folder / "server.log";
-  const pid_t child = Spawn(folder, socket, log);
-  if (child <= 0) {
-    *why = std::string("fork: ") + std::strerror(errno);
-    return {};
-  }
   const auto end = std::chrono::steady_clock::now() + kReady;
+  pid_t child = 0;
   while (std::chrono::steady_clock::now() < end) {
+    if (child == 0) child = Spawn(folder, socket, log);
+    if (child <= 0) {
+      *why = std::string("fork: ") + std::strerror(errno);
+      return {};
+    }
     if (PrivateServer server = ReadReadyFile(folder / "server.json"); !server.grpc.empty()) return server;
     int status = 0;
     if (waitpid(child, &status, WNOHANG) == child) {
+      child = 0;
       *why = "bellwetherd has ended: " + LastLine(log);
-      return {};
+      // The one before may still be closing its folder: its ready file goes first.
+      if (why->find("one server per directory") == std::string::npos) return {};
+      std::this_thread::sleep_for(180ms);
     }
     std::this_thread::sleep_for(20ms);
   }
+  if (child == 0) return {};
   kill(child, SIGTERM);
   *why = "bellwetherd was not ready within 10 s: " + LastLine(log);
   return {};
@@ -237,16 +242,13 @@ std::string PrivateGrpcOf(const std::string& page) {
   return !server.grpc.empty() && host_port == page ? server.grpc : "";
 }
 
-std::string EarlierRuns() {
-  std::string text;
+std::string EarlierRuns(const std::string& command) {
   for (const fs::path& place : Places()) {
-    if (HasData(place / "data")) {
-      text += "the runs of your training scripts are in " + (place / "data").string() +
-              ": `bellwether open` starts your private server over them";
-      break;
-    }
+    if (!HasData(place / "data")) continue;
+    return "the runs of your training scripts are in " + (place / "data").string() + ": `" + command +
+           "` shows them, by a private server over that folder";
   }
-  return text;
+  return "";
 }
 
 }  // namespace bellwether::cli

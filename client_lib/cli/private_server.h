@@ -23,8 +23,9 @@ PrivateServer FindPrivateServer();
 PrivateServer JoinOrStartPrivateServer(std::string* why);
 // Where gRPC is of the private server whose page is at this host:port; empty = not its.
 std::string PrivateGrpcOf(const std::string& page);
-// What to do to see the runs of servers that no longer run, as a sentence; empty if none has data.
-std::string EarlierRuns();
+// Which folder has the runs of the private server, and that `command` starts it over them; empty if
+// it has none.
+std::string EarlierRuns(const std::string& command);
 
 }  // namespace bellwether::cli
 

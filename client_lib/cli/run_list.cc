@@ -69,7 +69,7 @@ void SayHowToBegin(const Connection& connection) {
   const std::string server = connection.is_private() ? "" : "BELLWETHER_SERVER=" + connection.address() + " ";
   Complain("no run yet at " + connection.address() + "; to begin: " + server + "python -m bellwether run train.py");
   if (!connection.is_private()) {
-    if (const std::string earlier = EarlierRuns(); !earlier.empty()) Complain(earlier);
+    if (const std::string earlier = EarlierRuns("bellwether open --private"); !earlier.empty()) Complain(earlier);
   }
 }
 

@@ -40,7 +40,9 @@ ExitCode ListRuns(Cli* cli, const ListRunsOptions& options) {
         }
         const bool none = response.runs().empty() && response.unanswered().empty();
         if (!none || !ForPeople()) Print(cli->output, table, response);
-        if (none && options.name.empty() && !options.live) SayHowToBegin(*connection);
+        const bool narrowed = options.live || !options.name.empty();
+        if (none && !narrowed) SayHowToBegin(*connection);
+        if (none && narrowed && ForPeople()) Complain("no such run; without --live and --name all are listed");
         if (static_cast<int>(response.total()) > response.runs_size()) {
           Complain(std::to_string(response.total() - static_cast<uint32_t>(response.runs_size())) +
                    " more runs (see --limit)");

@@ -249,9 +249,11 @@ std::string Suggestion(Connection* connection, const grpc::Status& status) {
   const std::string& said = status.error_message();
   if (status.error_code() == grpc::StatusCode::NOT_FOUND && Has(said, kNoSuchRun)) {
     const std::vector<std::string> names = RunNames(connection);
-    if (names.empty()) return "; there is no run at all (see bellwether run list)";
     const std::string nearest = DidYouMean(Quoted(said, "run"), names);
-    return nearest.empty() ? " (see bellwether run list)" : nearest;
+    if (!nearest.empty()) return nearest;
+    const std::string earlier = connection->is_private() ? "" : EarlierRuns("bellwether open --private");
+    return (names.empty() ? "; there is no run at all" : " (see bellwether run list)") +
+           (earlier.empty() ? "" : "; " + earlier);
   }
   if (status.error_code() == grpc::StatusCode::INVALID_ARGUMENT && Has(said, "of the signal catalogue")) {
     std::vector<std::string> names;

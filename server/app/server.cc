@@ -71,7 +71,7 @@ void SetChannelArguments(grpc::ServerBuilder* builder, const ServerOptions& opti
 // What a start needs that the machine has refused at the storage folder, for an operator to give.
 absl::Status WithRemedy(const absl::Status& status, const ServerOptions& options) {
   const std::string& path = options.engine.storage_path;
-  const std::string_view said = status.message();
+  const std::string said(status.message());
   std::string remedy;
   if (status.ok() || !(absl::StrContains(said, path) || absl::StrContains(said, "make directory"))) return status;
   if (absl::StrContains(said, std::strerror(EACCES)) || absl::StrContains(said, std::strerror(EROFS))) {

@@ -101,18 +101,25 @@ def test_runs_of_an_ended_private_server_come_back(state: Path) -> None:
 
 def test_an_empty_server_tells_of_private_runs(tmp_path: Path, state: Path) -> None:
     command(state, "open")
+    command(state, "run", "import", str(RECORDING))
     with Server(tmp_path) as server:
         told = command(state, "--server", server.grpc, "run", "list")[1]
-    assert f"the runs of your training scripts are in {state / 'bellwether/data'}" in told
+        assert f"the runs of your training scripts are in {state / 'bellwether/data'}" in told
+        assert "`bellwether open --private`" in told
+        assert "`bellwether open --private`" in command(state, "--server", server.grpc, "run", "get", RUN, code=1)[1]
+        url, _ = command(state, "--server", server.grpc, "open", "--private", RUN)
+    assert server.http not in url and f"#/run/{RUN}" in url
 
 
 def test_python_finds_what_this_command_started(state: Path) -> None:
     url, _ = command(state, "open")
     env = {**os.environ, "XDG_STATE_HOME": str(state), "PYTHONPATH": str(ROOT / "client_lib/python")}
-    done = subprocess.run(
-        [sys.executable, "-m", "bellwether", "open", "--print"], capture_output=True, text=True, env=env
-    )
-    assert (done.returncode, done.stdout) == (0, url), done.stderr
+    for words, elsewhere in (([], {}), (["--private"], {"BELLWETHER_PAGE": "http://127.0.0.1:9"})):
+        done = subprocess.run(
+            [sys.executable, "-m", "bellwether", "open", "--print", *words],
+            capture_output=True, text=True, env={**env, **elsewhere},
+        )  # fmt: skip
+        assert (done.returncode, done.stdout) == (0, url), done.stderr
 
 
 def test_a_long_state_folder_gets_a_short_socket(tmp_path: Path) -> None:

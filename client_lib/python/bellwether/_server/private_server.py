@@ -33,6 +33,7 @@ HOSTS = (
 READY_SECONDS = 10.0
 LOCK_SECONDS = 3 * READY_SECONDS
 IDLE_EXIT = "300s"
+_HELD = "one server per directory"  # In bellwetherd's words.
 _SOCKET_PATH_MAX = 100  # Bytes; the kernel's limit is 108.
 
 
@@ -194,8 +195,32 @@ def _start(binary: Path, folder: Path) -> PrivateServer:
     listen = _socket_path(folder)
     listen.unlink(missing_ok=True)
     output_path = folder / "server.log"
+    process: Optional[subprocess.Popen[bytes]] = None
+    deadline = time.monotonic() + READY_SECONDS
+    while time.monotonic() < deadline:
+        if process is None:
+            process = _spawn(binary, folder, listen, output_path)
+        server = _read_ready(ready)
+        if server is not None:
+            return server
+        if process.poll() is not None:
+            said = _log_tail(output_path)
+            if _HELD not in said:
+                raise ServerError(f"bellwetherd ended with {process.returncode}: {said}")
+            # The one before may still be closing its folder: its ready file goes first.
+            process = None
+            time.sleep(0.18)
+        time.sleep(0.02)
+    if process is not None:
+        process.terminate()
+    raise ServerError(
+        f"bellwetherd was not ready after {READY_SECONDS:.0f} s: {_log_tail(output_path)}"
+    )
+
+
+def _spawn(binary: Path, folder: Path, listen: Path, output_path: Path) -> subprocess.Popen[bytes]:
     with open(output_path, "w", encoding="utf-8") as output:
-        process = subprocess.Popen(
+        return subprocess.Popen(
             [
                 str(binary),
                 f"--storage.path={folder / 'data'}",
@@ -203,7 +228,7 @@ def _start(binary: Path, folder: Path) -> PrivateServer:
                 "--web.listen-address=127.0.0.1:0",
                 "--gpu=off",  # The GPU here is the training's.
                 f"--lifetime.idle-exit={IDLE_EXIT}",
-                f"--ready.file={ready}",
+                f"--ready.file={folder / READY_FILE}",
             ],
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -211,17 +236,3 @@ def _start(binary: Path, folder: Path) -> PrivateServer:
             start_new_session=True,  # Ctrl-C in the training job is not for the server.
             cwd=folder,
         )
-    deadline = time.monotonic() + READY_SECONDS
-    while time.monotonic() < deadline:
-        server = _read_ready(ready)
-        if server is not None:
-            return server
-        if process.poll() is not None:
-            raise ServerError(
-                f"bellwetherd ended with {process.returncode}: {_log_tail(output_path)}"
-            )
-        time.sleep(0.02)
-    process.terminate()
-    raise ServerError(
-        f"bellwetherd was not ready after {READY_SECONDS:.0f} s: {_log_tail(output_path)}"
-    )

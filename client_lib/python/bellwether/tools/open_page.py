@@ -21,6 +21,7 @@ examples:
   python -m bellwether open
   python -m bellwether open llama
   python -m bellwether open llama --page https://bellwether:7071 --token-file token
+  python -m bellwether open --private
 
 exit codes:
   0  the address is printed
@@ -43,6 +44,11 @@ def _parse(arguments: Optional[list[str]]) -> argparse.Namespace:
     )
     parser.add_argument("run", metavar="RUN", nargs="?", help="the run's name or uuid (all runs)")
     parser.add_argument("--print", action="store_true", help="do not open a browser")
+    parser.add_argument(
+        "--private",
+        action="store_true",
+        help="the page of your private server, even where another server answers",
+    )
     add_client_arguments(parser)
     return parser.parse_args(arguments)
 
@@ -53,16 +59,25 @@ def _say(text: str) -> None:
 
 def _with_server(given: argparse.Namespace) -> Client:
     """Raises OSError, QueryError, ServerError."""
+    if given.private:
+        return _private(given)
     client = client_of(given)
     if given.page != given.told and private_server.running() is None:
         try:
             client.info()
         except OSError:
-            found = private_server.join_or_start()
-            _say(f"your private server is started over {found.data}; it ends by itself when idle")
-            given.page = found.page_url("").partition("#")[0]
-            client = client_of(given)
+            return _private(given)
     return client
+
+
+def _private(given: argparse.Namespace) -> Client:
+    """Of the private server, which is started if it does not run."""
+    server = private_server.running()
+    if server is None:
+        server = private_server.join_or_start()
+        _say(f"your private server is started over {server.data}; it ends by itself when idle")
+    given.page = server.page_url("").partition("#")[0]
+    return client_of(given)
 
 
 def address(page: str, run: str) -> str:
