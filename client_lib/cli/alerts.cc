@@ -377,7 +377,7 @@ void AddAlerts(Cli* cli) {
   auto* const silence = AddCommand<RecordOptions>(cli, noun, "silence", "Stops notifications of an alert for a while",
                                                   "bellwether alert silence my-run a1 --for 2h", &Silence, &command);
   AddNote(command, silence);
-  AddTime(command, "--for", &silence->time, 1s, 720h, "how long");
+  AddTime(command, "--for", &silence->time, 1s, 720h, "how long, such as 30m or 2h");
   command->get_option("--for")->required();
 
   auto* const mark = AddCommand<FalseAlarmOptions>(

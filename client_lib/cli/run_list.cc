@@ -42,6 +42,12 @@ std::string StateOf(const v1::Run& run) {
   return plain ? "ended" : "ended: " + run.end_reason();
 }
 
+// Of a run without alerts: what may be claimed of it, where there is no room for its stage.
+std::string Health(const v1::Run& run) {
+  if (!run.has_judged() || run.stage() > 0) return "-";
+  return run.judged().whole() && run.judged().text() == "healthy" ? "healthy" : "partly";
+}
+
 }  // namespace
 
 Table RunsForPeople(Connection* connection, const v1::ListRunsResponse& response) {
@@ -58,7 +64,7 @@ Table RunsForPeople(Connection* connection, const v1::ListRunsResponse& response
                        : alert.severity() == v1::SEVERITY_WARNING  ? 214
                                                                    : -1;
     table.rows.push_back(
-        {run.description().name(), StateOf(run), Cell(ill ? SeverityName(alert.severity()) : "-", colour),
+        {run.description().name(), StateOf(run), Cell(ill ? SeverityName(alert.severity()) : Health(run), colour),
          ill ? HeadText(alert.layer(), alert.head()) : "-", ill ? Integer(alert.first_step()) : "-", EtaText(run.eta()),
          Stage(run), Integer(run.step()), Number(run.loss(), 4), Time(run.last_report_unix_ns())});
   }

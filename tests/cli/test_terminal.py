@@ -89,6 +89,8 @@ def test_runs_show_where_they_stand(server: Server, columns: int) -> None:
     assert ill.split()[1:3] == ["imported", "critical"]
     warned = next(line for line in lines if line.startswith(WARNED))
     assert re.search(r"warning +L1 H\d +\d+ +~\d+ \(\d+-\d+\)", warned)
+    # No alert, and not all families could judge it: that is no clean bill.
+    assert next(line for line in lines if line.startswith(SOUND)).split()[2] == "partly"
     if columns < 100:  # Said, not cut off.
         assert re.search(r"no room for .*LOSS.*\(see --wide\)", lines[-1])
 
