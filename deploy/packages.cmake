@@ -2,7 +2,8 @@
 #   bellwether         what serves: bellwetherd, the command, the laboratory, unit, configuration
 #   bellwether-client  what training machines need: sender, C libraries and headers
 # Trainers in Python take the wheel instead (wheel.sh).
-install(DIRECTORY ${CMAKE_CURRENT_LIST_DIR}/policy ${CMAKE_CURRENT_LIST_DIR}/rules ${CMAKE_CURRENT_LIST_DIR}/webhook
+install(DIRECTORY ${CMAKE_CURRENT_LIST_DIR}/alertmanager ${CMAKE_CURRENT_LIST_DIR}/policy
+  ${CMAKE_CURRENT_LIST_DIR}/rules ${CMAKE_CURRENT_LIST_DIR}/webhook
   DESTINATION ${CMAKE_INSTALL_DATADIR}/bellwether COMPONENT service)
 install(DIRECTORY ${CMAKE_CURRENT_LIST_DIR}/postgres
   DESTINATION ${CMAKE_INSTALL_DATADIR}/bellwether COMPONENT service)

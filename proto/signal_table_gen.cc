@@ -1,17 +1,21 @@
 // signal_table_gen.cc: turns the options of signals.proto into a C++ table and
 // the reference page.
 //
-//   signal_table_gen OUT_DIR
+//   signal_table_gen OUT_DIR TITLES
 //
-// writes OUT_DIR/bellwether/signal_id.h, OUT_DIR/bellwether/signal_table.cc and
-// OUT_DIR/signals.md.  Fails on a catalogue that contradicts itself: a name
+// writes OUT_DIR/bellwether/signal_id.h, OUT_DIR/bellwether/signal_table.cc, OUT_DIR/bellwether/signal_title.cc and
+// OUT_DIR/signals.md.  TITLES is signal_titles.json.  Fails on a catalogue that contradicts itself: a name
 // twice, a measured signal without a merge rule, a derived one without parts, a metric that shows another end than the
-// worst.
+// worst, a title of a signal that there is not.
+
+#include <google/protobuf/struct.pb.h>
+#include <google/protobuf/util/json_util.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <fstream>
 #include <iostream>
+#include <iterator>
 #include <map>
 #include <sstream>
 #include <string>
@@ -160,7 +164,41 @@ std::string Table(std::vector<Entry> entries) {
   return out.str();
 }
 
-std::string Page(const std::vector<Entry>& entries) {
+// What people call signals, by name; those of evidence alone as well.
+std::map<std::string, std::string> ReadTitles(const std::string& path, const std::vector<Entry>& entries) {
+  std::ifstream file(path);
+  const std::string text(std::istreambuf_iterator<char>(file), {});
+  google::protobuf::Struct read;
+  if (!file || !google::protobuf::util::JsonStringToMessage(text, &read).ok()) Fail("cannot read " + path);
+  std::map<std::string, std::string> titles;
+  for (const char* const part : {"signals", "evidence"}) {
+    const bool known = part == std::string("signals");
+    for (const auto& [name, title] : read.fields().at(part).struct_value().fields()) {
+      const bool found =
+          std::any_of(entries.begin(), entries.end(), [&](const Entry& entry) { return entry.spec.name() == name; });
+      if (found != known) Fail(path + ": " + name + (known ? " is no signal" : " is a signal"));
+      if (title.string_value().empty()) Fail(path + ": " + name + " has no title");
+      titles[name] = title.string_value();
+    }
+  }
+  return titles;
+}
+
+std::string TitleTable(const std::map<std::string, std::string>& titles) {
+  std::ostringstream out;
+  out << "// Generated from signal_titles.json; do not edit.\n#include \"bellwether/signal_title.h\"\n\n#include "
+         "<algorithm>\n#include <iterator>\n#include <utility>\n\nnamespace bellwether {\nnamespace {\n\n"
+      << "// By name.\nconstexpr std::pair<std::string_view, std::string_view> kTitles[] = {\n";
+  for (const auto& [name, title] : titles) out << "    {" << Quote(name) << ", " << Quote(title) << "},\n";
+  out << "};\n\n}  // namespace\n\nstd::string_view SignalTitle(std::string_view name) {\n"
+      << "  const auto* found = std::lower_bound(std::begin(kTitles), std::end(kTitles), name,\n"
+      << "      [](const auto& entry, std::string_view want) { return entry.first < want; });\n"
+      << "  return found != std::end(kTitles) && found->first == name ? found->second : name;\n}\n\n"
+      << "}  // namespace bellwether\n";
+  return out.str();
+}
+
+std::string Page(const std::vector<Entry>& entries, const std::map<std::string, std::string>& titles) {
   const std::map<int, std::string> granularity = {{1, "run"},    {2, "head"},   {3, "key head"},
                                                   {4, "layer"},  {5, "expert"}, {6, "rank"},
                                                   {7, "tensor"}, {8, "module"}, {9, "cell of an own signal"}};
@@ -171,11 +209,14 @@ std::string Page(const std::vector<Entry>& entries) {
   out << "# Signals\n\nGenerated from `proto/bellwether/v1/signals.proto`; do not edit. S = scale Q K^T, T = a sampled "
          "query row, "
          "m_T its largest score, P its probabilities, l_T = sum exp(S - m_T), n_T its number of allowed keys.\n\n"
-         "| number | name | of a | unit | merge | definition |\n| --- | --- | --- | --- | --- | --- |\n";
+         "| number | name | people call it | of a | unit | merge | definition |\n| --- | --- | --- | --- | --- | --- | "
+         "--- |\n";
   for (const Entry& entry : entries) {
     const SignalSpec& spec = entry.spec;
-    out << "| " << entry.number << " | `" << spec.name() << "` | " << granularity.at(spec.granularity()) << " | "
-        << spec.unit() << " | " << merge.at(spec.merge()) << " | " << spec.help();
+    const auto title = titles.find(spec.name());
+    out << "| " << entry.number << " | `" << spec.name() << "` | " << (title == titles.end() ? "" : title->second)
+        << " | " << granularity.at(spec.granularity()) << " | " << spec.unit() << " | " << merge.at(spec.merge())
+        << " | " << spec.help();
     if (!spec.numerator().empty()) {
       out << "; " << (spec.root() ? "sqrt(`" : "`") << spec.numerator() << "` / "
           << (spec.denominator_root() ? "sqrt(`" : "`") << spec.denominator()
@@ -195,7 +236,11 @@ std::string Page(const std::vector<Entry>& entries) {
   return out.str();
 }
 
+// A file that is as it was keeps its time, so that nothing is compiled for it.
 void Write(const std::string& path, const std::string& text) {
+  std::ifstream before(path);
+  if (before && std::string(std::istreambuf_iterator<char>(before), {}) == text) return;
+  before.close();
   std::ofstream file(path);
   file << text;
   file.close();
@@ -205,14 +250,16 @@ void Write(const std::string& path, const std::string& text) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 2) {
-    std::cerr << "usage: signal_table_gen OUT_DIR\n";
+  if (argc != 3) {
+    std::cerr << "usage: signal_table_gen OUT_DIR TITLES\n";
     return 2;
   }
   const std::string out = argv[1];
   const std::vector<Entry> entries = ReadCatalogue();
+  const std::map<std::string, std::string> titles = ReadTitles(argv[2], entries);
   Write(out + "/bellwether/signal_id.h", Header(entries));
   Write(out + "/bellwether/signal_table.cc", Table(entries));
-  Write(out + "/signals.md", Page(entries));
+  Write(out + "/bellwether/signal_title.cc", TitleTable(titles));
+  Write(out + "/signals.md", Page(entries, titles));
   return 0;
 }

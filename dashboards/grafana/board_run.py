@@ -146,14 +146,14 @@ def _causes(board: Board) -> None:
         query(TIED, layer),
     )
     board.lines(
-        "4 Delta bias",
+        "4 Delta bias t",
         "t statistic of the error of delta, the head furthest from zero, sign kept. "
         f"Persistent beyond {RULES['ties.bias_t_min']:g}: biased, not noisy.",
         Look("none"),
         query(f"bellwether_layer_delta_bias_t{{{LAYER}}}", layer),
     )
     board.lines(
-        "5 Spectral norm of W_Q",
+        "5 σ(W_Q)",
         "Largest singular value of a head's W_Q, worst head of the layer: the weights are being pushed.",
         Look("none", log=True),
         query(f"bellwether_layer_wq_spectral_norm_max{{{LAYER}}}", layer),
@@ -165,7 +165,7 @@ def _causes(board: Board) -> None:
         query(f"bellwether_layer_logit_max{{{LAYER}}}", layer),
     )
     board.lines(
-        "7 Entropy",
+        "7 Entropy ratio",
         "Smallest entropy of a head against uniform attention: 0 is one key.",
         Look("percentunit"),
         query(f"bellwether_layer_entropy_ratio_min{{{LAYER}}}", layer),

@@ -7,12 +7,11 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "server/act/action_kinds.h"
+#include "server/model/alert_words.h"
 
 namespace bellwether::server {
 
 namespace {
-
-constexpr char kProposed[] = "Proposed: ";
 
 // How a proposal's sentence ends, but for its cost.
 std::string HowToApprove(const std::string& run_name, const std::string& id) {
@@ -50,9 +49,9 @@ std::string ProposalText(const std::vector<Action>& actions, const AlertTransiti
   for (const auto& [id, action] : now) {
     std::string sentence;
     if (action->state == ActionState::kProposed) {
-      sentence = absl::StrCat(kProposed, ActionText(*action), HowToApprove(transition.run_name, id));
+      sentence = absl::StrCat(kProposedWords, ActionText(*action), HowToApprove(transition.run_name, id));
     } else if (action->state == ActionState::kApproved || action->state == ActionState::kSent) {
-      sentence = absl::StrCat("On its way by the policy: ", ActionText(*action), " (action ", id, ")");
+      sentence = absl::StrCat(kOnItsWayWords, ActionText(*action), " (action ", id, ")");
     } else {
       continue;
     }
@@ -63,14 +62,14 @@ std::string ProposalText(const std::vector<Action>& actions, const AlertTransiti
   return text;
 }
 
-bool SpeaksOfProposals(const std::string& advice) { return absl::StrContains(advice, kProposed); }
+bool SpeaksOfProposals(const std::string& advice) { return absl::StrContains(advice, kProposedWords); }
 
 void HideEndedProposals(const std::string& run_name, const std::vector<Action>& actions, std::string* advice) {
   for (const Action& action : actions) {
     if (action.state == ActionState::kProposed) continue;
     const std::string how = HowToApprove(run_name, action.id);
     const size_t at = advice->find(how);
-    const size_t begin = at == std::string::npos ? at : advice->rfind(kProposed, at);
+    const size_t begin = at == std::string::npos ? at : advice->rfind(kProposedWords, at);
     if (begin == std::string::npos) continue;
     size_t end = at + how.size();
     const std::string cost = absl::StrCat("; cost: ", action.cost);
@@ -79,6 +78,14 @@ void HideEndedProposals(const std::string& run_name, const std::vector<Action>& 
     advice->erase(begin, end - begin);
     while (!advice->empty() && advice->back() == ' ') advice->pop_back();
   }
+}
+
+std::string AdviceNow(const std::vector<Action>& actions, const AlertTransition& transition) {
+  std::string advice = transition.advice;
+  HideEndedProposals(transition.run_name, actions, &advice);
+  const std::string more = ProposalText(actions, transition);
+  if (!more.empty()) absl::StrAppend(&advice, advice.empty() ? "" : " ", more);
+  return advice;
 }
 
 void AddProposals(const std::vector<Action>& changed, const Policy& policy, AlertTransition* transition) {

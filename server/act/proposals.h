@@ -26,6 +26,9 @@ void AddProposals(const std::vector<Action>& changed, const Policy& policy, Aler
 // Takes out of an alert's advice the sentences of those of the run's `actions`
 // that no longer wait for approval.  Thread-safe.
 void HideEndedProposals(const std::string& run_name, const std::vector<Action>& actions, std::string* advice);
+// The advice of an alert as of now: without proposals that have ended, with those of `actions` that wait for this
+// alert.  Thread-safe.
+std::string AdviceNow(const std::vector<Action>& actions, const AlertTransition& transition);
 // Whether there may be any.
 bool SpeaksOfProposals(const std::string& advice);
 

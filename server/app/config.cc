@@ -292,6 +292,13 @@ absl::Status CheckPeerAddress(std::string_view key, std::string_view address) {
   return address.empty() ? absl::OkStatus() : CheckGrpcAddress(key, address);
 }
 
+// A link that people follow; {name} stands for the runbook's name.
+absl::Status CheckRunbookUrl(std::string_view key, std::string_view url) {
+  if (url.empty() || url.starts_with("https://") || url.starts_with("http://")) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(std::string(key), " = ", CleanText(url, 200), ": must begin with https:// or http://"));
+}
+
 // The one list of keys.  `folder` is where the configuration lies; only reading needs it.
 std::vector<Field> Fields(ServerOptions* o, const std::filesystem::path& folder = {}) {
   Engine::Options& p = o->engine;
@@ -362,6 +369,11 @@ std::vector<Field> Fields(ServerOptions* o, const std::filesystem::path& folder 
           .Says("bytes", "Size at which the audit log is renamed and a new one begins."),
       Number<int>("audit.files_max", &o->access.audit.files_max, 1, 100)
           .Says("files", "How many audit logs are kept; the oldest goes."),
+      Address("alerting.runbook_url", &o->runbook_url, CheckRunbookUrl, "https://...")
+          .Says("",
+                "Where runbooks are, for links in notifications; `{name}` stands for the runbook's name, which else "
+                "follows behind a slash.",
+                "those of the page, `web.external_url` with `#/runbook`"),
       Receivers("alerting.webhooks", &o->webhooks, WebhookKeys(folder))
           .Says("", "Addresses that alerts are posted to; the keys of one are in the next table."),
       Receivers("alerting.alertmanagers", &o->alertmanagers, AlertmanagerKeys())

@@ -132,9 +132,11 @@ absl::Status Server::StartAll() {
   exporter_ = std::make_unique<Exporter>(options_.exporter, engine_->runs(), engine_->alerts(), &counters_, clock_);
   BW_RETURN_IF_ERROR(StartHttp());
   const std::string page = options_.external_url.empty() ? PageForOthers() : options_.external_url;
+  const AlertLinks links = {.page = page,
+                            .runbooks = options_.runbook_url.empty() ? RunbooksOfPage(page) : options_.runbook_url};
   for (WebhookOptions webhook : options_.webhooks) {
-    webhook.external_url = page;
-    webhook.proposals = ProposalText;
+    webhook.links = links;
+    webhook.advice = AdviceNow;
     webhook.notifies = [runs = engine_->runs()](RunId id) {
       const RunSnapshotPtr run = runs->Get(id);
       return run == nullptr || run->record.notifies();
@@ -151,11 +153,11 @@ absl::Status Server::StartAll() {
     catch_up(0, std::numeric_limits<RunId>::max());
   }
   for (AlertmanagerOptions alertmanager : options_.alertmanagers) {
-    alertmanager.external_url = page;
+    alertmanager.links = links;
     alertmanager.holds = options_.exporter.holds;
-    alertmanager.proposals = [actions = engine_->actions()](const AlertTransition& alert) {
+    alertmanager.advice = [actions = engine_->actions()](const AlertTransition& alert) {
       const auto of_run = actions->List(alert.run);
-      return of_run.ok() ? ProposalText(*of_run, alert) : std::string();
+      return of_run.ok() ? AdviceNow(*of_run, alert) : alert.advice;
     };
     BW_ASSIGN_OR_RETURN(auto started,
                         Alertmanager::Start(alertmanager, engine_->alerts(), engine_->runs(), &counters_));

@@ -54,6 +54,7 @@ struct ServerOptions {
   int connection_age_seconds = 7200;      // Of gRPC; 0 = any.
   int connection_age_grace_seconds = 30;  // Then, for calls under way.
   std::string external_url;               // Of the page, for links.
+  std::string runbook_url;                // Of runbooks, for links; "" = those of the page.
   std::string rules_file;                 // engine.rules are its rules; "" = none
   std::string policy_file;                // engine.policy is its policy; "" = none
   bool reload_by_http = false;            // POST /-/reload.

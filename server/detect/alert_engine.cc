@@ -8,9 +8,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "server/detect/alert_text.h"
 #include "server/detect/illness.h"
-#include "server/model/eta_text.h"
+#include "server/model/alert_words.h"
 
 namespace bellwether::server {
 namespace {
@@ -271,6 +270,7 @@ AlertEngine::Sign AlertEngine::SignFrom(const Subject& subject, int64_t step,
   sign.own_words = !worst.summary.empty() || !worst.cause.empty() || !worst.advice.empty();
   sign.strongest = worst.where;
   sign.eta = worst.eta;
+  sign.eta_words = worst.eta_words;
   if (sign.eta.known) sign.eta.step_seconds = step_seconds_;
   sign.cause = subject.rule != nullptr ? subject.rule->cause
                : worst.cause.empty()   ? CauseOf(subject.family, findings)
@@ -286,10 +286,7 @@ AlertEngine::Sign AlertEngine::SignFrom(const Subject& subject, int64_t step,
 void AlertEngine::AddDetails(const Subject& subject, const RunDescription& run, const std::vector<Finding>& findings,
                              Sign* sign) const {
   const Finding& worst = findings.front();
-  if (!worst.summary.empty()) sign->summary = absl::StrCat(run.name, ": ", worst.summary);
-  if (sign->eta.known && *worst.eta_words != 0) {
-    absl::StrAppend(&sign->summary, "; ", worst.eta_words, " ", EtaText(sign->eta));
-  }
+  if (!worst.summary.empty()) sign->summary = OwnSummaryOf(run, worst.summary);
   sign->advice = subject.rule != nullptr ? subject.rule->advice : worst.advice;
   std::set<Head> named;  // Two findings may be of one head.
   for (const Finding& finding : findings) {
@@ -414,7 +411,8 @@ void AlertEngine::Lapse(const Subject& subject, Open* open, int64_t step, const 
     if (sign.family == subject.family && step - sign.last_found >= resolve_steps) sign.lapsed = true;
     all &= sign.lapsed;
   }
-  if (all) Resolve(subject, open, step, run, absl::StrCat("no evidence since step ", open->last_found), out);
+  if (all)
+    Resolve(subject, open, step, run, absl::StrCat("no sign of it since step ", CountText(open->last_found)), out);
 }
 
 void AlertEngine::CouldNotLook(Family family, int64_t step) {
@@ -483,8 +481,8 @@ void AlertEngine::ResolveRepaired(int64_t step, const RunDescription& run, const
     if (!open->firing || open->told.repaired_step < 0 || step - open->last_found < resolve_steps) return;
     if (!stand_still(open->told.heads, resolve_steps)) return;
     Resolve(subject, open, step, run,
-            absl::StrCat("under repair since step ", open->told.repaired_step,
-                         ", and sigma(W_Q) of its heads has stood still for ", resolve_steps, " steps"),
+            absl::StrCat(kUnderRepair, CountText(open->told.repaired_step),
+                         ", and sigma(W_Q) of its heads has stood still for ", CountText(resolve_steps), " steps"),
             out);
   };
   for (size_t i = 0; i < open_.size(); ++i) {
@@ -538,6 +536,8 @@ AlertTransition AlertEngine::Describe(const Subject& subject, Open* open, int64_
   // Under repair the rules that know the cause are off: it is what it was.
   change.cause = open->told.repaired_step >= 0 ? open->told.cause : leading.cause;
   change.summary = leading.summary.empty() ? SummaryOf(run, change) : leading.summary;
+  const LossState loss = rule == nullptr ? LossBeside(*open, leading) : LossState::kNotKnown;
+  absl::StrAppend(&change.summary, TailOf(change, leading.eta_words, loss));
   AddOtherSigns(*open, leading, &change);
   AdviceState state = StateFor(open->severity, open->stage, leading.sigma);
   state.cause = leading.cause;
@@ -573,9 +573,21 @@ void AlertEngine::AddOtherSigns(const Open& open, const Sign& leading, AlertTran
     const size_t count = std::min({room, sign->evidence.size(), max - change->evidence.size()});
     change->evidence.insert(change->evidence.end(), sign->evidence.begin(),
                             sign->evidence.begin() + static_cast<ptrdiff_t>(count));
-    if (sign != &leading) others.push_back(absl::StrCat(NameOf(sign->rule), " since step ", sign->first_step));
+    if (sign != &leading)
+      others.push_back(
+          absl::StrCat(NounOf(NameOf(sign->rule), sign->severity), " since step ", CountText(sign->first_step)));
   }
-  absl::StrAppend(&change->summary, "; of the same illness: ", absl::StrJoin(others, ", "));
+  absl::StrAppend(&change->summary, " Of the same illness: ", absl::StrJoin(others, ", "), ".");
+}
+
+// Of what does not itself say how the loss is.
+LossState AlertEngine::LossBeside(const Open& open, const Sign& leading) const {
+  constexpr uint32_t kBesideTheLoss =
+      BitOf(Family::kRounding) | BitOf(Family::kLogits) | BitOf(Family::kGradient) | BitOf(Family::kDisagreement) |
+      BitOf(Family::kKernel) | BitOf(Family::kArithmetic) | BitOf(Family::kParameters) | BitOf(Family::kCorruption);
+  if ((BitOf(leading.family) & kBesideTheLoss) == 0 || open.severity < Severity::kWarning) return LossState::kNotKnown;
+  if (StateFor(open.severity, open.stage, leading.sigma).stage >= 5) return LossState::kGone;
+  return loss_normal_ && SignOf(Family::kLoss) == nullptr ? LossState::kNormal : LossState::kNotKnown;
 }
 
 AdviceState AlertEngine::StateFor(Severity severity, int32_t stage, double sigma) const {
@@ -684,7 +696,7 @@ void AlertEngine::Resolve(const Subject& subject, Open* open, int64_t step, cons
   ++open->k;
   AlertTransition& change = out->emplace_back(ChangeOf(subject, *open, step, run, AlertState::kResolved));
   change.strongest = {open->layer, open->head};
-  change.summary = absl::StrCat(run.name, ": ", change.rule, " resolved at step ", step, ": ", why);
+  change.summary = EndSummaryOf(run, change, step_seconds_, why);
 }
 
 template <class Call>

@@ -41,6 +41,7 @@
 #include <vector>
 
 #include "server/detect/advice.h"
+#include "server/detect/alert_text.h"
 #include "server/detect/finding.h"
 #include "server/detect/judge_options.h"
 #include "server/detect/user_rule.h"
@@ -103,6 +104,8 @@ class AlertEngine {
   void SetRescueSigma(double sigma_max) { rescue_sigma_max_ = sigma_max; }
   // Wall time of a step of the run, by which the time left is told as well; 0: not known.
   void SetStepSeconds(double seconds) { step_seconds_ = seconds; }
+  // Whether the loss is known to be on its course, which alerts of something else say.
+  void SetLossNormal(bool normal) { loss_normal_ = normal; }
   // Which families' signs have advised to go back, by bit.
   uint32_t went_back() const;
   // Alerts of saved states that have no signs get theirs.
@@ -178,7 +181,8 @@ class AlertEngine {
     uint32_t heads_total = 0;
     std::vector<Evidence> evidence;
     std::string cause, summary, advice;  // The last two are empty where the family's words hold.
-    Eta eta;                             // Not saved.
+    Eta eta;                             // Not saved, as are its words.
+    const char* eta_words = "";          // Of Finding.
 
     template <class A>
     void Visit(A& a);
@@ -232,6 +236,7 @@ class AlertEngine {
   // `found` in place of what `sign` was.
   void Renew(Sign found, bool keep_cause, Sign* sign) const;
   void AddOtherSigns(const Open& open, const Sign& leading, AlertTransition* change) const;
+  LossState LossBeside(const Open& open, const Sign& leading) const;
   // By what a sign is known; its words, heads and evidence: AddDetails.
   Sign SignFrom(const Subject& subject, int64_t step, const std::vector<Finding>& findings) const;
   void AddDetails(const Subject& subject, const RunDescription& run, const std::vector<Finding>& findings,
@@ -263,6 +268,7 @@ class AlertEngine {
   AlertOptions options_;
   double rescue_sigma_max_ = NormOptions().rescue_sigma_max;
   double step_seconds_ = 0;
+  bool loss_normal_ = false;  // Not saved: each sample tells it.
   std::array<Open, kFamilies> open_;
   std::shared_ptr<const std::vector<UserRule>> rules_;
   std::vector<Open> of_rules_;

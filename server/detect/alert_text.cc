@@ -3,24 +3,22 @@
 #include <algorithm>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "server/model/eta_text.h"
+#include "bellwether/time_text.h"
+#include "server/model/alert_words.h"
 
 namespace bellwether::server {
 namespace {
 
-// What is shown of a rule: a spike is not yet what the rule is named for, nor is how a run was found.
-std::string NameIn(const AlertTransition& change) {
-  const bool found = change.severity <= Severity::kInfo && !change.evidence.empty() &&
-                     std::all_of(change.evidence.begin(), change.evidence.end(),
-                                 [](const Evidence& evidence) { return evidence.detector == kFoundDetector; });
-  if (found) return absl::StrCat(change.rule, ", as in the first sample,");
-  const bool spike = change.severity <= Severity::kInfo && (change.rule == "loss" || change.rule == "gradient");
-  return spike ? absl::StrCat("one spike of the ", change.rule) : change.rule;
+bool AsFound(const AlertTransition& change) {
+  return change.severity <= Severity::kInfo && !change.evidence.empty() &&
+         std::all_of(change.evidence.begin(), change.evidence.end(),
+                     [](const Evidence& evidence) { return evidence.detector == kFoundDetector; });
 }
 
-// "; law A1 differs by 63 standard deviations of rounding (chance: 6.2): rounding is biased there"
+// " Law A1 differs by 63 standard deviations of rounding (chance: 6.2): rounding is biased there."
 std::string BiasText(const AlertTransition& change) {
   const Evidence* largest = nullptr;
   for (const Evidence& evidence : change.evidence) {
@@ -30,7 +28,7 @@ std::string BiasText(const AlertTransition& change) {
   if (largest == nullptr) return {};
   const std::string law = absl::AsciiStrToUpper(largest->signal.substr(4, 2));  // law_a1_z
   return absl::StrFormat(
-      "; law %s differs by %.3g standard deviations of rounding (chance: %.3g): rounding is biased there", law,
+      " Law %s differs by %.3g standard deviations of rounding (chance: %.3g): rounding is biased there.", law,
       largest->value, largest->threshold);
 }
 
@@ -60,35 +58,57 @@ std::string CauseOf(Family family, const std::vector<Finding>& findings) {
 }
 
 std::string SummaryOf(const RunDescription& run, const AlertTransition& change) {
-  std::string text = absl::StrCat(run.name, ": ", NameIn(change));
-  if (change.strongest.layer >= 0) {
-    absl::StrAppend(&text, " in layer ", change.strongest.layer);
-    if (change.strongest.head >= 0) absl::StrAppend(&text, " head ", change.strongest.head);
-    if (change.heads_total > 1) absl::StrAppend(&text, " (+", change.heads_total - 1, " others)");
+  const bool spike = change.severity <= Severity::kInfo && (change.rule == "loss" || change.rule == "gradient");
+  const std::string place = PlaceText(change);
+  if (!IsBuiltin(change.rule)) {
+    const Evidence* const first = change.evidence.empty() ? nullptr : &change.evidence.front();
+    // Of a rule that people wrote: its signal has the name that stands in the rule.
+    return absl::StrCat(run.name, ": ", change.rule, place.empty() ? "" : " in ", place,
+                        first == nullptr ? ""
+                                         : absl::StrCat(": ", first->signal, " ", ValueText(first->value), " (limit ",
+                                                        ValueText(first->threshold), "),"),
+                        " since step ", CountText(change.first_step), ".");
   }
-  int pieces = 0;
-  for (const Evidence& evidence : change.evidence) {
-    if (!(evidence.where == change.strongest) || pieces == 4 || evidence.detector == "law") continue;
-    absl::StrAppendFormat(&text, "%s %s %.4g (threshold %.4g)", pieces == 0 ? ":" : ",", evidence.signal,
-                          evidence.value, evidence.threshold);
-    ++pieces;
+  const std::string happens =
+      AsFound(change) ? absl::StrCat(place.empty() ? "the model" : place, " was beyond its limits in the first sample")
+                      : HappensText(change);
+  return absl::StrCat(run.name, ": ", happens, spike || AsFound(change) ? " at step " : " since step ",
+                      CountText(change.first_step), ".", BiasText(change));
+}
+
+std::string OwnSummaryOf(const RunDescription& run, const std::string& words) {
+  std::string text = absl::StrCat(run.name, ": ", WithStepsGrouped(words));
+  if (!absl::EndsWith(text, ".")) text += '.';
+  return text;
+}
+
+std::string TailOf(const AlertTransition& change, std::string_view eta_words, LossState loss) {
+  std::string text;
+  if (change.eta.known && !eta_words.empty()) {
+    absl::StrAppend(&text, " In ", TimeLeftText(change.eta), " ", std::string(eta_words), ".");
+  } else if (change.eta.known && loss != LossState::kGone) {
+    absl::StrAppend(&text, " ", TimeLeftText(change.eta), " left.");
   }
-  absl::StrAppend(&text, ", since step ", change.first_step);
-  text += BiasText(change);
-  if (change.eta.known) {
-    absl::StrAppend(&text, "; expected to be lost in ", EtaText(change.eta));
-  }
+  if (loss == LossState::kNormal) text += " Loss still normal.";
+  if (loss == LossState::kGone) text += " The loss has left its course.";
   return text;
 }
 
 std::string RepairSummaryOf(const RunDescription& run, const AlertTransition& change) {
-  std::string text = absl::StrCat(run.name, ": ", change.rule);
-  if (change.strongest.layer >= 0) absl::StrAppend(&text, " in layer ", change.strongest.layer);
-  if (change.strongest.head >= 0) absl::StrAppend(&text, " head ", change.strongest.head);
-  if (change.heads_total > 1) absl::StrAppend(&text, " (+", change.heads_total - 1, " others)");
-  absl::StrAppend(&text, ", since step ", change.first_step, ": under repair since step ", change.step,
-                  ", when the keys were centred");
-  return text;
+  const std::string place = PlaceText(change);
+  return absl::StrCat(run.name, ": ", place.empty() ? "the model" : place, " is ", kUnderRepair, CountText(change.step),
+                      ", when the keys were centred. Before: ", NounOf(change.rule), " since step ",
+                      CountText(change.first_step), ".");
+}
+
+std::string EndSummaryOf(const RunDescription& run, const AlertTransition& change, double step_seconds,
+                         const std::string& why) {
+  const std::string place = PlaceText(change);
+  const int64_t steps = change.step - change.first_step;
+  std::string text = absl::StrCat(run.name, ": ", NounOf(change.rule), place.empty() ? "" : " of ", place,
+                                  " is over at step ", CountText(change.step), ", after ", CountText(steps), " steps");
+  if (step_seconds > 0) absl::StrAppend(&text, " (~", TimeText(static_cast<double>(steps) * step_seconds), ")");
+  return absl::StrCat(text, ": ", why, ".");
 }
 
 std::string RepairAdvice() {

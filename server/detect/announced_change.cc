@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "server/model/alert_words.h"
 
 namespace bellwether::server {
 namespace {
@@ -42,16 +43,7 @@ bool IsChange(EventKind kind) {
   }
 }
 
-std::string StepWords(int64_t step) {
-  const std::string digits = absl::StrCat(step);
-  std::string text;
-  for (size_t i = 0; i < digits.size(); ++i) {
-    const bool group = i > 0 && (digits.size() - i) % 3 == 0 && digits[i - 1] != '-';
-    if (group) text.push_back(',');
-    text.push_back(digits[i]);
-  }
-  return text;
-}
+std::string StepWords(int64_t step) { return CountText(step); }
 
 std::string WordsOf(const AnnouncedChange& change) {
   const std::string at = " at step " + StepWords(change.step);

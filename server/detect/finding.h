@@ -92,7 +92,7 @@ struct Finding {
   bool news = false;
   int64_t first_step = 0;
   Eta eta;
-  const char* eta_words = "";  // Before the time left, behind a summary of its own; static.
+  const char* eta_words = "";  // What comes when the time left is over, if not the end of the run; static.
   double sigma = std::numeric_limits<double>::quiet_NaN();  // Of the head's W_Q now; NaN = not known.
   // No memory of its own: findings are made every tick, told once.
   std::array<Fact, 8> facts;

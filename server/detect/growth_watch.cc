@@ -285,7 +285,7 @@ void GrowthWatch::Tell(int64_t step, const RowNames& names) {
   if (const GrowthTillLoss* const till = TillLoss(place.role, first.note, HasOutput(names))) {
     const Row& row = rows_[growing_.front().row];
     first.eta = EtaOfLoss(*till, std::log(row.size / row.from), row.growth, kEtaStepsMax);
-    first.eta_words = "the loss is expected to be 5 % higher in";
+    first.eta_words = "the loss is expected to be 5 % higher";
   }
   first.news = fresh && news_.Take();
 }

@@ -7,6 +7,8 @@
 #include <limits>
 #include <utility>
 
+#include "server/model/alert_words.h"
+
 namespace bellwether::server {
 namespace {
 
@@ -559,7 +561,7 @@ void HeadRules::NameSuspects() {
     finding.severity = Severity::kInfo;
     finding.where = At(head);
     finding.first_step = last_step_;
-    finding.Add(FactOf(kCommonMode, kCommonGrowth, head, options_.drift.common_mode_large, "next in line"));
+    finding.Add(FactOf(kCommonMode, kCommonGrowth, head, options_.drift.common_mode_large, kNextInLine));
     finding.facts[0].first_step = last_step_;
     rounding_.push_back(std::move(finding));
   }

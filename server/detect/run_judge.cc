@@ -788,6 +788,8 @@ void RunJudge::Observe(const StepSample& sample, std::vector<AlertTransition>* o
   s.start.Observe(sample, s.optimizer.no_warmup());
   s.ObserveJump(sample);
   s.changes.Observe(sample.step, loss);
+  s.alerts.SetLossNormal(s.on(Builtin::kLoss) && std::isfinite(loss) && s.loss.highest() > 0 &&
+                         s.loss.off_course_since() < 0);
   // A state is told in any case; that something is not found only where it was looked for.
   const auto update = [&](Family family, std::vector<Finding>* found) {
     if (!changed || !found->empty()) s.alerts.Collect(family, *found);

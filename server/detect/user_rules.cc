@@ -10,6 +10,7 @@
 #include "server/detect/head_tests.h"
 #include "server/detect/multiplicity.h"
 #include "server/detect/rule_fields.h"
+#include "server/model/alert_words.h"
 #include "server/util/glob.h"
 
 namespace bellwether::server {
@@ -309,7 +310,7 @@ Finding UserRules::FindingOf(const UserRule& r, const Track& track, const Memory
   // What holds on while its newest value has fallen back is no evidence to show.
   if (!reading.fires) {
     if (r.scope == RuleScope::kRow) {
-      finding.summary = absl::StrCat(r.name, ": ", subject, ", since step ", memory.since[cell]);
+      finding.summary = absl::StrCat(r.name, ": ", subject, ", since step ", CountText(memory.since[cell]));
     }
     return finding;
   }
@@ -330,8 +331,8 @@ Finding UserRules::FindingOf(const UserRule& r, const Track& track, const Memory
   }
   if (!name.empty()) {
     finding.note = finding.note.empty() ? name : absl::StrCat(name, ": ", finding.note);
-    finding.summary = absl::StrFormat("%s: %s %.4g (threshold %.4g), since step %d", r.name, subject, reading.value,
-                                      reading.threshold, memory.since[cell]);
+    finding.summary = absl::StrCat(r.name, ": ", subject, " ", ValueText(reading.value), " (limit ",
+                                   ValueText(reading.threshold), "), since step ", CountText(memory.since[cell]));
   }
   return finding;
 }

@@ -1,10 +1,17 @@
 #include "server/export/alert_json.h"
 
+#include <cstddef>
 #include <cstdint>
+#include <utility>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/strip.h"
 #include "absl/time/time.h"
+#include "server/model/alert_words.h"
 #include "server/model/eta_text.h"
 
 namespace bellwether::server {
@@ -36,6 +43,12 @@ constexpr NamedRule kNames[] = {
     {"corruption", "BellwetherCorruption"},
     {"learning", "BellwetherNotLearning"},
 };
+
+// Of what a person reads: chats cut longer texts off, or refuse them (Slack: 3,000 characters).
+constexpr size_t kSummaryBytesMax = 700, kDoBytesMax = 900, kWhyBytesMax = 900, kAdviceBytesMax = 2900,
+                 kEvidenceBytesMax = 2900;
+constexpr size_t kWhyPieces = 3;
+constexpr char kNameInUrl[] = "{name}";
 
 // For a fragment of an address: everything but unreserved characters.
 std::string Escape(const std::string& text) {
@@ -85,36 +98,53 @@ StringMap AlertLabels(const AlertTransition& transition) {
   return labels;
 }
 
-StringMap AlertAnnotations(const AlertTransition& transition) {
+StringMap AlertAnnotations(const AlertTransition& transition, const AlertLinks& links) {
+  const bool firing = transition.state == AlertState::kFiring;
+  const std::string url = AlertUrl(transition, links.page);
+  const std::string todo = Clipped(DoText(transition, url), kDoBytesMax);
+  const std::string why = Clipped(WhyText(transition, kWhyPieces), kWhyBytesMax);
+  const std::string word = firing ? absl::AsciiStrToUpper(SeverityName(transition.severity)) : "RESOLVED";
   StringMap annotations = {{"alert", transition.key},
-                           {"summary", transition.summary},
+                           {"summary", Clipped(absl::StrCat(word, " ", transition.summary), kSummaryBytesMax)},
+                           {"description", absl::StrCat("Do: ", todo, why.empty() ? "" : "\nWhy: ", why)},
+                           {"do", todo},
                            {"cause", transition.cause},
-                           {"advice", transition.advice},
+                           {"advice", Clipped(transition.advice, kAdviceBytesMax)},
                            {"stage", absl::StrCat(transition.stage)},
                            {"step", absl::StrCat(transition.step)},
                            {"first_step", absl::StrCat(transition.first_step)}};
-  if (transition.eta.known) {
-    annotations["eta"] = EtaText(transition.eta);
-  }
-  std::string evidence;
-  for (const Evidence& piece : transition.evidence) {
-    absl::StrAppendFormat(&evidence, "%s%s %.4g (threshold %.4g, since step %d)", evidence.empty() ? "" : "; ",
-                          piece.signal, piece.value, piece.threshold, piece.first_step);
-  }
-  if (!evidence.empty()) annotations["evidence"] = evidence;
-  if (!transition.siblings.empty()) annotations["siblings"] = transition.siblings;
+  const auto add = [&annotations](const char* name, std::string text) {
+    if (!text.empty()) annotations[name] = std::move(text);
+  };
+  add("why", why);
+  add("eta", EtaText(transition.eta));
+  add("evidence", Clipped(AllEvidenceText(transition), kEvidenceBytesMax));
+  add("siblings", Clipped(transition.siblings, kWhyBytesMax));
+  add("page_url", url);
+  add("runbook_url", RunbookUrl(AlertName(transition.rule), links.runbooks));
   return annotations;
 }
 
-std::string AlertUrl(const AlertTransition& transition, const std::string& external_url) {
-  if (external_url.empty()) return {};
-  std::string url = external_url;
+std::string AlertUrl(const AlertTransition& transition, const std::string& page) {
+  if (page.empty()) return {};
+  std::string url = page;
   while (!url.empty() && url.back() == '/') url.pop_back();
   absl::StrAppend(&url, "/#/run/", Escape(transition.run_name), "?step=", transition.step);
   if (transition.strongest.layer >= 0) absl::StrAppend(&url, "&layer=", transition.strongest.layer);
   if (transition.strongest.head >= 0) absl::StrAppend(&url, "&head=", transition.strongest.head);
   absl::StrAppend(&url, "&alert=", Escape(transition.key));
   return url;
+}
+
+std::string RunbookUrl(const std::string& alert_name, const std::string& base) {
+  if (base.empty()) return {};
+  const std::string name = absl::AsciiStrToLower(alert_name);
+  if (absl::StrContains(base, kNameInUrl)) return absl::StrReplaceAll(base, {{kNameInUrl, name}});
+  return absl::StrCat(absl::StripSuffix(base, "/"), "/", name);
+}
+
+std::string RunbooksOfPage(const std::string& page) {
+  return page.empty() ? "" : absl::StrCat(absl::StripSuffix(page, "/"), "/#/runbook");
 }
 
 std::string AlertFingerprint(const AlertTransition& transition) {

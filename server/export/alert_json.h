@@ -22,9 +22,19 @@ const char* SeverityName(Severity severity);
 std::string AlertName(const std::string& rule);
 
 StringMap AlertLabels(const AlertTransition& transition);
-StringMap AlertAnnotations(const AlertTransition& transition);
-// The alert on the run's page; "" without an external url.
-std::string AlertUrl(const AlertTransition& transition, const std::string& external_url);
+// Where a person is led to from an alert.
+struct AlertLinks {
+  std::string page;      // Of the server; "" = none.
+  std::string runbooks;  // See RunbookUrl().
+};
+// What a person reads: `summary` is the sentence with its severity, `description` what to do and why.
+StringMap AlertAnnotations(const AlertTransition& transition, const AlertLinks& links);
+// The alert on the run's page; "" without a page.
+std::string AlertUrl(const AlertTransition& transition, const std::string& page);
+// `base`/name in small letters, or `base` with {name} replaced by it; "" without a base.
+std::string RunbookUrl(const std::string& alert_name, const std::string& base);
+// The base of the runbooks that the page itself has; "" without a page.
+std::string RunbooksOfPage(const std::string& page);
 // 16 hexadecimal digits of run and key.
 std::string AlertFingerprint(const AlertTransition& transition);
 // RFC 3339 in UTC with milliseconds.

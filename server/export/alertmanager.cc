@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "absl/time/time.h"
+#include "server/model/alert_words.h"
 #include "server/util/await_for.h"
 #include "server/util/clock.h"
 #include "server/util/log.h"
@@ -125,13 +126,34 @@ Alertmanager::State Alertmanager::Firing(int64_t now_ns) const {
     } else if (firing.size() == options_.alerts_max) {
       Count("refused");
     } else {
-      StringMap annotations = AlertAnnotations(last);
-      const std::string more = options_.proposals != nullptr ? options_.proposals(last) : "";
-      if (!more.empty()) absl::StrAppend(&annotations["advice"], last.advice.empty() ? "" : " ", more);
-      firing[std::move(labels)] = {std::move(annotations), AlertUrl(last, options_.external_url), last.time_unix_ns, 0};
+      AlertTransition now = last;
+      if (options_.advice != nullptr) now.advice = options_.advice(last);
+      firing[std::move(labels)] = {.annotations = AlertAnnotations(now, options_.links),
+                                   .run = last.run,
+                                   .key = last.key,
+                                   .starts_ns = last.time_unix_ns};
     }
   }
   return firing;
+}
+
+StringMap Alertmanager::AnnotationsOfEnd(const StringMap& labels, const Told& told, int64_t now_ns) const {
+  const auto newest = alerts_->Get(told.run, told.key);
+  if (newest.ok() && newest->last.state == AlertState::kResolved) return AlertAnnotations(newest->last, options_.links);
+  const std::vector<RunSnapshotPtr> current = CurrentRuns(*runs_, options_.holds, now_ns);
+  const bool runs_on = std::any_of(current.begin(), current.end(),
+                                   [&](const RunSnapshotPtr& run) { return run->record.id == told.run; });
+  const bool heard = newest.ok() && newest->notifies(now_ns);
+  const char* const why = !runs_on ? "the run has ended"
+                          : !heard ? "it was silenced, or called a false alarm"
+                                   : "it goes on with another severity, head or name";
+  StringMap annotations = told.annotations;
+  for (const char* gone : {"why", "eta", "evidence", "advice"}) annotations.erase(gone);
+  annotations["summary"] =
+      absl::StrCat("RESOLVED ", labels.at("run"), ": ", NounOf(labels.at("rule")), " is no longer told: ", why, ".");
+  annotations["do"] = "Nothing for this message.";
+  annotations["description"] = absl::StrCat("Do: ", annotations["do"]);
+  return annotations;
 }
 
 bool Alertmanager::Update(int64_t now_ns) {
@@ -140,6 +162,7 @@ bool Alertmanager::Update(int64_t now_ns) {
   for (auto& [labels, told] : told_) {
     if (told.ended_ns != 0 || firing.contains(labels)) continue;
     told.ended_ns = now_ns;
+    told.annotations = AnnotationsOfEnd(labels, told, now_ns);
     news = true;
   }
   std::erase_if(told_, [&](const auto& entry) {
@@ -164,7 +187,8 @@ absl::Status Alertmanager::Push(int64_t now_ns) {
                      {"annotations", told.annotations},
                      {"startsAt", FormatTime(told.starts_ns)},
                      {"endsAt", FormatTime(told.ended_ns != 0 ? told.ended_ns : now_ns + 4 * options_.resend_ns)}});
-    if (!told.url.empty()) batch.back()["generatorURL"] = told.url;
+    const auto url = told.annotations.find("page_url");
+    if (url != told.annotations.end()) batch.back()["generatorURL"] = url->second;
     if (--left != 0 && batch.size() < options_.batch_max) continue;
     const absl::Status status = poster_.Post(batch.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
     if (!status.ok()) return status;

@@ -38,11 +38,11 @@ namespace bellwether::server {
 struct AlertmanagerOptions {
   std::string url;                       // http://host:9093, or with the route prefix it serves under
   std::string channel = "alertmanager";  // Label of the counters.
-  std::string external_url;              // Of the page; links begin with it.
+  AlertLinks links;
   Severity severity_min = Severity::kWarning;
-  // What is added to the advice of an alert that fires: the actions proposed for
-  // it, as of each push.  Thread-safe; null = nothing.
-  std::function<std::string(const AlertTransition& alert)> proposals;
+  // The advice of an alert that fires, with the actions proposed for it, as of each push.
+  // Thread-safe; null = as it was when the alert changed.
+  std::function<std::string(const AlertTransition& alert)> advice;
   RunHolds holds;
   size_t alerts_max = 4096;  // In one state; the oldest beyond it are refused.
   size_t batch_max = 256;    // In one request.
@@ -78,7 +78,8 @@ class Alertmanager {
   // An alert as the Alertmanager knows it.
   struct Told {
     StringMap annotations;
-    std::string url;
+    RunId run = 0;
+    std::string key;
     int64_t starts_ns = 0;
     int64_t ended_ns = 0;  // 0 = it fires.
   };
@@ -90,6 +91,8 @@ class Alertmanager {
   // Brings told_ up to date; whether there is news.
   bool Update(int64_t now_ns);
   State Firing(int64_t now_ns) const;
+  // What is told of an alert that no longer fires under `labels`, and why.
+  StringMap AnnotationsOfEnd(const StringMap& labels, const Told& told, int64_t now_ns) const;
   absl::Status Push(int64_t now_ns);
   void Count(const char* result) const;
 

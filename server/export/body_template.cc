@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/str_replace.h"
 #include "server/export/alert_json.h"
 #include "server/util/clean_text.h"
 
@@ -27,16 +27,30 @@ constexpr size_t kShownBytesMax = 100;  // Of what stands in a template, in a me
 
 // The names that a template may use, without values.
 StringMap NamesOfAll() {
-  return {{"headline", ""}, {"run", ""}, {"status", ""}, {"firing", ""}, {"receiver", ""}, {"external_url", ""}};
+  return {{"headline", ""}, {"run", ""},      {"status", ""},      {"firing", ""},
+          {"others", ""},   {"receiver", ""}, {"external_url", ""}};
 }
 StringMap NamesOfAlert() {
   StringMap names = NamesOfAll();
-  for (const char* name : {"title",    "color", "url",   "starts_at", "fingerprint", "alertname", "rule",
-                           "severity", "layer", "head",  "alert",     "summary",     "cause",     "advice",
-                           "evidence", "eta",   "stage", "step",      "first_step",  "siblings"}) {
+  for (const char* name : {"title",       "color", "url",   "starts_at", "fingerprint", "alertname", "rule",
+                           "severity",    "layer", "head",  "alert",     "summary",     "cause",     "advice",
+                           "evidence",    "eta",   "stage", "step",      "first_step",  "siblings",  "sentence",
+                           "description", "do",    "why",   "page_url",  "runbook_url"}) {
     names[name];
   }
   return names;
+}
+
+// Chats refuse or cut longer texts: Slack those of more than 3,000 characters.
+constexpr size_t kEscapedBytesMax = 2950;
+
+std::string Escaped(const std::string& value) {
+  std::string escaped;
+  for (const char c : value) {
+    if (escaped.size() > kEscapedBytesMax && (static_cast<unsigned char>(c) & 0xc0) != 0x80) return escaped + "...";
+    escaped += c == '&' ? "&amp;" : c == '<' ? "&lt;" : c == '>' ? "&gt;" : std::string(1, c);
+  }
+  return escaped;
 }
 
 // Whether there were placeholders, and one that is not empty.
@@ -114,8 +128,7 @@ class Filler {
         return text;
       }
       filled.append(text, from, at - from);
-      filled +=
-          html ? absl::StrReplaceAll(value->second, {{"&", "&amp;"}, {"<", "&lt;"}, {">", "&gt;"}}) : value->second;
+      filled += html ? Escaped(value->second) : value->second;
       seen->any = true;
       seen->full |= !value->second.empty();
       from = end + 2;
@@ -146,9 +159,17 @@ StringMap AlertValues(const Json& alert, const StringMap& of_all) {
   for (const char* texts : {"labels", "annotations"}) {
     for (const auto& [name, value] : alert.at(texts).items()) values[name] = value.get<std::string>();
   }
-  values["title"] = values["alertname"];
+  // The summary is "CRITICAL run: sentence".
+  const std::string& summary = values["summary"];
+  const std::string before = absl::StrCat(" ", values["run"], ": ");
+  const size_t at = summary.find(before);
+  values["sentence"] = at == std::string::npos ? summary : summary.substr(at + before.size());
+  const bool resolved = alert.at("status") == "resolved";
+  values["title"] = absl::StrCat(resolved ? "RESOLVED" : absl::AsciiStrToUpper(values["severity"]), " ", values["run"]);
+  const char* separator = ": ";
   for (const char* place : {"layer", "head"}) {
-    if (!values[place].empty()) absl::StrAppend(&values["title"], ", ", place, " ", values[place]);
+    if (!values[place].empty()) absl::StrAppend(&values["title"], separator, place, " ", values[place]);
+    separator = " ";
   }
   values["color"] = Color(alert);
   values["status"] = alert.at("status").get<std::string>();
@@ -158,13 +179,29 @@ StringMap AlertValues(const Json& alert, const StringMap& of_all) {
   return values;
 }
 
-// One line for the phone's screen.
-std::string Headline(const Json& notification, size_t firing, bool critical, size_t shown) {
-  const std::string run = notification.at("groupLabels").at("run").get<std::string>();
-  std::string line = absl::StrCat(firing == 0 ? "RESOLVED" : critical ? "CRITICAL" : "WARNING", ": run ", run);
-  if (firing > 0) absl::StrAppend(&line, ", ", firing, firing == 1 ? " alert fires" : " alerts fire");
-  const size_t more = notification.at("alerts").size() - shown + notification.value("truncatedAlerts", size_t{0});
+// One line for the phone's screen: the alert itself if it is one.
+std::string Headline(const Json& notification, const StringMap& of_all, const std::vector<StringMap>& shown) {
+  const Json& alerts = notification.at("alerts");
+  const bool firing = of_all.at("status") == "firing";
+  std::string line;
+  if (alerts.size() == 1 && !shown[0].at("summary").empty()) {
+    const std::string& summary = shown[0].at("summary");
+    const size_t end = summary.find(". ");
+    line = end == std::string::npos ? summary : summary.substr(0, end + 1);
+  } else {
+    std::string worst = "resolved";
+    for (const char* const severity : {"info", "warning", "critical"}) {
+      for (const Json& alert : alerts) {
+        if (alert.at("status") == "firing" && alert.at("labels").at("severity") == severity) worst = severity;
+      }
+    }
+    line = absl::StrCat(absl::AsciiStrToUpper(worst), " ", of_all.at("run"), ": ", alerts.size(),
+                        alerts.size() == 1 ? " alert" : " alerts", firing ? "" : ", all over");
+  }
+  const size_t more = alerts.size() - shown.size() + notification.value("truncatedAlerts", size_t{0});
   if (more > 0) absl::StrAppend(&line, " (", more, " not shown)");
+  const std::string& others = of_all.at("others");
+  if (others != "0") absl::StrAppend(&line, " (", others, others == "1" ? " other fires)" : " others fire)");
   return line;
 }
 
@@ -203,23 +240,20 @@ absl::StatusOr<BodyTemplate> BodyTemplate::Parse(std::string_view text) {
 
 Json BodyTemplate::Fill(const Json& notification) const {
   const Json& alerts = notification.at("alerts");
-  size_t firing = 0;
-  bool critical = false;
-  for (const Json& alert : alerts) {
-    const bool fires = alert.at("status") == "firing";
-    firing += fires;
-    critical |= fires && alert.at("labels").at("severity") == "critical";
-  }
-  const size_t shown = std::min(alerts.size(), kAlertsMax);
+  const auto others = notification.value("otherAlertsFiring", size_t{0});
+  size_t firing = others;
+  for (const Json& alert : alerts) firing += alert.at("status") == "firing";
   StringMap values = NamesOfAll();
-  values["headline"] = Headline(notification, firing, critical, shown);
   values["run"] = notification.at("groupLabels").at("run").get<std::string>();
   values["status"] = firing > 0 ? "firing" : "resolved";
   values["firing"] = absl::StrCat(firing);
+  values["others"] = absl::StrCat(others);
   values["receiver"] = notification.value("receiver", "");
   values["external_url"] = notification.value("externalURL", "");
   std::vector<StringMap> of_alerts;
-  for (size_t i = 0; i < shown; ++i) of_alerts.push_back(AlertValues(alerts[i], values));
+  for (size_t i = 0; i < std::min(alerts.size(), kAlertsMax); ++i) of_alerts.push_back(AlertValues(alerts[i], values));
+  values["headline"] = Headline(notification, values, of_alerts);
+  for (StringMap& of_alert : of_alerts) of_alert["headline"] = values["headline"];
   Seen seen;
   return Filler(std::move(of_alerts)).Part("", *root_, values, 1, &seen);
 }

@@ -1,6 +1,7 @@
 #include "server/export/webhook.h"
 
 #include <algorithm>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -17,14 +18,14 @@ namespace {
 
 constexpr char kNever[] = "0001-01-01T00:00:00Z";  // Go's zero time: still firing.
 
-nlohmann::json AlertJson(const AlertTransition& transition, const std::string& external_url) {
+nlohmann::json AlertJson(const AlertTransition& transition, const AlertLinks& links) {
   const bool firing = transition.state == AlertState::kFiring;
   return {{"status", firing ? "firing" : "resolved"},
           {"labels", AlertLabels(transition)},
-          {"annotations", AlertAnnotations(transition)},
+          {"annotations", AlertAnnotations(transition, links)},
           {"startsAt", FormatTime(transition.time_unix_ns)},
           {"endsAt", firing ? std::string(kNever) : FormatTime(transition.time_unix_ns)},
-          {"generatorURL", AlertUrl(transition, external_url)},
+          {"generatorURL", AlertUrl(transition, links.page)},
           {"fingerprint", AlertFingerprint(transition)}};
 }
 
@@ -132,6 +133,7 @@ void Webhook::Note(const AlertTransition& transition) {
     // Its end may have been told meanwhile to who catches up with its beginning.
     const auto over = pending.resolved.find(transition.key);
     if (over != pending.resolved.end() && over->second.k < transition.k) pending.resolved.erase(over);
+    pending.changed.insert(transition.key);
   } else if (pending.resolved.size() < options_.resolved_max || pending.resolved.contains(transition.key)) {
     pending.resolved[transition.key] = transition;
   } else {
@@ -147,10 +149,10 @@ bool Webhook::IsToldOf(const AlertView& alert) const {
 void Webhook::RecordAction(RunId run, const Action& action, size_t fresh) {
   // New as a whole: a proposal is told once, whatever becomes of it.
   const bool is_new = fresh == action.history.size() && action.asked_by == kPolicyName && !action.alert_key.empty();
-  if (!is_new || options_.proposals == nullptr) return;
+  if (!is_new || options_.advice == nullptr) return;
   const auto alert = alerts_->Get(run, action.alert_key);
   // One that fires only now brings it along.
-  if (alert.ok() && IsToldOf(*alert) && !options_.proposals({action}, alert->last).empty()) Note(alert->last);
+  if (alert.ok() && IsToldOf(*alert) && options_.advice({action}, alert->last) != alert->last.advice) Note(alert->last);
 }
 
 std::vector<AlertTransition> Webhook::Firing(RunId run) const {
@@ -158,17 +160,14 @@ std::vector<AlertTransition> Webhook::Firing(RunId run) const {
   for (const AlertView& alert : alerts_->List(run, /*firing_only=*/true)) {
     if (IsToldOf(alert)) firing.push_back(alert.last);
   }
-  if (firing.empty() || options_.proposals == nullptr) return firing;
+  if (firing.empty() || options_.advice == nullptr) return firing;
   const auto actions = actions_->List(run);
   if (!actions.ok()) {
     LogWarning("webhook {}: what is proposed cannot be told: {}", options_.channel,
                std::string(actions.status().message()));
     return firing;
   }
-  for (AlertTransition& alert : firing) {
-    const std::string more = options_.proposals(*actions, alert);
-    if (!more.empty()) absl::StrAppend(&alert.advice, alert.advice.empty() ? "" : " ", more);
-  }
+  for (AlertTransition& alert : firing) alert.advice = options_.advice(*actions, alert);
   return firing;
 }
 
@@ -217,11 +216,16 @@ absl::Status Webhook::RecordPosted(RunId run, uint64_t told) {
 
 void Webhook::Deliver(RunId run, Pending pending) {
   uint64_t told = 0;
-  const std::string body = Body(run, pending, &told);
+  if (said_.size() > options_.runs_max) said_.clear();  // What fires is then told once more.
+  const auto [known, fresh] = said_.try_emplace(run);
+  if (fresh) known->second.before = alerts_->GetTold(run, receiver_).value_or(0);
+  Said said = known->second;
+  const std::string body = Body(run, pending, &told, &said);
   if (body.empty()) return;
   const absl::Status posted = poster_.Post(body);
   if (posted.ok()) {
     Count("delivered");
+    known->second = std::move(said);
     if (const absl::Status noted = RecordPosted(run, told); !noted.ok()) {
       LogWarning("webhook {}: run {} may be told of again: {}", options_.channel, pending.run_name,
                  std::string(noted.message()));
@@ -244,9 +248,10 @@ void Webhook::Deliver(RunId run, Pending pending) {
   pending.due_ns = Clock::System()->MonotonicNanos() + wait_ns / 2 +
                    static_cast<int64_t>(random_() % static_cast<uint64_t>(wait_ns / 2 + 1));
   // What came meanwhile is newer than what failed.
-  const auto [entry, fresh] = pending_.try_emplace(run, pending);
-  if (!fresh) {
+  const auto [entry, first] = pending_.try_emplace(run, pending);
+  if (!first) {
     Pending& newer = entry->second;
+    newer.changed.merge(pending.changed);
     for (auto& [key, transition] : pending.resolved) newer.resolved.try_emplace(key, std::move(transition));
     newer.truncated += pending.truncated;
     newer.since_ns = pending.since_ns;
@@ -255,31 +260,48 @@ void Webhook::Deliver(RunId run, Pending pending) {
   }
 }
 
-std::string Webhook::Body(RunId run, const Pending& pending, uint64_t* told) const {
+std::string Webhook::Body(RunId run, const Pending& pending, uint64_t* told, Said* said) const {
   const int64_t now_ns = Clock::System()->UnixNanos();
   nlohmann::json alerts = nlohmann::json::array();
-  bool firing = false;
+  std::map<std::string, size_t> before = std::exchange(said->alerts, {});
+  size_t others = 0;
   for (const AlertTransition& alert : Firing(run)) {
-    alerts.push_back(AlertJson(alert, options_.external_url));
+    nlohmann::json text = AlertJson(alert, options_.links);
+    const size_t hash = std::hash<std::string>()(text.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+    const auto found = before.find(alert.key);
+    const bool unchanged = found != before.end() ? found->second == hash
+                                                 : alert.id <= said->before && !pending.changed.contains(alert.key);
+    said->alerts[alert.key] = hash;
     *told = std::max(*told, alert.id);
-    firing = true;
+    if (unchanged) {
+      ++others;
+    } else {
+      alerts.push_back(std::move(text));
+    }
   }
+  const bool firing = !alerts.empty() || others > 0;
   for (const auto& [key, transition] : pending.resolved) {
     const auto newest = alerts_->Get(run, key);
     if (newest.ok() && (newest->last.state == AlertState::kFiring || !newest->notifies(now_ns))) continue;
-    alerts.push_back(AlertJson(transition, options_.external_url));
+    alerts.push_back(AlertJson(transition, options_.links));
     *told = std::max(*told, transition.id);
+  }
+  // What is silenced goes on as it was told, so that a change meanwhile is told once it may be.
+  for (const auto& [key, hash] : before) {
+    const auto newest = alerts_->Get(run, key);
+    if (newest.ok() && newest->last.state == AlertState::kFiring) said->alerts.try_emplace(key, hash);
   }
   if (alerts.empty()) return {};
   nlohmann::json body = {{"version", "4"},
                          {"groupKey", absl::StrCat("{}:{run=\"", pending.run_name, "\"}")},
                          {"truncatedAlerts", pending.truncated},
+                         {"otherAlertsFiring", others},
                          {"status", firing ? "firing" : "resolved"},
                          {"receiver", options_.channel},
                          {"groupLabels", {{"run", pending.run_name}}},
                          {"commonLabels", Common(alerts, "labels")},
                          {"commonAnnotations", Common(alerts, "annotations")},
-                         {"externalURL", options_.external_url},
+                         {"externalURL", options_.links.page},
                          {"alerts", alerts}};
   if (options_.body) body = options_.body->Fill(body);
   return body.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);

@@ -1,11 +1,12 @@
 // webhook.h: sends changes of alerts to an address, in Alertmanager's format.
 //
 // POSTs the body of Alertmanager's webhook, version 4, so that any receiver of
-// an Alertmanager can receive from here.  There is one notification per run:
-// all of its alerts that fire, and those that were resolved since the last one.
-// The body is built when it is sent, so that a receiver that was away gets the
-// newest state once and no backlog.  If a policy proposes something for an
-// alert after it fired, the alert is sent once more with the proposal.
+// an Alertmanager can receive from here.  There is one notification per run,
+// with those of its alerts that have changed since the last one; how many others
+// fire is a number.  The body is built when it is sent, so that a receiver that
+// was away gets the newest state once and no backlog.  If a policy proposes
+// something for an alert after it fired, the alert is sent once more with the
+// proposal.
 //
 // A template gives the body another form (body_template.h).
 //
@@ -21,6 +22,7 @@
 #include <memory>
 #include <optional>
 #include <random>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -28,6 +30,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "server/export/alert_json.h"
 #include "server/export/body_template.h"
 #include "server/export/http_post.h"
 #include "server/store/action_store.h"
@@ -41,12 +44,12 @@ struct WebhookOptions {
   std::string url;                   // http://host[:port]/path or https://...
   std::string channel = "webhook";   // Label of the counters, receiver in the body.
   std::optional<BodyTemplate> body;  // Without one: Alertmanager's body.
-  std::string external_url;          // Of the page; links begin with it.
+  AlertLinks links;
   Severity severity_min = Severity::kWarning;
   bool send_resolved = true;
-  // Of a run's actions: what is added to the advice of an alert that fires.
-  // Thread-safe; null = nothing.
-  std::function<std::string(const std::vector<Action>& actions, const AlertTransition& alert)> proposals;
+  // The advice of an alert that fires, with what of a run's actions was proposed for it.
+  // Thread-safe; null = as it was when the alert changed.
+  std::function<std::string(const std::vector<Action>& actions, const AlertTransition& alert)> advice;
   // Whether alerts of a run are sent at all.  Thread-safe; null = of every run.
   std::function<bool(RunId run)> notifies;
   size_t runs_max = 1000;                  // Runs with something to send; more are refused.
@@ -88,6 +91,7 @@ class Webhook {
  private:
   struct Pending {
     std::string run_name;
+    std::set<std::string> changed;                    // Keys of those that fired, or rose.
     std::map<std::string, AlertTransition> resolved;  // By key.
     uint64_t truncated = 0;
     int64_t since_ns = 0;
@@ -102,8 +106,13 @@ class Webhook {
   std::vector<AlertTransition> Firing(RunId run) const;
   bool IsToldOf(const AlertView& alert) const;
   void Work();
-  // "" if nothing is left to send.  `*told` becomes the highest id in the body.
-  std::string Body(RunId run, const Pending& pending, uint64_t* told) const;
+  // What was told of a run.
+  struct Said {
+    uint64_t before = 0;                   // Up to this id by servers before this one.
+    std::map<std::string, size_t> alerts;  // By key, of what fires; hashes.
+  };
+  // "" if nothing is left to send.  `*told` becomes the highest id that is known then, `*said` what fires then.
+  std::string Body(RunId run, const Pending& pending, uint64_t* told, Said* said) const;
   absl::Status RecordPosted(RunId run, uint64_t told);
   void Deliver(RunId run, Pending pending);
   void Count(const char* result);
@@ -117,7 +126,8 @@ class Webhook {
   Histogram* const seconds_;
   int64_t subscription_ = 0;
   int64_t action_subscription_ = 0;
-  std::mt19937_64 random_;  // The worker's.
+  std::mt19937_64 random_;      // The worker's.
+  std::map<RunId, Said> said_;  // The worker's.
   absl::Mutex mutex_;
   std::map<RunId, Pending> pending_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;

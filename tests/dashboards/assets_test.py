@@ -123,7 +123,7 @@ class Runbooks(unittest.TestCase):
         self.assertGreater(len(alerts), 15)
         books = {p.stem: p.read_text() for p in (ALERTS / "runbooks").glob("*.md")}
         self.assertEqual({a.lower() for a in alerts}, set(books))
-        self.assertEqual(set(re.findall(r"/runbooks/(\w+)", text)), set(books))
+        self.assertEqual(set(re.findall(r"/runbook/(\w+)", text)), set(books))
         for alert in alerts:
             book = books[alert.lower()]
             self.assertTrue(book.startswith(f"# {alert}\n"), alert)
@@ -140,6 +140,24 @@ class Runbooks(unittest.TestCase):
         sent = set(re.findall(r'"(Bellwether[A-Z]\w+)"', (ROOT / "server/export/alert_json.cc").read_text()))
         self.assertGreater(len(sent), 8)
         self.assertEqual(sent - alerts, set())
+
+    def test_every_alert_of_the_server_has_a_runbook(self) -> None:
+        sent = set(re.findall(r'"(Bellwether[A-Z]\w+)"', (ROOT / "server/export/alert_json.cc").read_text()))
+        books = {p.stem for p in (ALERTS / "runbooks").glob("*.md")}
+        self.assertEqual({name.lower() for name in sent} - books, set())
+
+    def test_prometheus_rules_say_the_server_words(self) -> None:
+        words = (ROOT / "server/model/alert_words.cc").read_text()
+        table = words[words.index("kWords[]") : words.index("};", words.index("kWords[]"))]
+        said = {row[0]: [phrase for phrase in row[2:] if phrase] for row in re.findall(r'\{"(\w+)",\s*"([^"]*)",\s*"([^"]*)",\s*"([^"]*)",\s*"([^"]*)"\}', table)}
+        names = dict(re.findall(r'\{"(\w+)", "(Bellwether\w+)"\}', (ROOT / "server/export/alert_json.cc").read_text()))
+        self.assertEqual(set(said), set(names))
+        text = (ALERTS / "rules.yml").read_text()
+        summaries = dict(re.findall(r"- alert: (\w+)\n(?: {4,}[^ -].*\n)*? +summary: '(.*)'", text))
+        for rule, phrases in said.items():
+            self.assertTrue(summaries[names[rule]].startswith("{{ toUpper $labels.severity }} {{ $labels.run }}: "), rule)
+            for phrase in phrases:
+                self.assertIn(phrase.replace("{place}", "layer {{ $labels.layer }} head {{ $labels.head }}"), summaries[names[rule]])
 
     def test_a_spike_is_told_in_the_words_of_its_runbook(self) -> None:
         # Those are the words of the server's advice: tests/server/detect/advice_test.cc compares them.
@@ -168,6 +186,40 @@ class Runbooks(unittest.TestCase):
                     else:  # The rules of people's own: whatever is not built in.
                         self.assertEqual((alert, set(rules.split("|"))), ("BellwetherAlert", set(names)), path)
             self.assertEqual(asked, names, path)
+
+
+class SignalNames(unittest.TestCase):
+    """What people call a signal stands in proto/signal_titles.json alone."""
+
+    def setUp(self) -> None:
+        titles = json.loads((ROOT / "proto/signal_titles.json").read_text())
+        self.titles: dict[str, str] = titles["signals"]
+        self.assertGreater(len(self.titles), 80)
+
+    def test_page_and_plot_call_signals_alike(self) -> None:
+        page = dict(re.findall(r"\{ name: '(\w+)',[^{}]*?label: '([^']*)'", (DASHBOARDS / "console/src/signals.ts").read_text()))
+        self.assertGreater(len(page), 60)
+        self.assertEqual(page, {name: self.titles.get(name) for name in page})
+        plot = (ROOT / "client_lib/python/bellwether/tools/plot.py").read_text()
+        labels = re.findall(r'^    "(\w+)": \("([^"]+)", "[^"]*"\),$', plot.replace("\\N{GREEK SMALL LETTER SIGMA}", "σ"), re.MULTILINE)
+        self.assertGreater(len(labels), 8)
+        self.assertEqual(dict(labels), {name: self.titles[name] for name, _ in labels})
+
+    def test_boards_call_signals_alike(self) -> None:
+        board = json.loads((DASHBOARDS / "grafana/bellwether-run.json").read_text())
+        numbered = [match[1] for panel in board["panels"] if (match := re.match(r"\d (.+)", panel.get("title", "")))]
+        self.assertGreater(len(numbered), 6)
+        self.assertEqual([title for title in numbered if title not in self.titles.values()], [])
+
+    def test_documents_list_the_names(self) -> None:
+        page = (ROOT / "docs/reference/signals.md").read_text()
+        listed = dict(re.findall(r"^\| \d+ \| `(\w+)` \| ([^|]*?) \|", page, re.MULTILINE))
+        self.assertEqual({name: title for name, title in listed.items() if title}, self.titles)
+
+    def test_words_of_the_glossary_that_name_signals_are_theirs(self) -> None:
+        headings = re.findall(r"^## (.+)$", (ROOT / "docs/glossary.md").read_text(), re.MULTILINE)
+        mine = {title.lower(): title for title in self.titles.values()}
+        self.assertEqual([word for word in headings if word.lower() in mine and word != mine[word.lower()]], [])
 
 
 class Thresholds(unittest.TestCase):

@@ -159,7 +159,7 @@ def test_panels_do_not_overlap(uid: str) -> None:
 
 def test_panels_stand_in_causal_order() -> None:
     run = " ".join(panel["title"] for panel in BOARDS["bellwether-run"]["panels"] if panel["title"][0].isdigit())
-    assert re.search("1 Drift.*3 Tied.*4 Delta bias.*5 Spectral.*6 .*logit.*8 Loss", run)
+    assert re.search("1 Drift.*3 Tied.*4 Delta bias t.*5 σ.*6 .*logit.*8 Loss", run)
     server = " ".join(panel["title"] for panel in BOARDS["bellwether-server"]["panels"])
     assert re.search(
         "Frames.*Refused.*Shard queues.*Log to disk.*acknowledgement.*Detector.*Notifications.*CPU", server

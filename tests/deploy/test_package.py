@@ -39,6 +39,7 @@ SERVICE_FILES = {
     "/usr/share/bellwether/postgres/roles.sql",
     "/usr/share/bellwether/rules/builtin.yml",
     "/usr/share/bellwether/webhook/slack.json",
+    "/usr/share/bellwether/alertmanager/bellwether.tmpl",
     "/usr/share/bellwether/systemd/gpu.conf",
     "/usr/share/doc/bellwether/changelog.gz",
 }

@@ -3,30 +3,43 @@ webhook."""
 
 from __future__ import annotations
 
+import email
+import email.policy
 import http.server
 import json
 import shutil
+import socketserver
 import subprocess
 import sys
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from email.message import EmailMessage
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
-from bellwether_process import free_port, wait_for
+from bellwether_process import ROOT, free_port, wait_for
 
 
 @contextmanager
-def alertmanager(folder: Path, receiver: str) -> Iterator[str]:
-    """Its host and port.  It notifies the address `receiver`."""
+def alertmanager(folder: Path, receiver: str, smarthost: str = "") -> Iterator[str]:
+    """Its host and port.  It notifies the address `receiver`, and by e-mail of the committed template."""
     config = folder / "alertmanager.yml"
+    mail = (
+        f", email_configs: [{{to: oncall@example.org, from: b@example.org, smarthost: '{smarthost}',"
+        " require_tls: false, send_resolved: true,"
+        """ headers: {Subject: '{{ template "bellwether.subject" . }}'},"""
+        """ text: '{{ template "bellwether.text" . }}', html: '{{ template "bellwether.html" . }}'}]"""
+        if smarthost
+        else ""
+    )
     config.write_text(
+        f"templates: ['{ROOT / 'deploy/alertmanager/*.tmpl'}']\n"
         "route: {receiver: sink, group_by: [run], group_wait: 0s, group_interval: 1s, repeat_interval: 1h}\n"
         "inhibit_rules:\n- {source_matchers: [severity=critical], target_matchers: [severity=warning], equal: [run]}\n"
-        f"receivers:\n- {{name: sink, webhook_configs: [{{url: '{receiver}', send_resolved: true}}]}}\n"
+        f"receivers:\n- {{name: sink, webhook_configs: [{{url: '{receiver}', send_resolved: true}}]{mail}}}\n"
     )
     program, amtool = shutil.which("prometheus-alertmanager"), shutil.which("amtool")
     assert program and amtool, "Debian's package prometheus-alertmanager is missing"
@@ -67,6 +80,33 @@ def receiver(take: Callable[[str, dict[str, Any]], None]) -> Iterator[str]:
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_address[1]}/"
+        server.shutdown()
+
+
+class _Smtp(socketserver.StreamRequestHandler):
+    """As much of a mail server as a client needs to leave its mail (RFC 5321)."""
+
+    def handle(self) -> None:
+        self.wfile.write(b"220 test\r\n")
+        for line in self.rfile:
+            word = line[:4].upper()
+            if word == b"DATA":
+                self.wfile.write(b"354 go on\r\n")
+                mail = b"".join(iter(lambda: self.rfile.readline(), b".\r\n"))
+                cast(Any, self.server).take(email.message_from_bytes(mail, policy=email.policy.default))
+            self.wfile.write(b"221 bye\r\n" if word == b"QUIT" else b"250 ok\r\n")
+            if word == b"QUIT":
+                return
+
+
+@contextmanager
+def mailbox(take: Callable[[EmailMessage], None]) -> Iterator[str]:
+    """Host and port of a mail server that gives what it is sent to `take`."""
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), _Smtp) as server:
+        server.take = take  # type: ignore[attr-defined]
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"127.0.0.1:{server.server_address[1]}"
         server.shutdown()
 
 

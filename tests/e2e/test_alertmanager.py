@@ -70,7 +70,7 @@ def is_slacks_message(message: dict[str, Any]) -> None:
         texts = {"color", "title", "title_link", "fallback", "text"}
         assert alert.keys() == {*texts, "fields"} and all(isinstance(alert[name], str) and alert[name] for name in texts)
         assert alert["title_link"].startswith("http") and re.fullmatch("#[0-9a-f]{6}", alert["color"])
-        assert {field["title"] for field in alert["fields"]} >= {"cause", "evidence", "advice"}
+        assert {field["title"] for field in alert["fields"]} >= {"Do", "Runbook"}
         for field in alert["fields"]:
             assert field.keys() == {"title", "value", "short"} and field["value"] and field["short"] is False
 
@@ -92,7 +92,7 @@ def test_a_failing_run_is_told_by_both_ways(told: tuple[Server, Sink, str]) -> N
         alerts: list[dict[str, Any]] = json.load(answer)
     ours = [alert for alert in alerts if "instance" not in alert["labels"]]
     assert ours and all(alert["annotations"]["summary"] and f"/#/run/{FAILING}" in alert["generatorURL"] for alert in ours)
-    critical = f"CRITICAL: run {FAILING}, "
+    critical = f"CRITICAL {FAILING}: "
     wait_for("the chat is told", lambda: any(message["text"].startswith(critical) for message in sink.chat))
     for message in sink.chat:
         is_slacks_message(message)

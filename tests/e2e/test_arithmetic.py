@@ -166,6 +166,6 @@ def test_ranks_are_judged_as_one_over_a_kill(server: Server) -> None:
     assert alerts(server, "ranks") == [alert]
     push(2020, [1.0, 1.0], [1.0, 1.0])
     (ended,) = wait_for("it ends", lambda: [a for a in alerts(server, "ranks") if a["state"] != alert["state"]])
-    assert ended["key"] == alert["key"] and "resolved" in ended["summary"]
+    assert ended["key"] == alert["key"] and " is over at step " in ended["summary"]
     for rank in ranks:
         rank.client.close()

@@ -22,10 +22,10 @@ rules:
    hold_batches: 1, severity: warning, stage: 1}
 """
 EXPERTS, DIES = 3, 1000
-DEAD = "moe: dead_expert in layer 1: expert_share 0 (threshold 0.01), since step 1000"
+DEAD = "moe: dead_expert in layer 1: expert_share 0 (limit 0.01), since step 1,000."
 NAMED = (
     "moe: 1 of 3 experts of layer 1 has had no token in 2 samples, after having some: expert 1, "
-    "since step 1000"
+    "since step 1,000."
 )
 
 

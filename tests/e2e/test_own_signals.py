@@ -178,7 +178,7 @@ def test_own_rules_judge_them_by_their_names(tmp_path: Path) -> None:
         alerts = wait_for("the rules have fired", found)
         assert "train/kl" in str(alerts["kl_too_large"])
         assert "load[1,6]" in str(alerts["expert_starves"]) and "load[1,5]" not in str(alerts["expert_starves"])
-        assert "tokens_seen 10 (threshold 11)" in str(alerts["seen_too_few"])
+        assert "tokens_seen 10 (limit 11)" in str(alerts["seen_too_few"])
         ranks[0].close()
 
 
@@ -266,8 +266,8 @@ def test_with_no_rules_file_what_is_wrong_is_told(server: Server) -> None:
     (alert,) = wait_for("the alert is told again", told)
     history = server.call("GetAlert", run="own", key=alert["last"]["key"])["alert"]["history"]
     assert [(entry["rule"], entry["summary"]) for entry in history] == [
-        ("own", "own: kl is inf at step 20, after finite values"),
-        ("own", "own: clip_share is 1.5 at step 30, above its high limit of 1; also wrong: kl"),
+        ("own", "own: kl is inf at step 20, after finite values."),
+        ("own", "own: clip_share is 1.5 at step 30, above its high limit of 1; also wrong: kl."),
     ]
     assert alert["last"]["severity"] == "SEVERITY_WARNING"
     assert "clip_share is 1.5" in server.run("alert", "list", "--run", "own", "-o", "json")

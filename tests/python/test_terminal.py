@@ -128,15 +128,15 @@ def test_a_line_at_the_first_warning_and_each_rise(
     assert told(caplog) == []
     Answers.alerts = [alert("a", "WARNING"), alert("b", "WARNING")]
     asked_again()
-    more = "[logit growth]; more: python -m bellwether explain mine"
-    first = [f"warning: a is ill {more}", f"warning: b is ill {more}"]
+    more = "Cause: logit growth. More: python -m bellwether explain mine"
+    first = [f"WARNING mine: a is ill. {more}", f"WARNING mine: b is ill. {more}"]
     assert told(caplog) == first
     Answers.alerts = [alert("a", "WARNING"), alert("b", "WARNING", "RESOLVED")]
     asked_again()
     assert told(caplog) == first
     Answers.alerts = [alert("a", "CRITICAL"), alert("b", "WARNING")]
     asked_again()
-    assert told(caplog) == [*first, f"now critical: a is ill {more}"]
+    assert told(caplog) == [*first, f"NOW CRITICAL mine: a is ill. {more}"]
     assert all(record.levelno == logging.WARNING for record in caplog.records)
     shown.end(ended())
     said = told(caplog)[3:]
@@ -283,10 +283,12 @@ def script() -> str:
 
 def test_a_script_with_a_private_server_is_told(private: None) -> None:
     lines = script().splitlines()
-    assert next(line for line in lines if "critical: nonfinite" in line).startswith("bellwether: ")
+    assert next(line for line in lines if " CRITICAL " in line).startswith(
+        "bellwether: CRITICAL real: "
+    )
     (goodbye,) = [line for line in lines if "has ended" in line]
     assert goodbye.startswith("bellwether: run real has ended at step 119; ")
-    assert "critical: nonfinite" in goodbye
+    assert "critical: " in goodbye and "since step 61" in goodbye
     addresses = [line for line in lines if "http://" in line]
     assert len(addresses) == 2 and len(set(addresses)) == 1  # At the start, and at the end.
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+/\?token=\S+#/run/real", addresses[0])

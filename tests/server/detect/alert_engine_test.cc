@@ -9,6 +9,10 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "bellwether/time_text.h"
+#include "server/model/alert_words.h"
+
 namespace bellwether::server {
 namespace {
 
@@ -190,15 +194,51 @@ TEST_F(AlertEngineTest, TimeLeftFollowsAnOwnSummary) {
   Finding finding = Drift(Severity::kWarning, 1, {1, 4}, 9);
   finding.summary = "it grows";
   finding.eta = {.known = true, .steps = 500, .lower_steps = 400, .upper_steps = 900};
-  finding.eta_words = "the loss is expected to be 5 % higher in";
+  finding.eta_words = "the loss is expected to be 5 % higher";
   EXPECT_EQ(At(100, {finding})[0].summary,
-            "r: it grows; the loss is expected to be 5 % higher in 500 steps (80 %: 400 to 900), about 25 min");
-  for (const bool known : {true, false}) {
-    engine_ = AlertEngine(options_);
-    finding.eta.known = known;
-    finding.eta_words = known ? "" : "the loss is expected to be 5 % higher in";
-    EXPECT_EQ(At(100, {finding})[0].summary, "r: it grows") << "nothing is left to say";
-  }
+            "r: it grows. In ~500 steps (~25 min) the loss is expected to be 5 % higher.");
+  engine_ = AlertEngine(options_);
+  finding.eta_words = "";
+  EXPECT_EQ(At(100, {finding})[0].summary, "r: it grows. ~500 steps left.");
+  engine_ = AlertEngine(options_);
+  finding.eta.known = false;
+  finding.eta_words = "the loss is expected to be 5 % higher";
+  EXPECT_EQ(At(100, {finding})[0].summary, "r: it grows.") << "nothing is left to say";
+}
+
+TEST_F(AlertEngineTest, SentenceSaysWhetherTheLossIsStillNormal) {
+  Finding finding = Drift(Severity::kWarning, 1, {1, 4}, 9);
+  finding.first_step = 12345;
+  finding.eta = {.known = true, .steps = 269.1};
+  const std::string drifts = "r: layer 1 head 4 is drifting since step 12,345.";
+  EXPECT_EQ(At(12400, {finding})[0].summary, drifts + " ~269 steps left.") << "it is not known";
+  engine_ = AlertEngine(options_);
+  engine_.SetLossNormal(true);
+  EXPECT_EQ(At(12400, {finding})[0].summary, drifts + " ~269 steps left. Loss still normal.");
+  finding.severity = Severity::kCritical;
+  finding.stage = 5;
+  EXPECT_EQ(At(12500, {finding})[0].summary, drifts + " The loss has left its course.") << "nothing is left";
+}
+
+TEST_F(AlertEngineTest, AnEndSaysAfterHowLongAndWhy) {
+  engine_.SetStepSeconds(3);
+  Finding finding = Drift(Severity::kWarning, 1, {1, 4}, 9);
+  At(1000, {finding});
+  const int64_t end = 1000 + options_.resolve_steps;
+  EXPECT_EQ(
+      At(end, {})[0].summary,
+      absl::StrCat("r: drift of layer 1 head 4 is over at step ", CountText(end), ", after ", CountText(end - 90),
+                   " steps (~", TimeText(static_cast<double>(end - 90) * 3), "): no sign of it since step 1,000."));
+}
+
+TEST_F(AlertEngineTest, SpikeAndFirstSampleAreToldAsSuch) {
+  std::vector<AlertTransition> out;
+  Finding spike = Finding::OfRun(Rule::kLoss, Severity::kInfo, {.signal = "loss", .value = 9, .first_step = 1072});
+  engine_.Update(Family::kLoss, 1072, run_, {spike}, &out);
+  EXPECT_EQ(out.at(0).summary, "r: the loss has a spike at step 1,072.");
+  Finding found = Drift(Severity::kInfo, 0, {0, 2}, 9);
+  found.facts[0].detector = kFoundDetector;
+  EXPECT_EQ(At(1100, {found})[0].summary, "r: layer 0 head 2 was beyond its limits in the first sample at step 90.");
 }
 
 class IllnessTest : public testing::Test {
@@ -240,8 +280,10 @@ TEST_F(IllnessTest, SignsOfOneSampleAreToldOnceByBestCause) {
   EXPECT_EQ(told[0].cause, "corruption");
   EXPECT_EQ(told[0].rule, "corruption");
   EXPECT_EQ(told[0].evidence.size(), 3u);
-  EXPECT_EQ(told[0].summary,
-            "r: it is corruption; of the same illness: nonfinite since step 800, gradient since step 800");
+  EXPECT_EQ(
+      told[0].summary,
+      "r: it is corruption. Of the same illness: values not finite since step 800, large gradient norm since step "
+      "800.");
   EXPECT_EQ(engine_.alerts_firing(), 1u);
 }
 

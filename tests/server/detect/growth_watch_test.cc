@@ -126,7 +126,7 @@ TEST_F(GrowthWatchTest, ABlockThatAddsMoreIsNamedWithItsLayer) {
   ASSERT_TRUE(found.eta.known);
   const double grown = std::log(found.facts[0].value / found.facts[0].baseline);
   EXPECT_NEAR(found.eta.steps, (5.2 - grown) / std::log(1.03), 0.1 * found.eta.steps);
-  EXPECT_STREQ(found.eta_words, "the loss is expected to be 5 % higher in");
+  EXPECT_STREQ(found.eta_words, "the loss is expected to be 5 % higher");
   EXPECT_LT(found.eta.lower_steps, found.eta.steps);
   EXPECT_GT(found.eta.upper_steps, found.eta.steps);
   EXPECT_FALSE(Judge().front().news);

@@ -438,7 +438,7 @@ TEST(OwnJudgeTest, OneAlertTellsOfEachOnceAndEnds) {
   ASSERT_THAT(run.out, SizeIs(1));
   EXPECT_EQ(run.out[0].rule, "own");
   EXPECT_EQ(run.out[0].severity, Severity::kWarning);
-  EXPECT_EQ(run.out[0].summary, "r: kl is NaN at step 100, after finite values");
+  EXPECT_EQ(run.out[0].summary, "r: kl is NaN at step 100, after finite values.");
   EXPECT_EQ(run.out[0].evidence.at(0).signal, "kl");
   EXPECT_THAT(run.out[0].advice, Not(IsEmpty()));
   EXPECT_EQ(run.out[0].stage, 0);
@@ -446,7 +446,7 @@ TEST(OwnJudgeTest, OneAlertTellsOfEachOnceAndEnds) {
   run.To(220, 10, kOwnInf);
   ASSERT_THAT(run.out, SizeIs(2)) << "the same alert, told again";
   EXPECT_EQ(run.out[1].key, run.out[0].key);
-  EXPECT_EQ(run.out[1].summary, "r: kl is 10 at step 201, above its high limit of 9; also wrong: reward");
+  EXPECT_EQ(run.out[1].summary, "r: kl is 10 at step 201, above its high limit of 9; also wrong: reward.");
   run.To(2000, 0.1f, 1);
   ASSERT_THAT(run.out, SizeIs(3));
   EXPECT_EQ(run.out[2].state, AlertState::kResolved);
@@ -458,7 +458,7 @@ TEST(OwnJudgeTest, InformationBecomesAWarning) {
   run.To(1300, 0.1f, 0.1f);
   ASSERT_THAT(run.out, SizeIs(2));
   EXPECT_EQ(run.out[0].severity, Severity::kInfo);
-  EXPECT_THAT(run.out[0].summary, HasSubstr("r: reward has fallen to 0.1, from 1 (limit 0.5), since step 10"));
+  EXPECT_THAT(run.out[0].summary, HasSubstr("r: reward has fallen to 0.1, from 1 (limit 0.5), since step 1,0"));
   EXPECT_EQ(run.out[1].severity, Severity::kWarning);
 }
 

@@ -17,6 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/detect/judge_options.h"
 #include "server/detect/thresholds.h"
+#include "server/model/alert_words.h"
 #include "tests/support/judged_samples.h"
 #include "tests/support/law_samples.h"
 #include "tests/support/transition_text.h"
@@ -162,11 +163,11 @@ std::set<std::string> RulesTold(BuiltinSet off) {
   std::set<std::string> rules;
   for (const AlertTransition& t : out) {
     rules.insert(t.rule);
-    // Signs that others lead, as "loss since step 3000".
-    const size_t others = t.summary.find("of the same illness: ");
+    // Signs that others lead, as "loss off its course since step 3,000".
+    const size_t others = t.summary.find("Of the same illness: ");
     if (others == std::string::npos) continue;
     for (const char* const rule : {"drift", "loss", "gradient", "nonfinite", "disagreement"}) {
-      if (t.summary.find(absl::StrCat(rule, " since step"), others) != std::string::npos) rules.insert(rule);
+      if (t.summary.find(absl::StrCat(NounOf(rule), " since step"), others) != std::string::npos) rules.insert(rule);
     }
   }
   return rules;
@@ -666,13 +667,13 @@ TEST(RunJudgeTest, TensorsWhoseCopiesDifferAreNamedWithTheirRanks) {
     return out[0].summary;
   };
   const std::string copies = "synthetic: the copies of mlp differ at step 50: ";
-  EXPECT_EQ(summary({.first_rank = 2, .ranks = {5}, .reporters = 2}), copies + "rank 2 differs from rank 5");
+  EXPECT_EQ(summary({.first_rank = 2, .ranks = {5}, .reporters = 2}), copies + "rank 2 differs from rank 5.");
   EXPECT_THAT(ranks, testing::ElementsAre(2, 5));
-  EXPECT_EQ(summary({.first_rank = 2, .ranks = {5}, .reporters = 4}), copies + "rank 5 differs from 3 others");
+  EXPECT_EQ(summary({.first_rank = 2, .ranks = {5}, .reporters = 4}), copies + "rank 5 differs from 3 others.");
   EXPECT_THAT(ranks, testing::ElementsAre(5));
-  EXPECT_EQ(summary({.first_rank = 2, .ranks = {0, 5}, .reporters = 3}), copies + "rank 2 differs from the 2 others");
+  EXPECT_EQ(summary({.first_rank = 2, .ranks = {0, 5}, .reporters = 3}), copies + "rank 2 differs from the 2 others.");
   EXPECT_THAT(ranks, testing::ElementsAre(2));
-  EXPECT_EQ(summary({.first_rank = 2, .ranks = {0, 5}, .reporters = 4}), copies + "ranks 0, 5 differ from 2 others");
+  EXPECT_EQ(summary({.first_rank = 2, .ranks = {0, 5}, .reporters = 4}), copies + "ranks 0, 5 differ from 2 others.");
   EXPECT_THAT(ranks, testing::ElementsAre(0, 5));
 }
 
@@ -1224,7 +1225,7 @@ TEST(RunJudgeTest, ADriftSaysThatTheKernelsRoundingIsBiased) {
   }
   ASSERT_FALSE(out.empty());
   for (const AlertTransition& t : out) EXPECT_EQ(t.rule, "drift");
-  EXPECT_THAT(out[0].summary, testing::HasSubstr("; law A1 differs by 63 standard deviations of rounding (chance: "));
+  EXPECT_THAT(out[0].summary, testing::HasSubstr(" Law A1 differs by 63 standard deviations of rounding (chance: "));
   EXPECT_THAT(out[0].summary, testing::HasSubstr("): rounding is biased there"));
 }
 

@@ -204,7 +204,7 @@ TEST(UserRulesTest, ASignalOfModulesNamesTheWorstOne) {
     longer.judge.Observe(sample, &longer.out);
   }
   ASSERT_EQ(longer.out.size(), 1u);
-  EXPECT_THAT(longer.out[0].summary, HasSubstr("r: mine: law_z of lm_head dx=dW 3 (threshold 2.5), since step 10"));
+  EXPECT_THAT(longer.out[0].summary, HasSubstr("r: mine: law_z of lm_head dx=dW 3 (limit 2.5), since step 1,0"));
   ASSERT_EQ(longer.out[0].evidence.size(), 1u);
   EXPECT_EQ(longer.out[0].evidence[0].text, "lm_head dx=dW");
 }
@@ -233,7 +233,7 @@ TEST(UserRulesTest, AnExpertThatDiesNamesItsLayer) {
   ASSERT_EQ(run.out.size(), 1u) << testing::PrintToString(Texts(run.out));
   EXPECT_EQ(run.out[0].strongest, (Head{2, -1}));
   EXPECT_EQ(run.out[0].first_step, 1000);
-  EXPECT_THAT(run.out[0].summary, HasSubstr("dead in layer 2: expert_share 0 (threshold 0.01)"));
+  EXPECT_THAT(run.out[0].summary, HasSubstr("dead in layer 2: expert_share 0 (limit 0.01)"));
 }
 
 // Modules of which every second one is measured in a sample, and what is to be thought of each from step
@@ -272,7 +272,7 @@ TEST(UserRulesTest, EachModuleIsJudgedByItself) {
   ASSERT_EQ(out.size(), 2u);
   EXPECT_EQ(out[0].state, AlertState::kFiring);
   EXPECT_EQ(out[0].strongest, Head{});
-  EXPECT_THAT(out[0].summary, HasSubstr("mine: law_z of c y=dx 5 (threshold 4), since step 1000"));
+  EXPECT_THAT(out[0].summary, HasSubstr("mine: law_z of c y=dx 5 (limit 4), since step 1,000"));
   EXPECT_EQ(out[1].state, AlertState::kResolved);
 }
 
@@ -286,7 +286,7 @@ TEST(UserRulesTest, ModulesThatFireTogetherAreNamedTogether) {
   const std::vector<AlertTransition> out = OfModules("detector: level, above: 4, scope: row", names, z);
   ASSERT_GE(out.size(), 1u);
   EXPECT_THAT(out[0].summary,
-              HasSubstr("law_z of layers.18 28 (threshold 4), since step 1000; also of layers.0, layers.2, "
+              HasSubstr("law_z of layers.18 28 (limit 4), since step 1,000; also of layers.0, layers.2, "
                         "layers.4, layers.6 and 5 more"));
   EXPECT_THAT(out[0].evidence, testing::SizeIs(testing::Gt(1u)));
   EXPECT_EQ(out[0].evidence[0].text, "layers.18");
@@ -332,7 +332,7 @@ TEST(UserRulesTest, AnOwnSignalIsJudgedByItsName) {
   EXPECT_THAT(OfOwn(rule, 0.2, 9), IsEmpty());
   const std::vector<AlertTransition> out = OfOwn(rule, 3, 4);
   ASSERT_EQ(out.size(), 1u);
-  EXPECT_THAT(out[0].summary, HasSubstr("r: mine: kl 3 (threshold 0.5), since step 10"));
+  EXPECT_THAT(out[0].summary, HasSubstr("r: mine: kl 3 (limit 0.5), since step 1,0"));
   ASSERT_EQ(out[0].evidence.size(), 1u);
   EXPECT_EQ(out[0].evidence[0].signal, "kl");
   EXPECT_EQ(OfOwn("signal: own_mean, rows: kl, detector: level, above: 0.5", 3, 4).size(), 1u) << "as before";
@@ -343,7 +343,7 @@ TEST(UserRulesTest, CellsOfAnOwnSignalAreItsRows) {
   EXPECT_THAT(OfOwn(rule, 0.1, 4), IsEmpty()) << "kl is none of them";
   const std::vector<AlertTransition> out = OfOwn(rule, 0.1, 0);
   ASSERT_EQ(out.size(), 1u);
-  EXPECT_THAT(out[0].summary, HasSubstr("r: mine: load[1,7] 0 (threshold 0.5), since step 10"));
+  EXPECT_THAT(out[0].summary, HasSubstr("r: mine: load[1,7] 0 (limit 0.5), since step 1,0"));
   EXPECT_THAT(OfOwn(rule + ", rows: 'load[1,6]'", 0.1, 0), IsEmpty());
   EXPECT_EQ(OfOwn("signal: load, aggregate: min, detector: level, below: 0.5", 0.1, 0).size(), 1u);
   EXPECT_THAT(OfOwn("signal: never_logged, detector: level, above: 0", 3, 9), IsEmpty());

@@ -33,7 +33,7 @@ class AlertmanagerTest : public ::testing::Test {
     options.backoff_first_ns = 2'000'000;
     options.stop_wait_ns = 60'000'000'000;  // However late its thread is: news is sent.
     options.url = receiver_.origin() + "/prefix/";
-    options.external_url = "http://watch:7071";
+    options.links = {.page = "http://watch:7071", .runbooks = "https://docs/{name}.html"};
     return *Alertmanager::Start(options, &alerts_, &runs_, &counters_);
   }
   void Post(const SyntheticRun& run, AlertState state = AlertState::kFiring, Severity severity = Severity::kWarning) {
@@ -91,9 +91,10 @@ TEST_F(AlertmanagerTest, FiringAlertIsSentAndResent) {
 
 TEST_F(AlertmanagerTest, LaterProposalComesWithTheNextPush) {
   std::atomic<bool> proposed{false};
-  auto alertmanager =
-      Start({.proposals = [&](const AlertTransition&) { return proposed ? "Proposed: centre the keys." : ""; },
-             .resend_ns = 10'000'000});
+  auto alertmanager = Start(
+      {.advice =
+           [&](const AlertTransition& alert) { return alert.advice + (proposed ? " Proposed: centre the keys." : ""); },
+       .resend_ns = 10'000'000});
   Post(run_);
   receiver_.Await(1);
   proposed = true;

@@ -32,7 +32,12 @@ Json Alert(const char* status, const char* severity) {
             {"severity", severity},
             {"layer", "3"},
             {"head", "5"}}},
-          {"annotations", {{"summary", "drift ratio 7 & rising"}, {"advice", "centre the keys"}, {"stage", "1"}}},
+          {"annotations",
+           {{"summary", "CRITICAL a: layer 3 head 5 is drifting & rising. Loss still normal."},
+            {"do", "Centre the keys."},
+            {"advice", "centre the keys"},
+            {"page_url", "http://watch:7071/#/run/a?step=1"},
+            {"stage", "1"}}},
           {"generatorURL", "http://watch:7071/#/run/a?step=1"}};
 }
 
@@ -89,10 +94,11 @@ TEST(BodyTemplateTest, EveryLabelAndAnnotationHasAPlaceholder) {
   transition.eta = {.known = true, .steps = 5};
   transition.siblings = "two runs";
   Json each = Json::object();
-  for (const StringMap& texts : {AlertLabels(transition), AlertAnnotations(transition)}) {
+  for (const StringMap& texts :
+       {AlertLabels(transition), AlertAnnotations(transition, {.page = "http://watch", .runbooks = "http://watch"})}) {
     for (const auto& [name, value] : texts) each[name] = absl::StrCat("{{", name, "}}");
   }
-  for (const char* name : {"title", "color", "status", "url", "starts_at", "fingerprint"}) {
+  for (const char* name : {"title", "sentence", "others", "color", "status", "url", "starts_at", "fingerprint"}) {
     each[name] = absl::StrCat("{{", name, "}}");
   }
   EXPECT_EQ(Finding(Json({{"x", {{"{{alerts}}", each}}}}).dump()), "");
@@ -100,7 +106,7 @@ TEST(BodyTemplateTest, EveryLabelAndAnnotationHasAPlaceholder) {
 
 TEST(BodyTemplateTest, FindingsNameTheirPlace) {
   EXPECT_THAT(Finding(R"({"a": [1, {"b": "{{nope}}"}]})"),
-              AllOf(HasSubstr("a[1].b = {{nope}}: {{nope}} must be one of external_url, firing, headline,"),
+              AllOf(HasSubstr("a[1].b = {{nope}}: {{nope}} must be one of external_url, firing, headline, others,"),
                     HasSubstr("there are more in {\"{{alerts}}\": ...}")));
   EXPECT_THAT(Finding(R"({"a": "{{summary}}"})"), HasSubstr("{{summary}} must be one of"));
   EXPECT_THAT(Finding(R"({"a": {"{{alerts}}": {"b": "{{nope}}"}}})"),
@@ -129,35 +135,63 @@ TEST(BodyTemplateTest, ItsDepthIsLimited) {
   EXPECT_THAT(Finding(nested(BodyTemplate::kBytesMax / 2 - 10)), HasSubstr("nested more than 16"));
 }
 
-TEST(SlackTest, SlackMessageHasAlertPlaceAndAdvice) {
-  const Json message =
-      SlackTemplate().Fill(Notification("a", Json::array({Alert("firing", "critical"), Alert("resolved", "warning")})));
-  EXPECT_EQ(message["text"], "CRITICAL: run a, 1 alert fires");
-  ASSERT_EQ(message["attachments"].size(), 2u);
+TEST(SlackTest, SlackMessageHasRunSentenceAndDeed) {
+  const Json message = SlackTemplate().Fill(Notification("a", Json::array({Alert("firing", "critical")})));
+  EXPECT_EQ(message["text"], "CRITICAL a: layer 3 head 5 is drifting &amp; rising.");
+  ASSERT_EQ(message["attachments"].size(), 1u);
   const Json& alert = message["attachments"][0];
   EXPECT_EQ(alert["color"], "#d7191c");
-  EXPECT_EQ(alert["title"], "BellwetherDriftGrowing, layer 3, head 5");
+  EXPECT_EQ(alert["title"], "CRITICAL a: layer 3 head 5");
   EXPECT_EQ(alert["title_link"], "http://watch:7071/#/run/a?step=1");
-  EXPECT_EQ(alert["text"], "drift ratio 7 &amp; rising");
-  EXPECT_EQ(alert["fallback"], alert["text"]);
-  EXPECT_EQ(alert["fields"], Json::array({{{"title", "advice"}, {"value", "centre the keys"}, {"short", false}}}));
+  EXPECT_EQ(alert["text"], "layer 3 head 5 is drifting &amp; rising. Loss still normal.");
+  EXPECT_EQ(alert["fields"], Json::array({{{"title", "Do"}, {"value", "Centre the keys."}, {"short", false}}}));
+}
+
+TEST(SlackTest, OthersThatFireAreCounted) {
+  Json notification = Notification("a", Json::array({Alert("firing", "critical"), Alert("resolved", "warning")}));
+  notification["otherAlertsFiring"] = 3;
+  const Json message = SlackTemplate().Fill(notification);
+  EXPECT_EQ(message["text"], "CRITICAL a: 2 alerts (3 others fire)");
   EXPECT_EQ(message["attachments"][1]["color"], "#2eb886");
+  EXPECT_EQ(message["attachments"][1]["title"], "RESOLVED a: layer 3 head 5");
 }
 
 TEST(SlackTest, AllResolvedIsSaid) {
-  EXPECT_EQ(SlackTemplate().Fill(Notification("a", Json::array({Alert("resolved", "critical")})))["text"],
-            "RESOLVED: run a");
+  EXPECT_EQ(SlackTemplate().Fill(Notification("a", Json(2, Alert("resolved", "critical"))))["text"],
+            "RESOLVED a: 2 alerts, all over");
 }
 
 TEST(SlackTest, RunNamesNotifyNoChannel) {
-  const Json message = SlackTemplate().Fill(Notification("<!channel> & co", Json::array({Alert("firing", "warning")})));
-  EXPECT_EQ(message["text"], "WARNING: run &lt;!channel&gt; &amp; co, 1 alert fires");
+  const Json message = SlackTemplate().Fill(Notification("<!channel> & co", Json(2, Alert("firing", "warning"))));
+  EXPECT_EQ(message["text"], "WARNING &lt;!channel&gt; &amp; co: 2 alerts");
 }
 
 TEST(SlackTest, ManyAlertsAreCutAndCounted) {
   const Json message = SlackTemplate().Fill(Notification("a", Json(25, Alert("firing", "warning"))));
   EXPECT_EQ(message["attachments"].size(), 10u);
-  EXPECT_EQ(message["text"], "WARNING: run a, 25 alerts fire (15 not shown)");
+  EXPECT_EQ(message["text"], "WARNING a: 25 alerts (15 not shown)");
+}
+
+// Slack refuses or cuts longer ones; run names have up to 128 bytes, and what is escaped grows fivefold.
+TEST(SlackTest, TheLongestAlertFitsIntoSlack) {
+  AlertTransition alert;
+  alert.run_name = std::string(128, '&');
+  alert.state = AlertState::kFiring;
+  alert.severity = Severity::kCritical;
+  alert.rule = "drift";
+  alert.summary = alert.run_name + ": " + std::string(5000, 'x');
+  alert.advice = std::string(5000, '<');
+  for (int i = 0; i < 32; ++i) alert.evidence.push_back({.signal = std::string(100, 'z'), .where = {i, i}});
+  Json of_alert = {{"status", "firing"},
+                   {"labels", AlertLabels(alert)},
+                   {"annotations", AlertAnnotations(alert, {.page = "http://watch", .runbooks = "http://watch"})}};
+  const Json message = SlackTemplate().Fill(Notification(alert.run_name, Json(50, of_alert)));
+  ASSERT_EQ(message["attachments"].size(), 10u);
+  for (const Json& attachment : message["attachments"]) {
+    EXPECT_LT(attachment["text"].get<std::string>().size(), 3000u);
+    for (const Json& field : attachment["fields"]) EXPECT_LT(field["value"].get<std::string>().size(), 3000u);
+  }
+  EXPECT_LT(message["text"].get<std::string>().size(), 3000u);
 }
 
 }  // namespace

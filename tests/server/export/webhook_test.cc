@@ -35,7 +35,7 @@ class WebhookTest : public ::testing::Test {
     options.backoff_max_ns = 10'000'000;
     options.stop_wait_ns = 60'000'000'000;  // However late its thread is: what is due is delivered.
     if (options.url.empty()) options.url = receiver_.url();
-    options.external_url = "http://watch:7071/";
+    options.links = {.page = "http://watch:7071/", .runbooks = "http://watch:7071/#/runbook"};
     return *Webhook::Start(options, &alerts_, &actions_, &counters_);
   }
   AlertTransition Post(const SyntheticRun& run, AlertState state, Severity severity = Severity::kWarning) {
@@ -127,7 +127,7 @@ TEST_F(WebhookTest, FiringAndResolvedAreAlertmanagersVersionFour) {
       alert["generatorURL"].get<std::string>(),
       ::testing::StartsWith("http://watch:7071/#/run/llama%2F7b?step=4000&layer=1&head=0&alert=drift%2F1%2F0%2F"));
   EXPECT_THAT(alert["annotations"]["alert"].get<std::string>(), ::testing::StartsWith("drift/1/0/"));
-  EXPECT_THAT(alert["annotations"]["evidence"].get<std::string>(), ::testing::HasSubstr("threshold 4"));
+  EXPECT_THAT(alert["annotations"]["evidence"].get<std::string>(), ::testing::HasSubstr(" (limit 4) since step "));
   EXPECT_THAT(alert["annotations"]["eta"].get<std::string>(), ::testing::HasSubstr("1080 steps"));
   EXPECT_THAT(alert["annotations"]["siblings"].get<std::string>(), ::testing::HasSubstr("12 earlier healthy runs"));
 
@@ -143,23 +143,67 @@ TEST_F(WebhookTest, ATemplateIsTheBody) {
   auto webhook =
       Start({.body = *BodyTemplate::Parse(R"({"text": "{{headline}}", "all": {"{{alerts}}": "{{rule}}"}})")});
   Post(run_, AlertState::kFiring);
-  const nlohmann::json expected = {{"text", "WARNING: run llama/7b, 1 alert fires"}, {"all", {"drift"}}};
-  EXPECT_EQ(receiver_.Await(1)[0], expected);
+  const nlohmann::json body = receiver_.Await(1)[0];
+  EXPECT_THAT(body["text"].get<std::string>(), ::testing::StartsWith("WARNING llama/7b: drift in layer 1 head 0"));
+  EXPECT_EQ(body["all"], nlohmann::json({"drift"}));
 }
 
-TEST_F(WebhookTest, AResolvedAlertDoesNotResolveItsRun) {
+TEST_F(WebhookTest, AMessageCarriesWhatHasChangedAndCountsOthers) {
   auto webhook = Start({});
   SyntheticRun other = run_;
   other.failing = {3, 3};
   Post(run_, AlertState::kFiring);
-  receiver_.Await(1);
+  EXPECT_EQ(receiver_.Await(1)[0]["otherAlertsFiring"], 0);
   Post(other, AlertState::kFiring);
-  EXPECT_EQ(receiver_.Await(2)[1]["alerts"].size(), 2u);
+  nlohmann::json body = receiver_.Await(2)[1];
+  ASSERT_EQ(body["alerts"].size(), 1u) << "the first one has not changed";
+  EXPECT_EQ(body["alerts"][0]["labels"]["layer"], "3");
+  EXPECT_EQ(body["otherAlertsFiring"], 1);
+  Post(other, AlertState::kResolved);
+  body = receiver_.Await(3)[2];
+  EXPECT_EQ(body["status"], "firing") << "the run has another alert";
+  ASSERT_EQ(body["alerts"].size(), 1u);
+  EXPECT_EQ(body["alerts"][0]["status"], "resolved");
+  EXPECT_EQ(body["otherAlertsFiring"], 1);
+}
+
+TEST_F(WebhookTest, ChangesWhileSilencedAreToldWithTheNextChange) {
+  auto webhook = Start({});
+  const AlertTransition quiet = Post(run_, AlertState::kFiring);
+  receiver_.Await(1);
+  AwaitCount("delivered", 1);
+  const auto silence = [&](int64_t until) {
+    ASSERT_TRUE(alerts_.Annotate(quiet.run, quiet.key, {.silenced_until_unix_ns = until}).ok());
+  };
+  silence(Clock::System()->UnixNanos() + 60'000'000'000);
+  SyntheticRun other = run_;
+  other.failing = {3, 3};
+  Post(run_, AlertState::kFiring, Severity::kCritical);
+  Post(other, AlertState::kFiring);
+  EXPECT_EQ(receiver_.Await(2)[1]["alerts"].size(), 1u);
+  AwaitCount("delivered", 2);
+  silence(1);
   Post(other, AlertState::kResolved);
   const nlohmann::json body = receiver_.Await(3)[2];
-  EXPECT_EQ(body["status"], "firing");
-  EXPECT_EQ(body["alerts"].size(), 2u);
-  EXPECT_EQ(body["commonLabels"].count("layer"), 0u);  // Differs between the two.
+  ASSERT_EQ(body["alerts"].size(), 2u);
+  EXPECT_EQ(body["alerts"][0]["labels"]["severity"], "critical");
+}
+
+TEST_F(WebhookTest, AnAlertHasItsSentenceDeedAndRunbook) {
+  auto webhook = Start({.advice = [](const std::vector<Action>&, const AlertTransition&) {
+    return std::string(
+        "Centre the keys (attention.center_k). It costs 1 %. Proposed: attention.center_k of layer 1; "
+        "`bellwether action approve llama/7b ab-1` applies it; cost: 1 %.");
+  }});
+  Post(run_, AlertState::kFiring, Severity::kCritical);
+  const nlohmann::json told = receiver_.Await(1)[0]["alerts"][0]["annotations"];
+  EXPECT_THAT(told["summary"].get<std::string>(), ::testing::StartsWith("CRITICAL llama/7b: drift in layer 1 head 0"));
+  const std::string page = told["page_url"].get<std::string>();
+  EXPECT_EQ(told["do"], "Approve \"centre the keys\" (attention.center_k of layer 1): " + page +
+                            " or `bellwether action approve llama/7b ab-1`.");
+  EXPECT_THAT(told["description"].get<std::string>(),
+              ::testing::ContainsRegex("^Do: Approve .*\nWhy: drift ratio [0-9.]+ \\(limit 4\\) since step [0-9,]+; "));
+  EXPECT_EQ(told["runbook_url"], "http://watch:7071/#/runbook/bellwetherdriftgrowing");
 }
 
 TEST_F(WebhookTest, TriesAgainAndTellsTheNewestStateOnly) {
@@ -242,16 +286,16 @@ TEST_F(WebhookTest, FalseAlarmIsNotSentUntilItIsWorse) {
   webhook->Stop();
 }
 
-std::string Ids(const std::vector<Action>& actions, const AlertTransition& alert) {
-  std::string ids;
+std::string AdviceWithIds(const std::vector<Action>& actions, const AlertTransition& alert) {
+  std::string advice = alert.advice;
   for (const Action& action : actions) {
-    if (action.alert_key == alert.key && action.state == ActionState::kProposed) ids += "Proposed: " + action.id;
+    if (action.alert_key == alert.key && action.state == ActionState::kProposed) advice += " Proposed: " + action.id;
   }
-  return ids;
+  return advice;
 }
 
 TEST_F(WebhookTest, LaterProposalIsSentOnceWithItsAlert) {
-  auto webhook = Start({.proposals = Ids});
+  auto webhook = Start({.advice = AdviceWithIds});
   const AlertTransition alert = Post(run_, AlertState::kFiring);
   receiver_.Await(1);
   AwaitCount("delivered", 1);
@@ -267,7 +311,7 @@ TEST_F(WebhookTest, LaterProposalIsSentOnceWithItsAlert) {
 }
 
 TEST_F(WebhookTest, ProposalForUnsentOrResolvedAlertIsNotSent) {
-  auto webhook = Start({.severity_min = Severity::kCritical, .proposals = Ids});
+  auto webhook = Start({.severity_min = Severity::kCritical, .advice = AdviceWithIds});
   Propose(Post(run_, AlertState::kFiring, Severity::kWarning), "a-1");
   SyntheticRun silenced = run_;
   silenced.id = 2;
@@ -325,7 +369,8 @@ TEST_F(WebhookTest, UnsentAlertsAreSentByTheNextServer) {
     webhook->CatchUp(0, std::numeric_limits<RunId>::max());
     const nlohmann::json body = receiver_.Await(2)[1];
     EXPECT_EQ(body["groupLabels"]["run"], run_.name);
-    EXPECT_EQ(body["alerts"].size(), 2u);
+    EXPECT_EQ(body["alerts"].size(), 1u);
+    EXPECT_EQ(body["otherAlertsFiring"], 1) << "the server before told of it";
     AwaitCount("delivered", 2);
     AwaitNoted(2);
     webhook->CatchUp(0, std::numeric_limits<RunId>::max());
@@ -335,7 +380,7 @@ TEST_F(WebhookTest, UnsentAlertsAreSentByTheNextServer) {
   post(run_, "leak", AlertState::kResolved, now_ns);  // As the log's end is applied when a server stops.
   auto webhook = Start({});
   webhook->CatchUp(0, std::numeric_limits<RunId>::max());
-  EXPECT_EQ(receiver_.Await(3)[2]["alerts"].size(), 2u);
+  EXPECT_EQ(receiver_.Await(3)[2]["alerts"].size(), 1u);
   auto elsewhere = Start({.channel = "second"});  // Told of nothing yet.
   elsewhere->CatchUp(0, std::numeric_limits<RunId>::max());
   EXPECT_EQ(receiver_.Await(4)[3]["alerts"].size(), 1u);

@@ -78,7 +78,7 @@ class RunState:
             return "healthy" if sound else f"no alert, but it is not wholly judged: {self.judged}"
         firing = [last for last in lasts if word(last["state"]) == "firing"]
         worst = max(firing or lasts, key=severity_of)
-        named = f"{SEVERITIES[severity_of(worst)]}: {short(without_run(worst))}"
+        named = f"{SEVERITIES[severity_of(worst)]}: {short(without_run(worst)).rstrip('.')}"
         if len(lasts) == 1:
             return f"1 alert, {'still firing' if firing else 'over'}: {named}"
         return f"{len(lasts)} alerts, {len(firing) or 'none'} still firing; the worst {named}"

@@ -145,13 +145,16 @@ class Terminal:
 
 
 def alert_line(last: dict[str, Any], rose: bool) -> str:
-    """One change of an alert, for a reader of nothing but this line."""
-    severity = SEVERITIES[severity_of(last)]
-    now = f"now {severity}" if rose else severity
+    """One change of an alert, in its sentence, for a reader of nothing but this line."""
+    severity = SEVERITIES[severity_of(last)].upper()
     cause = files.one_line(last.get("cause", ""))
-    named = f" [{cause}]" if cause and cause != "unknown" else ""
+    named = f" Cause: {cause}." if cause and cause != "unknown" else ""
     run = files.one_line(last.get("run", ""))
-    return f"{now}: {short(without_run(last))}{named}; more: python -m bellwether explain {run}"
+    sentence = short(without_run(last)).rstrip(".")
+    return (
+        f"{'NOW ' if rose else ''}{severity} {run}: {sentence}.{named}"
+        f" More: python -m bellwether explain {run}"
+    )
 
 
 def goodbye(run: str, ending: Ending, judged: Optional[Judged]) -> str:
