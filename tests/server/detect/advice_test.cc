@@ -156,7 +156,7 @@ TEST_F(AdviceOfAlertsTest, OnlyAnImpulseIsCalledASpike) {
     const auto spike = At(family, 1072, {Found(rule, Severity::kInfo, 0, "impulse", 1072)});
     ASSERT_EQ(spike.size(), 1u);
     EXPECT_THAT(spike[0].advice, StartsWith("One spike; nothing to do unless it"));
-    EXPECT_THAT(spike[0].summary, StartsWith("r: one spike of the "));
+    EXPECT_THAT(spike[0].summary, HasSubstr(" has a spike at step 1,072."));
     const auto lasts = At(family, 1300, {Found(rule, Severity::kWarning, 5, "level", 1072)});
     ASSERT_EQ(lasts.size(), 1u);
     EXPECT_THAT(lasts[0].advice, Not(HasSubstr("spike")));

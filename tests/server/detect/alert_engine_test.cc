@@ -236,6 +236,7 @@ TEST_F(AlertEngineTest, SpikeAndFirstSampleAreToldAsSuch) {
   Finding spike = Finding::OfRun(Rule::kLoss, Severity::kInfo, {.signal = "loss", .value = 9, .first_step = 1072});
   engine_.Update(Family::kLoss, 1072, run_, {spike}, &out);
   EXPECT_EQ(out.at(0).summary, "r: the loss has a spike at step 1,072.");
+  engine_ = AlertEngine(options_);
   Finding found = Drift(Severity::kInfo, 0, {0, 2}, 9);
   found.facts[0].detector = kFoundDetector;
   EXPECT_EQ(At(1100, {found})[0].summary, "r: layer 0 head 2 was beyond its limits in the first sample at step 90.");
