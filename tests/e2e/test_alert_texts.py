@@ -26,7 +26,7 @@ from telling import alertmanager, mailbox, receiver
 RUN = "gpt-flash-s12"
 PAGE = "https://bellwether.example.org/"
 DOCUMENT = ROOT / "docs/operate/alerting.md"
-BEGIN, END = "<!-- as sent: begin -->\n", "<!-- as sent: end -->\n"
+BEGIN, END = "<!-- as sent: begin -->\n\n", "\n<!-- as sent: end -->\n"
 
 
 class Told:
