@@ -70,11 +70,10 @@ class SpoolingTest : public ::testing::Test {
     for (const auto& entry : std::filesystem::directory_iterator(spool_, none)) count += entry.is_directory() ? 1 : 0;
     return count;
   }
-  // Steps from..to-1, each taken by the ring.
+  // Steps from..to-1, each taken by the ring; one that finds it full is pushed again.
   static void Push(TestClient* client, int64_t from, int64_t to) {
     for (int64_t step = from; step < to; ++step)
-      ASSERT_TRUE(WaitUntil([&] { return client->Counters().frames_queued < kAhead + Taken(*client); }) &&
-                  client->PushStep(step) == BW_OK);
+      ASSERT_TRUE(WaitUntil([&] { return client->PushStep(step) == BW_OK; }));
   }
   // The sender has seen the server once, and so knows its window; then the server goes.
   void Meet(TestClient* client) {
@@ -82,12 +81,7 @@ class SpoolingTest : public ::testing::Test {
     ASSERT_EQ(client->PushStep(0), BW_OK);
     ASSERT_EQ(client->Flush(), BW_OK) << client->Counters().error;
   }
-  static uint64_t Taken(const TestClient& client) {
-    const bw_counters c = client.Counters();
-    return c.frames_acked + c.frames_spooled + c.frames_dropped_window;
-  }
 
-  static constexpr uint64_t kAhead = 900;  // Of what is acknowledged or on disk: memory and ring.
   TestFolder folder_;
   std::string address_ = "unix:" + (folder_ / "s");
   std::string spool_ = folder_ / "spool";
