@@ -32,7 +32,8 @@ struct Cli {
 
 void AddRuns(Cli* cli);
 void AddRunWatch(Cli* cli, CLI::App* noun);
-void AddHeads(Cli* cli);  // head top, matrix
+void AddRunChanges(Cli* cli, CLI::App* noun);  // rename, delete (run_changes.cc)
+void AddHeads(Cli* cli);                       // head top, matrix
 void AddSeries(Cli* cli);
 void AddTensors(Cli* cli);  // tensor top
 void AddAlerts(Cli* cli);

@@ -348,6 +348,7 @@ void AddRuns(Cli* cli) {
 
   AddRunExplain(cli, noun);
   AddRunWatch(cli, noun);
+  AddRunChanges(cli, noun);
 
   auto* const events =
       AddCommand<EventsOptions>(cli, noun, "events", "Lists what happened to a run: restores, notes, ...",

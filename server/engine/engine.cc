@@ -135,6 +135,7 @@ void Engine::MakeParts() {
                                                                   .shards = &shards_,
                                                                   .ownership = ownership_,
                                                                   .replay = replay_.get(),
+                                                                  .registry = registry_.get(),
                                                                   .imports = ingest_.get(),
                                                                   .limits = options_.limits});
   const LogTruncator::Options truncator{.wal_bytes_max = options_.wal_bytes_flush, .interval_ms = options_.flush_ms};

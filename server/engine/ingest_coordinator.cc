@@ -82,6 +82,7 @@ absl::Status IngestCoordinator::AdmitRun(const RunUuid& uuid) const {
 absl::StatusOr<std::shared_ptr<RunEntry>> IngestCoordinator::FindOrCreate(const HelloMessage& hello,
                                                                           int64_t time_unix_ms) {
   if (std::shared_ptr<RunEntry> entry = registry_.Find(hello.run.uuid); entry != nullptr) {
+    if (entry->deleting) return absl::UnavailableError("the run is being deleted; come back");
     BW_RETURN_IF_ERROR(CheckModel(entry->description.layout, hello.run));
     return entry;
   }

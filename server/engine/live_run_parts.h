@@ -37,9 +37,9 @@ struct LiveRunParts {
   LogBackend* wal = nullptr;
   Counters* counters = nullptr;
   Clock* clock = nullptr;
-  DetectorBank* bank = nullptr;          // Null = the CPU's.
-  const Baselines* baselines = nullptr;  // Null = nothing is known of other runs.
-  SpectraWorker* spectra = nullptr;      // Null = Gram matrices give no signals.
+  DetectorBank* bank = nullptr;      // Null = the CPU's.
+  Baselines* baselines = nullptr;    // Null = nothing is known of other runs.
+  SpectraWorker* spectra = nullptr;  // Null = Gram matrices give no signals.
   // By lane of the log; null = runs are saved by their shard's thread.
   const std::vector<std::unique_ptr<WorkPool>>* savers = nullptr;
   // Passes an action on to the rank's stream; false = the rank has none.  Null = no rank

@@ -1,12 +1,14 @@
 #include "server/engine/log_replay.h"
 
 #include <algorithm>
+#include <limits>
 #include <memory>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "server/engine/run_deletion.h"
 #include "server/ingest/log_records.h"
 #include "server/util/await_for.h"
 #include "server/util/log.h"
@@ -50,6 +52,12 @@ absl::Status LogReplay::LoadRuns() {
   {
     absl::MutexLock registry(&registry_.mutex());
     for (const RunRecord& record : records) {
+      if (record.deleted) {
+        registry_.PassOver(record.id);
+        BW_RETURN_IF_ERROR(DeleteStored(runs_, record));  // What a crash has left of it.
+        applied_lsn_[record.id] = std::numeric_limits<Lsn>::max();
+        continue;
+      }
       BW_RETURN_IF_ERROR(registry_.Load(record));
       applied_lsn_[record.id] = record.applied_lsn;
       record_saved(record.applied_lsn, record);

@@ -1,11 +1,13 @@
 #include "server/engine/partition_handover.h"
 
 #include <algorithm>
+#include <limits>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "server/engine/rank_session.h"
+#include "server/engine/run_deletion.h"
 #include "server/ingest/log_records.h"
 #include "server/util/log.h"
 #include "server/util/status_macros.h"
@@ -58,6 +60,12 @@ absl::Status PartitionHandover::Recover(uint32_t partition, uint64_t epoch) {
     absl::MutexLock registry(&registry_.mutex());
     ownership_->BeginPartition(partition);
     for (const RunRecord& record : records) {
+      if (record.deleted) {
+        registry_.PassOver(record.id);
+        BW_RETURN_IF_ERROR(DeleteStored(runs_, record));  // What a crash has left of it.
+        applied[record.id] = std::numeric_limits<Lsn>::max();
+        continue;
+      }
       BW_RETURN_IF_ERROR(registry_.Load(record));
       applied[record.id] = record.applied_lsn;
       if (record.ended) continue;

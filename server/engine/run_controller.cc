@@ -1,11 +1,16 @@
 #include "server/engine/run_controller.h"
 
+#include <limits>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "server/engine/log_truncator.h"
+#include "server/engine/run_deletion.h"
+#include "server/engine/run_publisher.h"
 #include "server/ingest/log_records.h"
 #include "server/ingest/run_import.h"
+#include "server/util/log.h"
 #include "server/util/status_macros.h"
 
 namespace bellwether::server {
@@ -15,6 +20,7 @@ RunController::RunController(const Parts& parts)
       shards_(*parts.shards),
       ownership_(*parts.ownership),
       replay_(*parts.replay),
+      registry_(*parts.registry),
       imports_(parts.imports),
       limits_(parts.limits) {}
 
@@ -60,6 +66,66 @@ absl::Status RunController::SayFalseAlarm(RunId run, const std::string& key, con
   BW_RETURN_IF_ERROR(Request(run, WalKind::kFalseAlarm, std::move(payload), {0, std::move(message)}));
   BW_RETURN_IF_ERROR(NoteAlert(run, key, note));
   shards_.Of(run).PublishAgain(run);
+  return absl::OkStatus();
+}
+
+absl::Status RunController::Rename(RunId run, const std::string& name) {
+  const RenameMessage message{name};
+  BW_RETURN_IF_ERROR(Request(run, WalKind::kRename, EncodeRename(message), {0, message}));
+  shards_.Of(run).PublishAgain(run);
+  return absl::OkStatus();
+}
+
+absl::Status RunController::Delete(RunId run) {
+  if (closing_) return absl::UnavailableError("the server is draining; come back");
+  BW_RETURN_IF_ERROR(replay_.Await());
+  BW_RETURN_IF_ERROR(runs_.wal->LogOf(run)->health());  // Its end must be saved before it is deleted.
+  BW_ASSIGN_OR_RETURN(const RunSnapshotPtr snapshot, Find(run));
+  std::shared_ptr<RunEntry> entry;
+  {
+    absl::MutexLock registry(&registry_.mutex());
+    entry = registry_.Find(run);
+    if (entry == nullptr) return Unknown(run);
+    if (entry->deleting) return absl::UnavailableError("the run is being deleted by another call");
+    entry->deleting = true;
+  }
+  const absl::Status status = DeleteEnded(*snapshot);
+  absl::MutexLock registry(&registry_.mutex());
+  if (status.ok()) {
+    registry_.Forget(*entry);
+    registry_.PassOver(run);
+  } else {
+    entry->deleting = false;
+  }
+  return status;
+}
+
+absl::Status RunController::DeleteEnded(const RunSnapshot& snapshot) {
+  const RunId run = snapshot.record.id;
+  const std::string& name = snapshot.record.description.name;
+  if (!snapshot.record.ended) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "run ", name, " has not ended: it is deleted once its job has ended, or has been silent for long"));
+  }
+  if (runs_.attached != nullptr && runs_.attached(run)) {
+    return absl::FailedPreconditionError(absl::StrCat("run ", name, ": a process of it is still connected"));
+  }
+  Shard& shard = shards_.Of(run);
+  // All of it must be saved: what the log still has of the run is then of no use.
+  const Lsn needed = shard.Drop(run, run + 1, /*save=*/true);
+  const absl::Cleanup expect = [&] { shard.Expect(run, run + 1); };
+  if (needed != std::numeric_limits<Lsn>::max()) {
+    return absl::UnavailableError(absl::StrCat("run ", name, ": its end could not be saved yet; ask again"));
+  }
+  BW_ASSIGN_OR_RETURN(const RunRecord record, runs_.database->GetRun(run));
+  if (!record.ended) return absl::FailedPreconditionError(absl::StrCat("run ", name, " goes on"));
+  runs_.table->Remove(run);  // Nobody begins to read it, or to learn from it.
+  if (const absl::Status deleted = DeleteStored(runs_, record); !deleted.ok()) {
+    // What is left is deleted by the next call, or the next start.
+    RunPublisher::PublishRecord(record, runs_);
+    return deleted;
+  }
+  LogInfo("run {} was deleted", name);
   return absl::OkStatus();
 }
 

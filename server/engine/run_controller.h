@@ -1,4 +1,4 @@
-// run_controller.h: what people ask of runs: notes, actions, policies, imports.
+// run_controller.h: what people ask of runs: notes, names, actions, policies, imports, an end.
 //
 // A request goes through the run's log and returns once it is durable and applied.
 //
@@ -20,6 +20,7 @@
 #include "server/engine/log_replay.h"
 #include "server/engine/ports/ownership.h"
 #include "server/engine/ports/run_control.h"
+#include "server/engine/run_registry.h"
 #include "server/engine/shards.h"
 #include "server/ingest/decode_limits.h"
 #include "server/ingest/ingest_sink.h"
@@ -34,6 +35,7 @@ class RunController final : public RunControl {
     const Shards* shards = nullptr;
     const Ownership* ownership = nullptr;
     const LogReplay* replay = nullptr;
+    RunRegistry* registry = nullptr;
     ImportSink* imports = nullptr;
     DecodeLimits limits;
   };
@@ -46,6 +48,8 @@ class RunController final : public RunControl {
   absl::Status Annotate(RunId run, const RunEvent& event) override;
   absl::Status NoteAlert(RunId run, const std::string& key, const Database::AlertNote& note) override;
   absl::Status SayFalseAlarm(RunId run, const std::string& key, const Database::AlertNote& note) override;
+  absl::Status Rename(RunId run, const std::string& name) override;
+  absl::Status Delete(RunId run) override;
   std::unique_ptr<RunImport> StartImport(const std::string& as_name, bool notify) override;
   absl::Status Export(RunId run, const std::function<bool(std::string_view)>& sink) override;
   absl::StatusOr<Action> Act(RunId run, const ActionRequest& request, const std::string& malformed) override;
@@ -55,6 +59,8 @@ class RunController final : public RunControl {
   absl::Status Ready() const override;
 
  private:
+  // Deletes a run that has ended, once no session of it can be opened.
+  absl::Status DeleteEnded(const RunSnapshot& run);
   // Why a run is not here: UNAVAILABLE or NOT_FOUND.
   absl::Status Unknown(RunId run) const;
   absl::StatusOr<RunSnapshotPtr> Find(RunId run) const;
@@ -66,6 +72,7 @@ class RunController final : public RunControl {
   const Shards& shards_;
   const Ownership& ownership_;
   const LogReplay& replay_;
+  RunRegistry& registry_;
   ImportSink* const imports_;
   const DecodeLimits limits_;
 

@@ -45,6 +45,11 @@ void RunRegistry::Forget(const RunEntry& run) {
   by_id_.erase(id);
 }
 
+void RunRegistry::PassOver(RunId deleted) {
+  ownership_->RecordRun(deleted);  // Its number is given to no other run.
+  deleted_.insert(deleted);
+}
+
 absl::Status RunRegistry::Load(const RunRecord& record) {
   const std::shared_ptr<RunEntry> entry = Add(record);
   BW_ASSIGN_OR_RETURN(const std::vector<RankRecord> ranks, parts_.database->ListRanks(record.id));
@@ -62,6 +67,7 @@ absl::Status RunRegistry::Load(const RunRecord& record) {
 absl::Status RunRegistry::LoadRank(const WalRecord& record,
                                    const std::function<absl::Status(const RunRecord& fresh)>& adopt) {
   absl::MutexLock lock(&mutex_);
+  if (deleted_.contains(record.run)) return absl::OkStatus();
   std::shared_ptr<RunEntry> entry = Find(record.run);
   if (record.kind == WalKind::kHello) {
     BW_ASSIGN_OR_RETURN(const IngestMessage message,

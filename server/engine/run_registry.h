@@ -10,6 +10,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -50,6 +51,7 @@ struct RunEntry {
   RunDescription description;
   // Guarded by the registry's mutex.
   Launches launches;
+  bool deleting = false;  // No session of it is opened.
   // A new run, until its first Hello is in the log.  Until then no reader sees the run
   // and no record of it is logged: recovery learns from that Hello what the run is.
   std::unique_ptr<LiveRun> unlogged;
@@ -76,6 +78,8 @@ class RunRegistry {
   std::shared_ptr<RunEntry> Add(const RunRecord& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Forget(const RunEntry& run) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
+  // What the log still holds of a deleted run is passed over from here on.
+  void PassOver(RunId deleted) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Adds a stored run with its ranks, and shows readers its record.
   absl::Status Load(const RunRecord& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Notes the epoch, seq and attempt of a log record.  `adopt` gets the record of a run
@@ -94,6 +98,7 @@ class RunRegistry {
   mutable absl::Mutex mutex_;
   std::map<RunUuid, std::shared_ptr<RunEntry>> by_uuid_ ABSL_GUARDED_BY(mutex_);
   std::map<RunId, std::shared_ptr<RunEntry>> by_id_ ABSL_GUARDED_BY(mutex_);
+  std::set<RunId> deleted_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace bellwether::server

@@ -154,6 +154,8 @@ RunEffects RunState::Apply(const LoggedMessage& logged, bool is_live) {
     engine_->OnSent(sent->id, now_, &effects_.actions);
   } else if (const auto* judged = std::get_if<FalseAlarmMessage>(&body)) {
     engine_->OnFalseAlarm(judged->said, now_, &effects_.actions);
+  } else if (const auto* renamed = std::get_if<RenameMessage>(&body)) {
+    record_.renamed = record_.description.name = renamed->name;
   }
   NotifyEngine();
   if (record_.ended) engine_->SetEnded(true, now_, &effects_.actions);
@@ -195,6 +197,7 @@ void RunState::ApplyHello(const HelloMessage& hello) {
   const Layout layout = record_.description.layout;
   record_.description = hello.run;
   record_.description.layout = layout;
+  if (!record_.renamed.empty()) record_.description.name = record_.renamed;
   Grow(hello.run.layout);
   // A rank that does not know the launch leaves it as it is.
   if (hello.run.launch_unix_ms == 0) record_.description.launch_unix_ms = known_launch;

@@ -341,7 +341,7 @@ LiveRun* Shard::FindOrLoad(RunId id) {
   }
   if (Holds(dropped_, id)) return nullptr;  // Its rows may still be here for a moment.
   const auto record = parts_.database->GetRun(id);
-  if (!record.ok()) return nullptr;
+  if (!record.ok() || record->deleted) return nullptr;
   auto run = LiveRun::Load(parts_, *record);
   if (!run.ok()) {
     LogError("{}", std::string(run.status().message()));

@@ -60,6 +60,8 @@ std::string EncodeFalseAlarm(const FalseAlarmMessage& message) {
   return payload;
 }
 
+std::string EncodeRename(const RenameMessage& message) { return message.name; }
+
 std::string EncodeActionSent(const ActionSentMessage& message) { return message.id; }
 
 std::string EncodeSpectra(const SpectraMessage& message) {
@@ -182,6 +184,14 @@ absl::StatusOr<IngestMessage> DecodeRecord(const WalRecord& record, const Layout
   if (record.kind == WalKind::kRules) {
     IngestMessage plain;
     plain.body = RulesMessage{std::make_shared<const std::string>(record.payload)};
+    return plain;
+  }
+  if (record.kind == WalKind::kRename) {
+    if (!IsRunName(record.payload)) {
+      return absl::DataLossError(absl::StrCat("log record ", record.lsn, " cannot be parsed"));
+    }
+    IngestMessage plain;
+    plain.body = RenameMessage{record.payload};
     return plain;
   }
   v1::ClientMessage message;

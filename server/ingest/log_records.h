@@ -25,6 +25,7 @@ std::string EncodeSpectra(const SpectraMessage& message);
 std::string EncodeActionRequest(const ActionRequestMessage& message);
 std::string EncodePolicy(const PolicyMessage& message);
 std::string EncodeFalseAlarm(const FalseAlarmMessage& message);
+std::string EncodeRename(const RenameMessage& message);
 std::string EncodeActionSent(const ActionSentMessage& message);
 
 // `layout` is that of the run, nullptr before its Hello.  DATA_LOSS: it cannot be

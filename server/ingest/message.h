@@ -107,11 +107,15 @@ struct FalseAlarmMessage {
   FalseAlarm said;
 };
 
+struct RenameMessage {
+  std::string name;
+};
+
 struct IngestMessage {
   uint64_t seq = 0;
   std::variant<HelloMessage, RankFrame, ShippedGram, RunEvent, ActionResultMessage, HeartbeatMessage, ByeMessage,
                StepClosedMessage, SilenceMessage, RulesMessage, SpectraMessage, ActionRequestMessage, PolicyMessage,
-               ActionSentMessage, RunSilentMessage, NamesMessage, FalseAlarmMessage>
+               ActionSentMessage, RunSilentMessage, NamesMessage, FalseAlarmMessage, RenameMessage>
       body;
 };
 

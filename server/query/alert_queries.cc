@@ -31,10 +31,10 @@ absl::StatusOr<v1::ListAlertsResponse> QueryEngine::ListAlerts(const v1::ListAle
   std::map<RunId, std::vector<Action>> actions;  // Of runs whose alerts speak of proposals.
   for (const AlertView& alert : stores_.alerts->List(run, request.firing_only())) {
     if (static_cast<int>(alert.last.severity) < request.severity_min()) continue;
-    if (!context.Sees(alert.last.run_name)) continue;
+    const RunSnapshotPtr named = stores_.runs->Get(alert.last.run);  // It may have been renamed since.
+    if (!context.Sees(named == nullptr ? alert.last.run_name : named->record.description.name)) continue;
     // Another server makes a list of everybody's own.
-    if (context.grant != nullptr && context.grant->passed_on() && stores_.runs->Get(alert.last.run) == nullptr)
-      continue;
+    if (context.grant != nullptr && context.grant->passed_on() && named == nullptr) continue;
     if (static_cast<size_t>(response.alerts_size()) == limit) break;
     *response.add_alerts() = ToProto(alert, *stores_.runs);
     v1::Alert* const shown = response.mutable_alerts(response.alerts_size() - 1);

@@ -20,6 +20,7 @@ CallRule RuleOf(std::string_view method) {
       {"RejectAction", {Role::kAct, true}},     {"UndoAction", {Role::kAct, true}},
       {"GetPolicy", {Role::kRead, false}},      {"SetPolicy", {Role::kAdmin, true}},
       {"ImportRun", {Role::kWrite, true}},      {"ExportRun", {Role::kRead, true}},
+      {"DeleteRun", {Role::kAdmin, true}},      {"RenameRun", {Role::kAct, true}},
       {"GetServerInfo", {Role::kRead, false}},
   };
   const auto found = rules->find(method);

@@ -84,7 +84,8 @@ absl::StatusOr<v1::ListAlertsResponse> RunRouter::ListAlerts(const QueryEngine& 
   for (const AlertView& alert : stores.alerts->List(/*run=*/0, request.firing_only())) {
     if (static_cast<int>(alert.last.severity) < request.severity_min() || !context.Sees(alert.last.run_name)) continue;
     const Peers::Owner owner = peers_->OwnerOfRun(alert.last.run);
-    if (!owner.here && others.count(owner.address) > 0) continue;  // He knows it better.
+    if (!owner.here && others.count(owner.address) > 0) continue;             // He knows it better.
+    if (owner.here && stores.runs->Get(alert.last.run) == nullptr) continue;  // The run is deleted.
     *response.add_alerts() = ToProto(alert, *stores.runs);
     HideSiblings(stores, context.grant.get(), alert.last.run, response.mutable_alerts(response.alerts_size() - 1));
   }

@@ -119,11 +119,12 @@ v1::Eta ToProto(const Eta& eta) {
 v1::Transition ToProto(const AlertTransition& transition, const RunTable& runs) {
   v1::Transition proto;
   proto.set_id(transition.id);
+  proto.set_run(transition.run_name);
   if (const RunSnapshotPtr run = runs.Get(transition.run)) {
     proto.set_run_uuid(Bytes(run->record.description.uuid));
     proto.set_imported(!run->record.import_of.empty());
+    proto.set_run(run->record.description.name);  // It may have been renamed since.
   }
-  proto.set_run(transition.run_name);
   proto.set_attempt(transition.attempt);
   proto.set_key(transition.key);
   proto.set_k(transition.k);
@@ -160,6 +161,7 @@ v1::Alert ToProto(const AlertView& alert, const RunTable& runs) {
   proto.set_silenced_until_unix_ns(alert.note.silenced_until_unix_ns);
   if (alert.false_alarm.has_value()) *proto.mutable_false_alarm() = ToProto(*alert.false_alarm);
   proto.set_muted(alert.muted);
+  proto.set_first_time_unix_ns(alert.first_unix_ns);
   return proto;
 }
 

@@ -73,6 +73,8 @@ const std::map<std::string_view, Handler>& Methods() {
       BW_METHOD(UndoAction, DecideActionRequest, Action),
       BW_METHOD(GetPolicy, GetPolicyRequest, Policy),
       BW_METHOD(SetPolicy, SetPolicyRequest, Policy),
+      BW_METHOD(DeleteRun, DeleteRunRequest, DeleteRunResponse),
+      BW_METHOD(RenameRun, RenameRunRequest, Run),
       BW_METHOD(GetServerInfo, GetServerInfoRequest, ServerInfo),
   };
   return *methods;

@@ -6,7 +6,10 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "server/ingest/decode.h"
 #include "server/model/ranges.h"
 #include "server/query/convert.h"
 #include "server/query/run_router.h"
@@ -111,6 +114,39 @@ absl::StatusOr<v1::Run> QueryEngine::GetRun(const v1::GetRunRequest& request, co
     AddOwnSignals(*rows, &proto);
   }
   return proto;
+}
+
+absl::StatusOr<v1::DeleteRunResponse> QueryEngine::DeleteRun(const v1::DeleteRunRequest& request,
+                                                             const CallContext&) const {
+  BW_ASSIGN_OR_RETURN(const RunSnapshotPtr run, FindRun(request.run()));
+  BW_RETURN_IF_ERROR(stores_.control->Delete(run->record.id));
+  const RunDescription& gone = run->record.description;
+  v1::DeleteRunResponse response;
+  response.set_name(gone.name);
+  response.set_uuid(std::string(gone.uuid.begin(), gone.uuid.end()));
+  return response;
+}
+
+absl::StatusOr<v1::Run> QueryEngine::RenameRun(const v1::RenameRunRequest& request, const CallContext& context) const {
+  BW_ASSIGN_OR_RETURN(const RunSnapshotPtr run, FindRun(request.run()));
+  const std::string& name = request.name();
+  if (!IsRunName(name)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("name (", name.size(), " bytes): must match [a-zA-Z0-9_.:/-]{1,128}"));
+  }
+  // A run is asked for by either.
+  if (name.size() == 32 && std::all_of(name.begin(), name.end(), absl::ascii_isxdigit)) {
+    return absl::InvalidArgumentError(absl::StrCat("name \"", name, "\": must not look like a uuid"));
+  }
+  if (context.grant != nullptr && !context.grant->Covers(name)) return context.grant->Refuse(Role::kAct, name);
+  if (const RunSnapshotPtr other = stores_.runs->Find(name); other != nullptr && other->record.id != run->record.id) {
+    return absl::AlreadyExistsError(absl::StrCat("name \"", name, "\": another run has it"));
+  }
+  BW_RETURN_IF_ERROR(stores_.control->Rename(run->record.id, name));
+  v1::GetRunRequest again;
+  again.set_run(
+      absl::BytesToHexString(std::string(run->record.description.uuid.begin(), run->record.description.uuid.end())));
+  return GetRun(again, context);
 }
 
 absl::StatusOr<v1::AnnotateResponse> QueryEngine::Annotate(const v1::AnnotateRequest& request,

@@ -119,6 +119,8 @@ class QueryEngine {
   // ---- runs ----
   absl::StatusOr<v1::ListRunsResponse> ListRuns(const v1::ListRunsRequest&, const CallContext&) const;
   absl::StatusOr<v1::Run> GetRun(const v1::GetRunRequest&, const CallContext&) const;
+  absl::StatusOr<v1::DeleteRunResponse> DeleteRun(const v1::DeleteRunRequest&, const CallContext&) const;
+  absl::StatusOr<v1::Run> RenameRun(const v1::RenameRunRequest&, const CallContext&) const;
   absl::StatusOr<v1::AnnotateResponse> Annotate(const v1::AnnotateRequest&, const CallContext&) const;
   absl::StatusOr<v1::ListEventsResponse> ListEvents(const v1::ListEventsRequest&, const CallContext&) const;
   absl::StatusOr<v1::ServerInfo> GetServerInfo(const v1::GetServerInfoRequest&, const CallContext&) const;

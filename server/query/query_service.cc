@@ -192,6 +192,8 @@ BW_UNARY(RejectAction, DecideActionRequest, Action)
 BW_UNARY(UndoAction, DecideActionRequest, Action)
 BW_UNARY(GetPolicy, GetPolicyRequest, Policy)
 BW_UNARY(SetPolicy, SetPolicyRequest, Policy)
+BW_UNARY(DeleteRun, DeleteRunRequest, DeleteRunResponse)
+BW_UNARY(RenameRun, RenameRunRequest, Run)
 BW_UNARY(GetServerInfo, GetServerInfoRequest, ServerInfo)
 #undef BW_UNARY
 

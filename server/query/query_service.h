@@ -97,6 +97,8 @@ class QueryService final : public v1::Query::CallbackService {
   BW_UNARY(UndoAction, DecideActionRequest, Action);
   BW_UNARY(GetPolicy, GetPolicyRequest, Policy);
   BW_UNARY(SetPolicy, SetPolicyRequest, Policy);
+  BW_UNARY(DeleteRun, DeleteRunRequest, DeleteRunResponse);
+  BW_UNARY(RenameRun, RenameRunRequest, Run);
   BW_UNARY(GetServerInfo, GetServerInfoRequest, ServerInfo);
 #undef BW_UNARY
 

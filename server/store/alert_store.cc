@@ -44,6 +44,7 @@ absl::Status AlertStore::Load() {
 void AlertStore::Show(const AlertTransition& transition) {
   AlertView& view = alerts_[{transition.run, transition.key}];
   view.last = transition;
+  if (view.first_unix_ns == 0) view.first_unix_ns = transition.time_unix_ns;
   if (transition.state == AlertState::kFiring) view.illness = IllnessOf(transition);
 }
 
@@ -250,6 +251,14 @@ absl::Status AlertStore::Annotate(RunId run, const std::string& key, const Datab
   alerts_[{run, key}].note = note;
   GatherFalseAlarms(run);
   return absl::OkStatus();
+}
+
+void AlertStore::Forget(RunId run) {
+  absl::MutexLock lock(&mutex_);
+  std::erase_if(alerts_, [run](const auto& alert) { return alert.first.first == run; });
+  std::erase_if(waiting_, [run](const Waiting& waits) { return waits.transition.run == run; });
+  false_alarms_.erase(run);
+  ShowWaiting();
 }
 
 absl::Status AlertStore::LoadNotes(RunId first, RunId end) {

@@ -31,7 +31,8 @@ namespace bellwether::server {
 struct AlertView {
   AlertTransition last;
   Database::AlertNote note;
-  Illness illness;  // As it was when it last fired.
+  Illness illness;            // As it was when it last fired.
+  int64_t first_unix_ns = 0;  // When its first transition was.
   // What was said last of its illness, unless that was taken back; under whatever key.
   std::optional<FalseAlarm> false_alarm;
   // By that: no notification goes out, and it does not count.  What is worse than was judged is news.
@@ -90,6 +91,8 @@ class AlertStore {
   std::vector<AlertView> List(RunId run, bool firing_only) const;
   absl::StatusOr<AlertView> Get(RunId run, const std::string& key) const;
   absl::Status Annotate(RunId run, const std::string& key, const Database::AlertNote& note);
+  // Forgets the alerts of a run that is deleted.
+  void Forget(RunId run);
   // Reads people's notes of the runs in [first, end), which another server kept.  Only the
   // writers of notes wait for that.
   absl::Status LoadNotes(RunId first, RunId end);

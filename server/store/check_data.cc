@@ -66,6 +66,7 @@ absl::StatusOr<std::optional<Lsn>> CheckDatabase(const Database::Options& option
   }
   std::optional<Lsn> saved = 0;
   for (const RunRecord& run : *runs) {
+    if (run.deleted) continue;
     const absl::StatusOr<Lsn> of_run = SavedOf(**database, run, saved_lsn);
     if (of_run.ok()) {
       if (saved) saved = std::max(*saved, *of_run);
@@ -74,7 +75,8 @@ absl::StatusOr<std::optional<Lsn>> CheckDatabase(const Database::Options& option
       report->damage.push_back(absl::StrCat("run ", run.description.name, ": ", of_run.status().message()));
     }
   }
-  report->facts.push_back(absl::StrCat("database: ", runs->size(), " runs, ", (*database)->last_transition_id(),
+  const auto kept = std::count_if(runs->begin(), runs->end(), [](const RunRecord& run) { return !run.deleted; });
+  report->facts.push_back(absl::StrCat("database: ", kept, " runs, ", (*database)->last_transition_id(),
                                        " changes of alerts, ", (*database)->bytes(), " bytes"));
   return saved;
 }

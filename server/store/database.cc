@@ -90,6 +90,10 @@ size_t FreshChanges(const Action& before, const Action& after) {
 constexpr char kSchemaKey[] = "v", kLostIdsKey[] = "i";
 constexpr uint64_t kTransitionBytesMin = 16;
 constexpr int64_t kResumeNanos = 1'000'000'000;
+// Every kind of row of which a run has several or one, but its record.  Its transitions are
+// numbered over all runs, and are found by the index, T.
+constexpr std::string_view kKindsOfRuns = "ksmwpeadjJAnqbx";
+constexpr size_t kRowsDeletedAtOnce = 4096;
 
 // A key's kind and run, for people.
 std::string DescribeKey(std::string_view key) {
@@ -391,6 +395,39 @@ absl::StatusOr<std::vector<RunRecord>> RocksDatabase::ListRuns(RunId first, RunI
 absl::StatusOr<RunRecord> RocksDatabase::GetRun(RunId run) const {
   BW_ASSIGN_OR_RETURN(const std::string value, Snapshot(this).Get(RunKey(run)));
   return DecodeRunRecord(value);
+}
+
+absl::Status RocksDatabase::DeleteRun(const RunRecord& run) {
+  RunRecord gone;
+  gone.id = run.id;
+  gone.ended = true;
+  gone.deleted = true;
+  gone.applied_lsn = run.applied_lsn;
+  rocksdb::WriteBatch batch;
+  batch.Put(RunKey(run.id), EncodeRunRecord(gone));
+  BW_RETURN_IF_ERROR(WriteDurably(&batch));
+  BW_RETURN_IF_ERROR(DeleteRows('T', run.id));
+  for (const char kind : kKindsOfRuns) BW_RETURN_IF_ERROR(DeleteRows(kind, run.id));
+  return absl::OkStatus();
+}
+
+absl::Status RocksDatabase::DeleteRows(char kind, RunId run) {
+  const std::string prefix = KeyBuilder(kind).U64(run).key();
+  for (size_t rows = kRowsDeletedAtOnce; rows == kRowsDeletedAtOnce;) {
+    rocksdb::WriteBatch batch;
+    rows = 0;
+    BW_RETURN_IF_ERROR(Snapshot(this).Scan(prefix, {}, [&](std::string_view key, std::string_view value) {
+      batch.Delete(FamilyOf(key), ToSlice(key));
+      if (kind == 'T') batch.Delete(TransitionKey(ByteReader(value).Get<uint64_t>()));
+      superseded_bytes_ += FamilyOf(key) == passing_ ? static_cast<int64_t>(value.size()) : 0;
+      return ++rows < kRowsDeletedAtOnce;
+    }));
+    if (rows == 0) break;
+    // Alerts are numbered in a store of their own, if there is one.
+    BW_RETURN_IF_ERROR(kind == 'T' ? WriteSynced(&batch) : WriteDurably(&batch));
+    if (kind == 's' || kind == 'm') series_deleted_ = true;
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::vector<RankRecord>> RocksDatabase::ListRanks(RunId run) const {
@@ -767,9 +804,8 @@ absl::Status RocksDatabase::TakeUpRows(const std::vector<SharedRow>& rows, bool 
 }
 
 absl::Status RocksDatabase::ForgetRuns(RunId first, RunId end) {
-  constexpr std::string_view kKindsOfRuns = "rksmwpeadjJAqbx";
   rocksdb::WriteBatch batch;
-  for (const char kind : kKindsOfRuns) {
+  for (const char kind : std::string("r").append(kKindsOfRuns)) {
     const std::string from = KeyBuilder(kind).U64(first).key();
     batch.DeleteRange(FamilyOf(from), from, KeyBuilder(kind).U64(end).key());
   }
@@ -779,6 +815,7 @@ absl::Status RocksDatabase::ForgetRuns(RunId first, RunId end) {
 absl::Status RocksDatabase::Flush() {
   GoOnAfterAnError();
   BW_RETURN_IF_ERROR(Noted(FromRocks(db_->Flush(rocksdb::FlushOptions(), {lasting_, passing_}))));
+  if (series_deleted_.exchange(false)) BW_RETURN_IF_ERROR(CompactSeries());
   return CompactPassing();
 }
 

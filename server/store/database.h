@@ -92,6 +92,10 @@ struct RunRecord {
   // made again (run_import.h); "" = a trainer sends it.
   std::string import_of;
   bool import_notifies = false;  // Its alerts are sent to people all the same.
+  std::string renamed;           // The name that a person gave it; "" = its trainer's.
+  // All else of it is gone.  The record stays, so that what the log still holds of the
+  // run is passed over, and its number is given to no other.
+  bool deleted = false;
 
   // Whether its alerts go to webhooks, Alertmanagers and Prometheus.  Those of
   // a recording are of long ago.
@@ -134,10 +138,14 @@ class Database {
   virtual ~Database() = default;
 
   // ---- runs ----
-  // Those in [first, end), by id; without arguments all.
+  // Those in [first, end), by id; without arguments all.  With what is left of deleted ones.
   virtual absl::StatusOr<std::vector<RunRecord>> ListRuns(RunId first, RunId end) const = 0;
   absl::StatusOr<std::vector<RunRecord>> ListRuns() const { return ListRuns(0, UINT64_MAX); }
   virtual absl::StatusOr<RunRecord> GetRun(RunId run) const = 0;
+  // Deletes everything of the run but its record, which says so from then on.  Durable when
+  // it returns.  After a crash, or an error, it is called again: the record may say so while
+  // rows are left.
+  virtual absl::Status DeleteRun(const RunRecord& run) = 0;
   virtual absl::StatusOr<std::vector<RankRecord>> ListRanks(RunId run) const = 0;
   virtual absl::StatusOr<std::string> GetState(RunId run) const = 0;  // NOT_FOUND
   virtual absl::StatusOr<RunRows> GetRows(RunId run) const = 0;       // Empty if none were put.

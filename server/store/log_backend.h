@@ -43,6 +43,7 @@ enum class WalKind : uint8_t {
   kActionSent = 11,    // A stream was handed an action for the first time: its id.
   kRunSilent = 12,     // No message of the run has come for too long: it has ended.
   kFalseAlarm = 13,    // A person called an alert of the run a false alarm, or took that back.
+  kRename = 14,        // A person gave the run another name.
 };
 
 struct WalRecord {

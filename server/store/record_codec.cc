@@ -15,11 +15,12 @@ constexpr uint8_t kRecordVersion = 1;
 template <>
 constexpr uint8_t kRecordVersion<AlertTransition> = 2;  // 1 had no siblings.
 template <>
-constexpr uint8_t kRecordVersion<RunRecord> = 9;  // 1 did not say whether its kind changed, 2 what it is imported from,
-                                                  // 3 how many frames were stripped, 4 when it was launched,
-                                                  // 5 whether people are told of an import, 6 what it is judged by,
-                                                  // 7 how many rows there are that are no heads, 8 how many
-                                                  // cells own signals have.
+constexpr uint8_t kRecordVersion<RunRecord> =
+    10;  // 1 did not say whether its kind changed, 2 what it is imported from,
+         // 3 how many frames were stripped, 4 when it was launched,
+         // 5 whether people are told of an import, 6 what it is judged by,
+         // 7 how many rows there are that are no heads, 8 how many
+         // cells own signals have, 9 that it was renamed or deleted.
 template <>
 constexpr uint8_t kRecordVersion<BaselinePercentiles> = 2;  // 1 had no own signals.
 template <>
@@ -151,6 +152,10 @@ void Describe(Archive& ar, RunRecord& r) {
     ar.Field(layout.tensors);
     ar.Field(layout.modules);
     if (ar.version() >= 9) ar.Field(layout.own);
+    if (ar.version() >= 10) {
+      ar.Field(r.renamed);
+      ar.Field(r.deleted);
+    }
   } else {
     layout.ranks = static_cast<int32_t>(r.description.world);
   }
@@ -330,6 +335,7 @@ uint8_t VersionOf(const Record&) {
 uint8_t VersionOf(const RunRecord& run) {
   const Layout& layout = run.description.layout;
   const bool has_rows = layout.experts != 0 || layout.tensors != 0 || layout.modules != 0;
+  if (!run.renamed.empty() || run.deleted) return 10;
   if (layout.own != 0) return 9;
   if (has_rows || layout.ranks > static_cast<int32_t>(run.description.world)) return 8;
   if (!run.coverage.Follows(run.signals, layout.layers)) return 7;

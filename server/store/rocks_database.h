@@ -105,6 +105,7 @@ class RocksDatabase final : public Database {
   using Database::ListRuns;
   absl::StatusOr<std::vector<RunRecord>> ListRuns(RunId first, RunId end) const override;
   absl::StatusOr<RunRecord> GetRun(RunId run) const override;
+  absl::Status DeleteRun(const RunRecord& run) override;
   absl::StatusOr<std::vector<RankRecord>> ListRanks(RunId run) const override;
   absl::StatusOr<std::string> GetState(RunId run) const override;
   absl::StatusOr<RunRows> GetRows(RunId run) const override;
@@ -186,6 +187,8 @@ class RocksDatabase final : public Database {
   void GoOnAfterAnError();
   absl::Status Noted(absl::Status status);
   absl::Status LoadTransitionIds();
+  // Deletes the rows of this kind of the run, some at a time.
+  absl::Status DeleteRows(char kind, RunId run);
   // Brings what an older version wrote to kSchemaVersion.  FAILED_PRECONDITION: a
   // newer one wrote it.
   absl::Status Migrate();
@@ -194,6 +197,7 @@ class RocksDatabase final : public Database {
   rocksdb::ColumnFamilyHandle* lasting_ = nullptr;  // Owned: closed before db_.
   rocksdb::ColumnFamilyHandle* passing_ = nullptr;
   std::atomic<int64_t> superseded_bytes_ = 0;  // In passing_, since it was compacted.
+  std::atomic<bool> series_deleted_ = false;   // Of a run, since the series were compacted.
   std::atomic<bool> failed_ = false;
   std::atomic<int64_t> resume_due_ns_ = 0;
   absl::Mutex fetch_mutex_;  // One fetches from the shared store, which may be silent, at a time.

@@ -68,6 +68,8 @@ class Control final : public RunControl {
     Post(changed);
   }
   absl::Status Annotate(RunId, const RunEvent&) override { return absl::OkStatus(); }
+  absl::Status Rename(RunId, const std::string&) override { return absl::UnimplementedError("no run is renamed here"); }
+  absl::Status Delete(RunId) override { return absl::UnimplementedError("no run is deleted here"); }
   absl::Status NoteAlert(RunId run, const std::string& key, const Database::AlertNote& note) override {
     return alerts_->Annotate(run, key, note);
   }

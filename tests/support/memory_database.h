@@ -25,6 +25,7 @@ class MemoryDatabase : public Database {
  public:
   absl::StatusOr<std::vector<RunRecord>> ListRuns(RunId, RunId) const override { return std::vector<RunRecord>{}; }
   absl::StatusOr<RunRecord> GetRun(RunId) const override { return Unsupported(); }
+  absl::Status DeleteRun(const RunRecord&) override { return Unsupported(); }
   absl::StatusOr<std::vector<RankRecord>> ListRanks(RunId) const override { return Unsupported(); }
   absl::StatusOr<std::string> GetState(RunId) const override { return Unsupported(); }
   absl::StatusOr<RunRows> GetRows(RunId) const override { return RunRows(); }

@@ -44,6 +44,17 @@ class QueryStack::Control final : public RunControl {
     return stack_->database_->Commit(std::move(batch));
   }
 
+  absl::Status Rename(RunId run, const std::string& name) override {
+    stack_->Edit(run, [&name](RunSnapshot* snapshot) { snapshot->record.description.name = name; });
+    return absl::OkStatus();
+  }
+
+  absl::Status Delete(RunId run) override {
+    stack_->runs_.Remove(run);
+    stack_->alerts_->Forget(run);
+    return absl::OkStatus();
+  }
+
   absl::Status NoteAlert(RunId run, const std::string& key, const Database::AlertNote& note) override {
     std::function<void()> before;
     {

@@ -43,11 +43,11 @@ _LIMIT = 1000  # The servers' own, for lists.
 _NUMBERS = frozenset({
     "after", "after_id", "apply_at_step", "band", "caught_up_id", "counters", "dropped_ring_total",
     "dropped_total", "dropped_window_total", "durable_seq", "epoch", "events",
-    "expires_unix_ns", "first_step", "first_unacked_seq", "frames", "frames_dropped",
-    "frames_stripped", "high", "last_report_unix_ns", "last_seq", "launch_unix_ms",
-    "learned_unix_ns", "limits", "loss", "low", "lower_steps", "max", "mean", "median", "min",
-    "next_after", "p01", "p50", "p99", "peer_score", "ratio", "resync_from", "scale", "seq",
-    "session_epoch", "silenced_until_unix_ns", "softcap", "started_unix_ns", "step",
+    "expires_unix_ns", "first_step", "first_time_unix_ns", "first_unacked_seq", "frames",
+    "frames_dropped", "frames_stripped", "high", "last_report_unix_ns", "last_seq",
+    "launch_unix_ms", "learned_unix_ns", "limits", "loss", "low", "lower_steps", "max", "mean",
+    "median", "min", "next_after", "p01", "p50", "p99", "peer_score", "ratio", "resync_from",
+    "scale", "seq", "session_epoch", "silenced_until_unix_ns", "softcap", "started_unix_ns", "step",
     "step_begin", "step_end", "step_seconds", "steps", "steps_recorded",
     "stripped_total", "threshold", "time_unix_ns", "total", "upper", "upper_steps", "value",
     "values", "weight_decay", "window_bytes",
@@ -163,6 +163,14 @@ class Client:
     def run(self, run: str) -> dict[str, Any]:
         """A run by its name (the newest of that name) or uuid."""
         return self.call("GetRun", run=run)
+
+    def rename_run(self, run: str, name: str) -> dict[str, Any]:
+        """Gives a run another name, which it keeps when its job is resumed."""
+        return self.call("RenameRun", run=run, name=name)
+
+    def delete_run(self, run: str) -> dict[str, Any]:
+        """Deletes a run that has ended, with all that is kept of it."""
+        return self.call("DeleteRun", run=run)
 
     def series(
         self, run: str, signal: str, layer: int = 0, head: int = 0, *,

@@ -200,6 +200,7 @@ export interface Alert {
   false_alarm?: FalseAlarm;
   muted: boolean;
   false_alarm_history: FalseAlarm[];
+  first_time_unix_ns: string;
 }
 
 export interface FalseAlarm {
@@ -276,6 +277,20 @@ export interface ListRunsResponse {
 
 export interface GetRunRequest {
   run: string;
+}
+
+export interface DeleteRunRequest {
+  run: string;
+}
+
+export interface DeleteRunResponse {
+  name: string;
+  uuid: string;
+}
+
+export interface RenameRunRequest {
+  run: string;
+  name: string;
 }
 
 export interface GetSeriesRequest {
@@ -579,5 +594,7 @@ export interface Query {
   UndoAction: { request: DecideActionRequest; response: Action };
   GetPolicy: { request: GetPolicyRequest; response: Policy };
   SetPolicy: { request: SetPolicyRequest; response: Policy };
+  DeleteRun: { request: DeleteRunRequest; response: DeleteRunResponse };
+  RenameRun: { request: RenameRunRequest; response: Run };
   GetServerInfo: { request: GetServerInfoRequest; response: ServerInfo };
 }

@@ -44,6 +44,10 @@ class RunControl {
   // As NoteAlert(), and what the note's last false alarm says is followed: nothing more is
   // proposed for the illness, or all is again, and readers are shown the run anew.
   virtual absl::Status SayFalseAlarm(RunId run, const std::string& key, const Database::AlertNote& note) = 0;
+  // As RenameRun in query.proto; the caller has looked whether another run has the name.
+  virtual absl::Status Rename(RunId run, const std::string& name) = 0;
+  // As DeleteRun in query.proto.  UNAVAILABLE: it cannot be deleted now; ask again.
+  virtual absl::Status Delete(RunId run) = 0;
   // `notify`: people are told of its alerts.
   virtual std::unique_ptr<RunImport> StartImport(const std::string& as_name, bool notify) = 0;
   // Writes the run as a .bwrun; `sink` returns false to stop.

@@ -8,6 +8,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <optional>
 #include <random>
 #include <string>
@@ -179,6 +180,62 @@ TEST_F(DatabaseTest, EndedRunKeepsItsStateUntilAResumeReplacesIt) {
 
 // Every state is new and as long as the last: without its space given back the
 // database would hold dozens of them.
+// Of every kind of row, over a crash between the record and the rest, too.
+TEST_F(DatabaseTest, DeletedRunLeavesNothingButItsRecord) {
+  RunRecord run = FullRun(), other = FullRun();
+  other.id = run.id + 1;
+  for (const RunRecord& each : {run, other}) {
+    auto batch = database_->NewBatch();
+    batch->PutRun(each);
+    batch->PutRank(each.id, {.rank = 1});
+    for (int i = 0; i < 5000; ++i) batch->PutEvent(each.id, {.step = i, .text = "e"});
+    batch->PutState(each, "state");
+    batch->PutRows(each.id, {});
+    // What the series' parts, the windows and the retention write.
+    for (const char* kind : {"s", "m", "w", "p", "x"}) {
+      RocksBatch::As(batch.get())->Put(KeyBuilder(kind[0]).U64(each.id).U8(1).key(), "row");
+    }
+    ASSERT_TRUE(database_->Commit(std::move(batch)).ok());
+    AlertTransition transition{.run = each.id, .key = "a", .k = 1};
+    ASSERT_TRUE(*database_->PutTransition(&transition));
+    ASSERT_TRUE(database_->PutAlertNote(each.id, "a", {.by = "ann"}).ok());
+    ASSERT_TRUE(database_->PutTold(each.id, 1, 1).ok());
+    ASSERT_TRUE(database_->PutBands(each.id, "bands").ok());
+    ASSERT_TRUE(*database_->PutAction(each.id, {.id = "1-1", .history = {{.by = "ann"}}}) == 1);
+    ASSERT_TRUE(*database_->PutAudit(each.id, 1, {.by = "ann"}));
+  }
+  const auto rows_of = [this](RunId id) {
+    std::map<char, int> rows;
+    const RocksDatabase::Snapshot snapshot(RocksDatabase::As(database_.get()));
+    for (int kind = 'A'; kind <= 'z'; ++kind) {
+      const auto prefix = KeyBuilder(static_cast<char>(kind)).U64(id).key();
+      if (kind == 't') continue;  // By its own number.
+      EXPECT_TRUE(snapshot.Scan(prefix, {}, [&](auto, auto) { return ++rows[static_cast<char>(kind)] > 0; }).ok());
+    }
+    return rows;
+  };
+  ASSERT_TRUE(database_->Flush().ok());
+  const auto before = rows_of(run.id);
+  EXPECT_EQ(before.size(), 16u) << "every kind of database.h";
+  ASSERT_TRUE(database_->DeleteRun(run).ok());
+  Crash();
+  for (int times = 0; times < 2; ++times) {
+    EXPECT_EQ(rows_of(run.id), (std::map<char, int>{{'r', 1}}));
+    EXPECT_EQ(rows_of(other.id), before);
+    const auto transitions = database_->ListTransitions(0, 100, 0);
+    ASSERT_EQ(transitions->size(), 1u);
+    EXPECT_EQ((*transitions)[0].run, other.id);
+    const auto left = database_->GetRun(run.id);
+    ASSERT_TRUE(left.ok()) << left.status();
+    EXPECT_TRUE(left->deleted);
+    EXPECT_TRUE(left->description.name.empty() && left->description.labels.empty());
+    ASSERT_TRUE(database_->DeleteRun(*left).ok()) << "as after a crash";
+  }
+  AlertTransition next{.run = other.id, .key = "b", .k = 1};
+  ASSERT_TRUE(*database_->PutTransition(&next));
+  EXPECT_EQ(next.id, 3u) << "no number is given twice";
+}
+
 TEST_F(DatabaseTest, AFlushGivesBackWhatWasSuperseded) {
   const uint32_t seed = 4;
   SCOPED_TRACE(testing::Message() << "seed " << seed);
@@ -305,8 +362,11 @@ TEST_F(DatabaseTest, RunIsStoredInTheOldestVersionHoldingItsFields) {
   run.import_notifies = true;
   EXPECT_EQ(EncodeRunRecord(run)[0], 6);
   EXPECT_TRUE(DecodeRunRecord(EncodeRunRecord(run))->import_notifies);
+  run.renamed = "other";
+  EXPECT_EQ(EncodeRunRecord(run)[0], 10);
+  EXPECT_EQ(DecodeRunRecord(EncodeRunRecord(run))->renamed, "other");
   std::string newer = EncodeRunRecord(run);
-  newer[0] = 8;
+  newer[0] = 11;
   EXPECT_EQ(DecodeRunRecord(newer).status().code(), absl::StatusCode::kDataLoss);
 }
 
