@@ -26,7 +26,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 from ack_ledger import INGEST, QUERY, SIGNALS
-from bellwether_process import BIN, Server, wait_for
+from bellwether_process import BIN, ROOT, Server, wait_for
 from cluster_fleet import Cluster, RoamingTrainer
 from partitions import partition_of
 from postgres_processes import Postgres, dsn_of
@@ -233,6 +233,29 @@ def test_notes_of_alerts_move_with_their_run(tmp_path: Path, primary: Postgres) 
         alert = other.call("GetAlert", run=sick, key=key)["alert"]
         assert (alert["acknowledged"], alert["comment"]) == (True, "seen")
         assert alert["muted"] and alert["false_alarm"]["reason"] == "known"
+
+
+def test_run_deleted_by_any_server_stays_deleted(tmp_path: Path, primary: Postgres) -> None:
+    recorded = ROOT / "tests/testdata/runs/gpt-live-flash-s1.bwrun"
+    with Cluster(tmp_path, primary, 2) as cluster:
+        cluster.await_balance()
+        cluster.servers[0].run("run", "import", str(recorded), "--name", "old")
+        owner = cluster.owner_of("old")
+        [other] = (server for server in cluster.servers if server is not owner)
+        other.run("run", "rename", "old", "older")
+        wait_for("all know its name", lambda: code_of(owner, "GetRun", run="older") == 200)
+        uuid_of = cluster.ask_all("GetRun", run="older")["description"]["uuid"]
+        assert primary.sql("SELECT count(*) FROM bellwether.run_rows;").strip() != "0"
+        other.run("run", "delete", "older", "--yes")
+        assert [code_of(server, "GetRun", run="older") for server in cluster.servers] == [404, 404]
+        owner.kill()
+        cluster.await_balance()
+        wait_for("it is not there", lambda: code_of(other, "GetRun", run="older") == 404)
+        assert other.call("ListRuns")["runs"] == []
+        # The same recording is a new run.
+        other.run("run", "import", str(recorded), "--name", "new")
+        assert other.call("GetRun", run="new")["description"]["uuid"] == uuid_of
+        assert other.series("new", "loss")
 
 
 def test_change_voided_by_another_owner_is_not_confirmed(

@@ -1009,6 +1009,37 @@ const checks = {
     await server.stop();
   },
 
+  async 'a run is renamed, and deleted once it has ended'() {
+    const server = await start('ill');
+    const page = await open(server, '#/run/gpt2-small%2Fwarmup-test');
+    const menu = page.locator('.changes > summary');
+    await menu.focus();
+    await page.keyboard.press('Enter');
+    assert.deepEqual(await breaches(page), []);
+    await page.locator('#run-name').fill('gpt2-small/bf16-fa2');
+    await page.keyboard.press('Enter');
+    await page.waitForSelector('.changes >> text=another run has it');
+    await page.locator('#run-name').fill('first try');
+    await page.keyboard.press('Enter');
+    await page.waitForSelector('.changes >> text=must match');
+    await page.locator('#run-name').fill('first-try');
+    await page.keyboard.press('Enter');
+    await page.waitForSelector('h1:has-text("first-try")');
+    assert.match(page.url(), /#\/run\/first-try/);
+    await menu.click();
+    await page.getByRole('button', { name: 'Delete this run' }).focus();
+    await page.keyboard.press('Enter');
+    assert.match(await page.evaluate(() => document.activeElement.textContent), /^Delete first-try for good$/, 'it asks');
+    await page.keyboard.press('Enter');
+    await page.waitForSelector('.runs tbody tr');
+    assert.equal(await page.locator('.runs tr:has-text("first-try")').count(), 0);
+    await page.goto(`http://127.0.0.1:${server.port}/#/run/gpt2-small%2Fbf16-fa2`);
+    await menu.click();
+    await page.waitForSelector('.changes >> text=can be deleted once it has ended');
+    assert.equal(await page.getByRole('button', { name: 'Delete this run' }).isDisabled(), true);
+    await server.stop();
+  },
+
   async 'news do not move a slider that is held'() {
     const server = await start('ill');
     const page = await open(server, '#/run/gpt2-small%2Fbf16-fa2');
@@ -1343,6 +1374,8 @@ for (const [name, check] of Object.entries(checks)) {
     failed += 1;
     console.log(`FAIL  ${name}\n${error.stack}`);
   }
+  // A page that stays open goes on drawing, beside all checks that follow.
+  for (const context of browser.contexts()) await context.close();
 }
 for (const fault of faults) console.log(`FAIL  ${fault}`);
 await browser.close();

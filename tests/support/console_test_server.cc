@@ -43,8 +43,10 @@ constexpr char kHostile[] =
 class Control final : public RunControl {
  public:
   // `run` is the one that can be acted on; 0 = none.
-  Control(AlertStore* alerts, ActionStore* actions, Clock* clock, RunId run, const RunDescription& description)
-      : alerts_(alerts),
+  Control(RunTable* table, AlertStore* alerts, ActionStore* actions, Clock* clock, RunId run,
+          const RunDescription& description)
+      : table_(table),
+        alerts_(alerts),
         actions_(actions),
         clock_(clock),
         run_(run),
@@ -68,8 +70,16 @@ class Control final : public RunControl {
     Post(changed);
   }
   absl::Status Annotate(RunId, const RunEvent&) override { return absl::OkStatus(); }
-  absl::Status Rename(RunId, const std::string&) override { return absl::UnimplementedError("no run is renamed here"); }
-  absl::Status Delete(RunId) override { return absl::UnimplementedError("no run is deleted here"); }
+  absl::Status Rename(RunId run, const std::string& name) override {
+    auto renamed = std::make_shared<RunSnapshot>(*table_->Get(run));
+    renamed->record.description.name = name;
+    table_->Publish(std::move(renamed));
+    return absl::OkStatus();
+  }
+  absl::Status Delete(RunId run) override {
+    table_->Remove(run);
+    return absl::OkStatus();
+  }
   absl::Status NoteAlert(RunId run, const std::string& key, const Database::AlertNote& note) override {
     return alerts_->Annotate(run, key, note);
   }
@@ -117,6 +127,7 @@ class Control final : public RunControl {
     for (const Action& action : changed) actions_->Post(run_, action).IgnoreError();
   }
 
+  RunTable* const table_;
   AlertStore* const alerts_;
   ActionStore* const actions_;
   Clock* const clock_;
@@ -234,7 +245,7 @@ int Main(const std::vector<std::string>& arguments) {
   Baselines baselines({}, &database, &counters);
   ActionStore actions(&database);
   const bool acts = !runs.empty() && runs[0].stage > 0;
-  Control control(&alerts, &actions, clock, acts ? runs[0].id : 0,
+  Control control(&table, &alerts, &actions, clock, acts ? runs[0].id : 0,
                   acts ? MakeSnapshot(runs[0], clock->UnixNanos())->record.description : RunDescription{});
   AbsentPeers peers(absent, unserved);
   RunRouter router(&peers, &table, clock);

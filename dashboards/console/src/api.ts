@@ -69,5 +69,7 @@ export const api = {
   actions: (run: string) => call('ListActions', { run }),
   policy: (run: string) => call('GetPolicy', { run }),
   decide: (decision: Decision, run: string, id: string, by: string) => call(`${decision}Action`, { run, id, by, reason: '' }),
+  rename: (run: string, name: string) => call('RenameRun', { run, name }),
+  deleteRun: (run: string) => call('DeleteRun', { run }),
   info: () => call('GetServerInfo', {}),
 };

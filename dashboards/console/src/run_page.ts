@@ -13,6 +13,7 @@ import { Cell, CellKind, Heatmap, HeatmapData, cellName, middle, worstCells, wor
 import { ModelMap, modelMap } from './model_map';
 import { Panels } from './panels';
 import { Route, formatRoute } from './route';
+import { RunChanges } from './run_changes';
 import { Moment, RunEvents } from './run_events';
 import { Samples } from './samples';
 import {
@@ -60,6 +61,7 @@ export class RunPage {
   readonly element: HTMLElement;
   private readonly title = h('h1');
   private readonly facts = h('p', { class: 'muted' });
+  private readonly changes = new RunChanges();
   private readonly verdict: VerdictView;
   private newest = new Map<string, number>();
   private readonly heatmap = new Heatmap((cell) => this.select(cell));
@@ -112,7 +114,7 @@ export class RunPage {
     this.liveButton = h('button', { onclick: () => this.go({ step: null }) }, 'Newest');
     this.columns = h('div', { class: 'columns', hidden: true },
       h('div', { class: 'stack' }, this.headsPanel(), this.alertsView.element, this.actionsView.element), this.headPanel());
-    const title = h('div', { class: 'title-row' }, this.title, this.facts);
+    const title = h('div', { class: 'title-row' }, this.title, this.facts, this.changes.element);
     this.element = h('main', { class: 'page' }, title, this.verdict.element, this.columns, this.panels.element);
   }
 
@@ -576,6 +578,7 @@ export class RunPage {
     fill(this.title, d.name, ' ', runBadge(run, worstSeverity(this.alerts)), ' ', importedBadge(run), imported);
     if (this.secondsPerStep === 0) this.secondsPerStep = meanStepSeconds(run);
     this.facts.textContent = factWords(run);
+    this.changes.show(run);
     const { alerts, actions, secondsPerStep, newest } = this;
     this.verdict.draw({ run, alerts, actions, secondsPerStep, newest });
     this.alertsView.draw(this.name, this.alerts, this.route.alert);
