@@ -24,6 +24,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "server/access/client_check.h"
 #include "server/act/proposals.h"
 #include "server/app/config.h"
@@ -38,6 +39,12 @@
 
 namespace bellwether::server {
 namespace {
+
+// As ADDRESS:PORT.
+bool ListensOnAll(const std::string& address) {
+  return absl::StartsWith(address, "0.0.0.0:") || absl::StartsWith(address, "[::]:") ||
+         absl::StartsWith(address, ":::");
+}
 
 bool IsLoopback(const std::string& address) {
   return absl::StartsWith(address, "unix:") || absl::StartsWith(address, "127.") ||
@@ -134,6 +141,11 @@ absl::Status Server::StartAll() {
   const std::string page = options_.external_url.empty() ? PageForOthers() : options_.external_url;
   const AlertLinks links = {.page = page,
                             .runbooks = options_.runbook_url.empty() ? RunbooksOfPage(page) : options_.runbook_url};
+  const bool notifies = !options_.webhooks.empty() || !options_.alertmanagers.empty();
+  if (notifies && options_.external_url.empty() && ListensOnAll(http_address_)) {
+    LogWarning("web.listen_address is {} and web.external_url is not set: links in notifications will not open",
+               http_address_);
+  }
   for (WebhookOptions webhook : options_.webhooks) {
     webhook.links = links;
     webhook.advice = AdviceNow;
@@ -299,11 +311,20 @@ std::string Server::PageForOthers() const {
   return access_->open() ? page_url_ : page_url_.substr(0, page_url_.find("?token="));
 }
 
+// As it is reached from elsewhere, if that is known: trainers ask it for alerts.
+std::string Server::PageForTrainers() const {
+  const std::string page = PageForOthers();
+  if (options_.external_url.empty()) return page;
+  const size_t token = page.find('?');
+  return absl::StrCat(absl::StripSuffix(options_.external_url, "/"), "/",
+                      token == std::string::npos ? "" : page.substr(token));
+}
+
 absl::Status Server::StartGrpc() {
   IngestService::Options ingest = options_.ingest;
   ingest.limits = options_.engine.limits;
   ingest.server_version = kVersion;
-  if (!page_url_.empty()) ingest.page_url_prefix = PageForOthers() + "#/run/";
+  if (!page_url_.empty()) ingest.page_url_prefix = PageForTrainers() + "#/run/";
   ingest.access = access_.get();
   ingest.runs = engine_->runs();
   ingest_ = std::make_unique<IngestService>(ingest, engine_->ingest(), &counters_, clock_);

@@ -110,6 +110,7 @@ class Server {
   void EachSecond(const std::function<void()>& task);
   absl::Status StartHttp();
   std::string PageForOthers() const;
+  std::string PageForTrainers() const;
   // What GetServerInfo is answered.
   ServerInfo Info();
   void RecordInfo();

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
-from bellwether_process import ROOT, Server, wait_for
+from bellwether_process import ROOT, Server, free_port, wait_for
 
 from bellwether._server import private_server
 from bellwether.tools import explain, open_page
@@ -38,7 +39,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @pytest.fixture(autouse=True)
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.delenv("BELLWETHER_PAGE", raising=False)
+    for name in ("BELLWETHER_PAGE", "BELLWETHER_SERVER", "BELLWETHER_TLS_CA"):
+        monkeypatch.delenv(name, raising=False)
     for name in ("DISPLAY", "WAYLAND_DISPLAY"):
         monkeypatch.delenv(name, raising=False)
 
@@ -147,6 +149,27 @@ def test_open_prints_the_address_alone(server: Server, capsys: pytest.CaptureFix
     assert open_page.main(["nobody", "--page", page]) == open_page.FAILED
     assert SOUND in capsys.readouterr().err
     assert open_page.main(["--page", "http://127.0.0.1:9"]) == open_page.UNREACHABLE
+
+
+def test_the_page_beside_the_named_server_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    beside = Server(tmp_path)
+    while True:  # Until the next port is free, too.
+        port = free_port()
+        with socket.socket() as one_above:
+            if one_above.connect_ex(("127.0.0.1", port + 1)) != 0:
+                break
+    beside.grpc, beside.http = f"127.0.0.1:{port}", f"127.0.0.1:{port + 1}"
+    with beside:
+        beside.run("run", "import", str(ROOT / f"tests/testdata/runs/{ILL}.bwrun"))
+        monkeypatch.setenv("BELLWETHER_SERVER", beside.grpc)
+        assert open_page.main([ILL]) == open_page.OK
+        assert capsys.readouterr().out == f"http://{beside.http}/#/run/{ILL}\n"
+        assert explain.main([ILL]) == explain.OK
+    # It is away: no private server takes its place.
+    assert open_page.main([]) == open_page.UNREACHABLE
+    assert private_server.running() is None
 
 
 def test_open_starts_an_ended_private_server_again() -> None:

@@ -21,6 +21,7 @@ import torch
 import bellwether
 from bellwether._attach import WRONG_KERNEL
 from bellwether._server import page as page_address
+from bellwether._step.link import seen_from_here
 
 from models import Model, Shape, batch
 
@@ -116,6 +117,20 @@ def test_no_thread_without_a_callback(tmp_path: Path) -> None:
     with bellwether.attach(Model(Shape()), record=str(tmp_path / "a.bwrun"), run="mine"):
         names = [thread.name for thread in threading.enumerate()]
     assert "bellwether-alerts" not in names
+
+
+@pytest.mark.parametrize(
+    ("page", "server", "seen"),
+    [
+        ("https://0.0.0.0:7071/?token=t#/run/x", "box:7070", "https://box:7071/?token=t#/run/x"),
+        ("http://[::]:7071/#/run/x", "[fd00::1]:7070", "http://[fd00::1]:7071/#/run/x"),
+        ("http://0.0.0.0:7071/#/run/x", "", "http://127.0.0.1:7071/#/run/x"),
+        ("http://box:7071/#/run/x", "other:7070", "http://box:7071/#/run/x"),
+        ("", "box:7070", ""),
+    ],
+)
+def test_page_on_every_address_is_at_its_server(page: str, server: str, seen: str) -> None:
+    assert seen_from_here(page, server) == seen
 
 
 def test_page_url() -> None:

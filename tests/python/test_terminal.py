@@ -206,7 +206,9 @@ def test_a_server_that_refuses_is_asked_once(
     shown = begun(owner)
     time.sleep(0.5)
     assert Answers.asked == 1 and told(caplog) == []
+    caplog.set_level(logging.INFO, "bellwether")
     shown.end(ended())
+    assert "is not known here: the server refused: " in told(caplog)[0]
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"alerts": 5}', b'{"alerts": [{}]}'])

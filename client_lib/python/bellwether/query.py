@@ -27,13 +27,12 @@ from pathlib import Path
 from typing import Any, Optional, Union
 
 from ._server import private_server
-from ._server.page import Page, QueryError, tls_context
+from ._server.page import DEFAULT_PAGE, Page, QueryError, tls_context
 from ._util import files
 from .actions import JSON_KINDS
 
 __all__ = ["Client", "Matrix", "QueryError", "Series"]
 
-DEFAULT_PAGE = "http://127.0.0.1:7071"
 _FIRST_WAIT_SECONDS = 0.2
 _WAIT_SECONDS_MAX = 10.0
 _KINDS = {name: of_proto for of_proto, name in JSON_KINDS.items()}
@@ -293,7 +292,7 @@ def add_client_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--page", metavar="URL",
         help="the address of the server's page, with or without ?token= [$BELLWETHER_PAGE]; "
-        f"default: {DEFAULT_PAGE}, else your own private server",
+        f"default: beside $BELLWETHER_SERVER, else {DEFAULT_PAGE}, else your own private server",
     )  # fmt: skip
     add("--token-file", type=Path, metavar="FILE", help="holds your token [$BELLWETHER_TOKEN_FILE]")
     add("--tls-ca", type=Path, metavar="FILE", help="for https: the authority [$BELLWETHER_TLS_CA]")
@@ -310,9 +309,24 @@ def _listens(page: str) -> bool:
     return True
 
 
+def _usual_page(server: str, with_tls: bool) -> str:
+    """The page stands beside gRPC, one port above it, or at its usual port."""
+    host, _, port = server.removeprefix("dns:///").rpartition(":")
+    usual = int(DEFAULT_PAGE.rpartition(":")[2])
+    ports = [int(port) + 1] if port.isdecimal() else []
+    scheme = "https" if with_tls else "http"
+    pages = [f"{scheme}://{host}:{each}" for each in (*ports, usual)]
+    return next((page for page in pages if _listens(page)), pages[-1])
+
+
 def page_of(given: argparse.Namespace) -> str:
-    """The page that is asked: as told, else one at the usual place, else the private server's."""
+    """The page that is asked: as told, else that of BELLWETHER_SERVER by its usual port, else one
+    at the usual place, else the private server's."""
     page = given.page or os.environ.get("BELLWETHER_PAGE")
+    server = os.environ.get("BELLWETHER_SERVER", "")
+    if not page and ":" in server and not server.startswith("unix:"):
+        with_tls = bool(given.tls_ca or os.environ.get("BELLWETHER_TLS_CA"))
+        page = _usual_page(server, with_tls)
     if page or _listens(DEFAULT_PAGE):
         return page or DEFAULT_PAGE
     private = private_server.running()

@@ -27,6 +27,9 @@ class QueryError(RuntimeError):
         self.status = status
 
 
+DEFAULT_PAGE = "http://127.0.0.1:7071"
+
+
 @dataclass(frozen=True)
 class Event:
     kind: str  # alert, runs or resync

@@ -19,7 +19,7 @@ from .._util import files, log
 from .._util.ending import Ending
 from .._util.guard import harmless, in_words
 from ..settings import Settings
-from .page import Page, QueryError, tls_context
+from .page import DEFAULT_PAGE, Page, QueryError, tls_context
 from .private_server import IDLE_EXIT
 from .run_state import SEVERITIES, WARNING, RunState, severity_of, short, without_run, word
 
@@ -52,6 +52,7 @@ class Terminal:
         self._page: Optional[Page] = None
         self._told: dict[str, int] = {}  # By the alert's key, the severity that was told.
         self._lines = 0
+        self._why = ""  # Nothing is known of what was judged.
         self._judged: Optional[Judged] = None  # The newest.
         self._last_step = -1
         self._bytes: Optional[int] = None
@@ -97,9 +98,12 @@ class Terminal:
             self._judged = Judged(state.step, state.verdict())
         except QueryError as e:
             log.debug(f"terminal: {e}")
+            self._why = f"the server refused: {files.one_line(e)}"
             return e.status not in _NOT_ALLOWED
         except Exception as e:  # It is away, or answers as no server of ours.
             log.debug(f"terminal: {in_words(e)}")
+            why = f": {files.one_line(e)}" if isinstance(e, OSError) else " that can be read"
+            self._why = f"the server gave no answer{why}"
             return not self._ending.is_set()
         return True
 
@@ -119,9 +123,15 @@ class Terminal:
             self._told[key] = severity
             self._lines += 1
             if self._lines <= LINES_MAX:
-                log.warning(alert_line(last, rose=told > 0))
+                log.warning(alert_line(last, rose=told > 0, page=self._page_of_others()))
             elif self._lines == LINES_MAX + 1:
                 log.warning(f"more alerts than {LINES_MAX}: the others are on the page only")
+
+    def _page_of_others(self) -> str:
+        """The page's address if a command does not find it by itself."""
+        if not self._settings.server or self._page is None or self._page.base == DEFAULT_PAGE:
+            return ""
+        return self._page.base
 
     # ---- on the trainer's thread ----
 
@@ -136,7 +146,7 @@ class Terminal:
         self._done.wait(LAST_SECONDS)
         of = self._judged
         ill = bool(self._told) or bool(ending.why_off)
-        (log.warning if ill else log.info)(goodbye(self._settings.run, ending, of))
+        (log.warning if ill else log.info)(goodbye(self._settings.run, ending, of, self._why))
         where = where_lines(self._settings.run, ending, self._url if of is not None else "")
         if self._bytes is not None and ending.data is not None:
             where.append(f"the data of all your runs, {size(self._bytes)}: {ending.data}")
@@ -144,21 +154,26 @@ class Terminal:
             log.info(line)
 
 
-def alert_line(last: dict[str, Any], rose: bool) -> str:
+def alert_line(last: dict[str, Any], rose: bool, page: str = "") -> str:
     """One change of an alert, in its sentence, for a reader of nothing but this line."""
     severity = SEVERITIES[severity_of(last)].upper()
     cause = files.one_line(last.get("cause", ""))
     named = f" Cause: {cause}." if cause and cause != "unknown" else ""
     run = files.one_line(last.get("run", ""))
+    at = f" --page {page}" if page else ""
     sentence = short(without_run(last)).rstrip(".")
     return (
         f"{'NOW ' if rose else ''}{severity} {run}: {sentence}.{named}"
-        f" More: python -m bellwether explain {run}"
+        f" More: python -m bellwether explain {run}{at}"
     )
 
 
-def goodbye(run: str, ending: Ending, judged: Optional[Judged]) -> str:
-    """How the run ended, as far as it is known."""
+
+def goodbye(run: str, ending: Ending, judged: Optional[Judged], why: str = "") -> str:
+    """How the run ended, as far as it is known.
+
+    why  nothing is known of what was judged
+    """
     parts = [f"run {run} has ended at step {ending.step}"]
     if ending.why_off:
         parts.append("watching went off before, for the reason told then")
@@ -166,7 +181,8 @@ def goodbye(run: str, ending: Ending, judged: Optional[Judged]) -> str:
         behind = f" (judged up to step {judged.step})" if judged.step < ending.step else ""
         parts.append(f"{judged.verdict}{behind}")
     elif ending.record_path is None:
-        parts.append("what was judged of it is not known here: the server gave no answer")
+        why = why or "the server gave no answer"
+        parts.append(f"what was judged of it is not known here: {why}")
     if ending.cost:
         parts.append(ending.cost)
     return "; ".join(parts)

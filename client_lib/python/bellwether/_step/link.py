@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import urllib.parse
 from pathlib import Path
 from typing import Optional
 
@@ -14,6 +15,15 @@ from .frames import Frames
 
 FLUSH_SECONDS_MAX = 1e6
 DEVICE_WAIT_SECONDS = 1.0  # At the end, for the last numbers on their way from a GPU.
+
+
+def seen_from_here(page_url: str, server: str) -> str:
+    """A page that listens on every address is at that of its server."""
+    parts = urllib.parse.urlsplit(page_url)
+    if parts.hostname not in ("0.0.0.0", "::"):
+        return page_url
+    host, _, _ = server.removeprefix("dns:///").rpartition(":")
+    return parts._replace(netloc=f"{host or '127.0.0.1'}:{parts.port}").geturl()
 
 
 class Link:
@@ -45,7 +55,7 @@ class Link:
         client = self.client
         if self.page_url or client is None:
             return self.page_url
-        return client.counters().page_url
+        return seen_from_here(client.counters().page_url, self.server or "")
 
     def flush(self, frames: Frames, timeout: float) -> bool:
         """Whether everything is durable within `timeout` seconds."""

@@ -30,8 +30,8 @@ exit codes:
   4  the server could not be reached
 
 The address is printed alone on its line, on stdout.  On a desktop a browser opens it too, unless
---print is given.  Without --page a server at the usual place is asked, else your private server,
-which is started again over its data where it has ended.
+--print is given.  Without --page the page beside BELLWETHER_SERVER is asked, else a server at the
+usual place, else your private server, which is started again over its data where it has ended.
 """
 
 
@@ -62,7 +62,7 @@ def _with_server(given: argparse.Namespace) -> Client:
     if given.private:
         return _private(given)
     client = client_of(given)
-    if given.page != given.told and private_server.running() is None:
+    if not given.is_named and private_server.running() is None:
         try:
             client.info()
         except OSError:
@@ -93,7 +93,8 @@ def _has_desktop() -> bool:
 
 def main(arguments: Optional[list[str]] = None) -> int:
     given = _parse(arguments)
-    given.told = given.page or os.environ.get("BELLWETHER_PAGE")
+    names_one = map(os.environ.get, ("BELLWETHER_PAGE", "BELLWETHER_SERVER"))
+    given.is_named = bool(given.page) or any(names_one)
     try:
         client = _with_server(given)
         names = [str(run["description"]["name"]) for run in client.runs()]
