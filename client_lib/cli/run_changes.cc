@@ -59,7 +59,7 @@ ExitCode Delete(Cli* cli, const DeleteOptions& options) {
     if (status.ok()) {
       Complain("deleted run " + Clean(response.name()));
     } else {
-      code = Report(*connection, status);  // The others are deleted all the same.
+      code = Report(connection.get(), status);  // The others are deleted all the same.
     }
   }
   return code;

@@ -202,7 +202,8 @@ std::vector<std::pair<std::string, size_t>> InWords(const Json& told) {
   add(run["name"].get<std::string>() + ": " + told["verdict"].get<std::string>() + ", " +
       (run["ended"].get<bool>() ? "ended" : "running") + ", step " + run["step"].dump());
   if (told["verdict"] == "not judged" || !told["judged"]["whole"].get<bool>()) {
-    add("judged: " + told["judged"]["text"].get<std::string>());
+    const auto text = told["judged"]["text"].get<std::string>();
+    add(text.starts_with("judged by") ? text : "judged: " + text);
   }
   for (const Json& alert : told["alerts"]) {
     std::string marks = alert["severity"].get<std::string>() + ", " + alert["state"].get<std::string>();

@@ -218,7 +218,8 @@ def _in_words(told: Mapping[str, Any]) -> str:
     state = "ended" if run["ended"] else "running"
     lines = [f"{run['name']}: {told['verdict']}, {state}, step {run['step']}"]
     if told["verdict"] == "not judged" or not told["judged"]["whole"]:
-        lines.append(f"judged: {told['judged']['text']}")
+        text = str(told["judged"]["text"])
+        lines.append(text if text.startswith("judged by") else f"judged: {text}")
     for alert in told["alerts"]:
         marks = [alert["severity"], alert["state"]]
         marks += ["a false alarm"] if alert["false_alarm"] is not None else []
