@@ -168,7 +168,6 @@ def alert_line(last: dict[str, Any], rose: bool, page: str = "") -> str:
     )
 
 
-
 def goodbye(run: str, ending: Ending, judged: Optional[Judged], why: str = "") -> str:
     """How the run ended, as far as it is known.
 
