@@ -342,7 +342,10 @@ Access::Resolved Access::Resolve(const Grant::Shown& shown) const {
   for (const AccessRules::Entry& entry : known->rules.entries) {
     if (entry.anonymous) return {.identity = std::make_shared<const Identity>(entry.identity)};
   }
-  return {.reason = "token_missing", .why = "this server wants a token (authorization: Bearer TOKEN; in a browser open /?token=TOKEN once) or a certificate"};
+  return {.reason = "token_missing",
+          .why =
+              "this server wants a token (authorization: Bearer TOKEN; in a browser open /?token=TOKEN once) or a "
+              "certificate"};
 }
 
 absl::StatusOr<GrantPtr> Access::Identify(const Credentials& credentials, std::string_view call) {

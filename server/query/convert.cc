@@ -4,6 +4,9 @@
 #include <limits>
 #include <string>
 
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+
 namespace bellwether::server {
 namespace {
 
@@ -145,7 +148,10 @@ v1::Transition ToProto(const AlertTransition& transition, const RunTable& runs) 
   *proto.mutable_eta() = ToProto(transition.eta);
   for (const Evidence& evidence : transition.evidence) *proto.add_evidence() = ToProto(evidence);
   proto.set_cause(transition.cause);
-  proto.set_summary(transition.summary);
+  const std::string before = transition.run_name + ": ";
+  const bool renamed = proto.run() != transition.run_name && absl::StartsWith(transition.summary, before);
+  proto.set_summary(renamed ? absl::StrCat(proto.run(), ": ", transition.summary.substr(before.size()))
+                            : transition.summary);
   proto.set_advice(transition.advice);
   proto.set_time_unix_ns(transition.time_unix_ns);
   proto.set_siblings(transition.siblings);

@@ -115,5 +115,7 @@ def test_renamed_run_keeps_its_name(server: Server) -> None:
     assert sorted(names(server)) == ["baseline", "other"]
     alerts = server.call("ListAlerts")["alerts"]
     assert {alert["last"]["run"] for alert in alerts} == {"baseline", "other"}
+    for alert in alerts:
+        assert "train-2026" not in alert["last"]["summary"]
     client.close()
     other.close()

@@ -7,6 +7,7 @@ private server.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import logging
@@ -34,6 +35,7 @@ from conftest import ROOT
 from models import Model, Shape
 
 WHOLE = {"whole": True, "text": "healthy"}
+UUID = base64.b64encode(b"sixteen bytes...").decode()
 
 
 def alert(key: str, severity: str, state: str = "FIRING", **more: Any) -> dict[str, Any]:
@@ -49,6 +51,7 @@ class Answers(BaseHTTPRequestHandler):
 
     alerts: ClassVar[list[dict[str, Any]]] = []
     asked = 0
+    runs: ClassVar[list[str]] = []
     status = 200
     hangs = threading.Event()
     body: Optional[bytes] = None
@@ -59,10 +62,10 @@ class Answers(BaseHTTPRequestHandler):
         of.asked += 1
         if of.hangs.is_set():
             time.sleep(5)
-        self.rfile.read(int(self.headers["Content-Length"]))
+        of.runs.append(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["run"])
         told: dict[str, Any] = {"alerts": of.alerts}
         if self.path.endswith("GetRun"):
-            told = {"step": "7", "judged": of.judged}
+            told = {"step": "7", "judged": of.judged, "description": {"uuid": UUID}}
         with contextlib.suppress(BrokenPipeError):  # It was not waited for.
             self.send_response(of.status)
             self.end_headers()
@@ -82,6 +85,7 @@ class Owner:
 
 @pytest.fixture
 def owner(monkeypatch: pytest.MonkeyPatch) -> Iterator[Owner]:
+    monkeypatch.setattr(Answers, "runs", [])
     for name in ("alerts", "asked", "status", "hangs", "body", "judged"):
         monkeypatch.setattr(Answers, name, getattr(Answers, name))
     Answers.hangs = threading.Event()
@@ -196,6 +200,15 @@ def test_a_server_that_hangs_delays_the_end_by_little(
     shown.end(ended())
     assert time.monotonic() - begin < terminal.LAST_SECONDS + 0.5
     assert "the server gave no answer" in told(caplog)[0] and len(told(caplog)) == 1
+
+
+def test_a_run_is_asked_for_by_its_uuid(owner: Owner) -> None:
+    shown = begun(owner)
+    while len(Answers.runs) < 5:
+        time.sleep(0.01)
+    shown.end(ended())
+    by_uuid = b"sixteen bytes...".hex()
+    assert Answers.runs[:2] == ["mine", "mine"] and set(Answers.runs[2:]) == {by_uuid}
 
 
 @pytest.mark.parametrize("status", [401, 403])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -54,6 +55,12 @@ class RunState:
     @property
     def step(self) -> int:
         return int(self.run.get("step", -1))
+
+    @property
+    def uuid(self) -> str:
+        """32 hexadecimal digits; "" if the server tells none."""
+        told: Mapping[str, Any] = self.run.get("description") or {}
+        return base64.b64decode(str(told.get("uuid", ""))).hex()
 
     @property
     def judged(self) -> str:

@@ -53,6 +53,7 @@ class Terminal:
         self._told: dict[str, int] = {}  # By the alert's key, the severity that was told.
         self._lines = 0
         self._why = ""  # Nothing is known of what was judged.
+        self._uuid = ""
         self._judged: Optional[Judged] = None  # The newest.
         self._last_step = -1
         self._bytes: Optional[int] = None
@@ -93,7 +94,9 @@ class Terminal:
                 if not self._url:
                     return not self._ending.is_set()
                 self._page = self._open(self._url)
-            state = RunState.ask(self._page, self._settings.run)
+            # By its uuid once that is known: people may rename it.
+            state = RunState.ask(self._page, self._uuid or self._settings.run)
+            self._uuid = state.uuid
             self._tell(state)
             self._judged = Judged(state.step, state.verdict())
         except QueryError as e:
