@@ -311,7 +311,8 @@ std::vector<Field> Fields(ServerOptions* o, const std::filesystem::path& folder 
           .Says("", "Thresholds and own rules ([rules](rules.md)).", "none: the built-in rules")
           .Contents(kReload),
       file("policy_file", &o->policy_file)
-          .Says("", "What may be done about alerts ([policy](policy.md)).", "none: the built-in one, which only observes")
+          .Says("", "What may be done about alerts ([policy](policy.md)).",
+                "none: the built-in one, which only observes")
           .Contents(kReload),
       file("access_file", &o->access.access_file)
           .Says("", "Which identity may do what ([identities](../operate/security.md)).",
