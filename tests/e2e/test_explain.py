@@ -22,6 +22,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 from bellwether_process import ROOT, Server, free_port, wait_for
 
+from bellwether import __main__ as bellwether_main
 from bellwether._server import private_server
 from bellwether.tools import explain, open_page
 
@@ -170,6 +171,16 @@ def test_the_page_beside_the_named_server_is_asked(
     # It is away: no private server takes its place.
     assert open_page.main([]) == open_page.UNREACHABLE
     assert private_server.running() is None
+
+
+def test_commands_say_what_to_type_instead(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bellwether_main.main(["exlpain", "x"]) == 2
+    assert 'no command "exlpain"; did you mean explain?' in capsys.readouterr().err
+    assert explain.main(["x", "--page", "127.0.0.1:9"]) != explain.OK
+    assert "must begin with http://" in capsys.readouterr().err
+    assert explain.main(["x", "--page", "http://127.0.0.1:9"]) == explain.UNREACHABLE
+    told = capsys.readouterr().err
+    assert "no answer ([Errno 111] Connection refused)" in told and "bellwether open" in told
 
 
 def test_open_starts_an_ended_private_server_again() -> None:

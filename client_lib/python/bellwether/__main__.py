@@ -3,6 +3,8 @@ npz2run | version."""
 
 from __future__ import annotations
 
+import difflib
+import importlib
 import sys
 from typing import Optional
 
@@ -27,6 +29,20 @@ commands:
 """
 
 
+_MODULES = {
+    "attach": "attach_pid.command",
+    "doctor": "tools.doctor",
+    "explain": "tools.explain",
+    "forward": "forward.command",
+    "npz2run": "tools.npz2run",
+    "open": "tools.open_page",
+    "plot": "tools.plot",
+    "reproduce": "tools.reproduce",
+    "run": "tools.runner",
+    "scan": "scan.command",
+}
+
+
 def version() -> int:
     from ._native import c_api
 
@@ -44,51 +60,20 @@ def version() -> int:
 def main(arguments: Optional[list[str]] = None) -> int:
     given = sys.argv[1:] if arguments is None else arguments
     command, rest = (given[0], given[1:]) if given else ("", [])
-    if command == "attach":
-        from .attach_pid import command as attach_command
-
-        return attach_command.main(rest)
-    if command == "doctor":
-        from .tools import doctor
-
-        return doctor.main(rest)
-    if command == "explain":
-        from .tools import explain
-
-        return explain.main(rest)
-    if command == "forward":
-        from .forward import command as forward_command
-
-        return forward_command.main(rest)
-    if command == "open":
-        from .tools import open_page
-
-        return open_page.main(rest)
-    if command == "plot":
-        from .tools import plot
-
-        return plot.main(rest)
-    if command == "reproduce":
-        from .tools import reproduce
-
-        return reproduce.main(rest)
-    if command == "run":
-        from .tools import runner
-
-        return runner.main(rest)
-    if command == "scan":
-        from .scan import command as scan_command
-
-        return scan_command.main(rest)
-    if command == "npz2run":
-        from .tools import npz2run
-
-        return npz2run.main(rest)
+    if command in _MODULES:
+        return int(importlib.import_module(f".{_MODULES[command]}", __package__).main(rest))
     if command == "version":
         return version()
-    help_asked = command in ("-h", "--help", "help")
-    print(USAGE, end="", file=sys.stdout if help_asked else sys.stderr)
-    return 0 if help_asked else 2
+    if command in ("-h", "--help", "help"):
+        print(USAGE, end="")
+        return 0
+    print(USAGE, end="", file=sys.stderr)
+    if command:
+        near = difflib.get_close_matches(command, [*_MODULES, "version"], 1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        # Runs and alerts are listed by the other program.
+        print(f'\nno command "{command}"{hint} (see also: bellwether --help)', file=sys.stderr)
+    return 2
 
 
 if __name__ == "__main__":

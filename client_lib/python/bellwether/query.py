@@ -19,6 +19,7 @@ import argparse
 import os
 import socket
 import time
+import urllib.error
 import urllib.parse
 from array import array
 from collections.abc import Iterator, Sequence
@@ -331,6 +332,15 @@ def page_of(given: argparse.Namespace) -> str:
         return page or DEFAULT_PAGE
     private = private_server.running()
     return DEFAULT_PAGE if private is None else private.page_url("").partition("#")[0]
+
+
+def unreachable(page: str, error: OSError) -> str:
+    """What to do about it, too."""
+    reason = error.reason if isinstance(error, urllib.error.URLError) else error
+    return (
+        f"{page}: no answer ({files.one_line(reason)}); --page or BELLWETHER_PAGE names a server, "
+        "`bellwether open` shows what your private server had"
+    )
 
 
 def client_of(given: argparse.Namespace) -> Client:

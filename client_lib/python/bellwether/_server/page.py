@@ -74,6 +74,8 @@ class Page:
     def __init__(
         self, url: str, token: str = "", timeout: float = 30.0, tls: Optional[ssl.SSLContext] = None
     ) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise ValueError(f'page "{url}": must begin with http:// or https://')
         self.base, in_url = split_page_url(url)
         self._token = token or in_url
         self._timeout = timeout

@@ -16,7 +16,7 @@ from typing import Any, Optional
 from .._server.run_state import SEVERITIES, severity_of, without_run, word
 from .._util import files
 from ..actions import JSON_KINDS
-from ..query import Client, QueryError, add_client_arguments, client_of
+from ..query import Client, QueryError, add_client_arguments, client_of, unreachable
 from .open_page import address
 
 OK, FAILED, FINDINGS, UNREACHABLE, DENIED = 0, 1, 3, 4, 5
@@ -246,7 +246,7 @@ def main(arguments: Optional[list[str]] = None) -> int:
         print(f"explain: {e}", file=sys.stderr)
         return FAILED
     except OSError as e:
-        print(f"explain: {given.page}: {e}", file=sys.stderr)
+        print(f"explain: {unreachable(given.page, e)}", file=sys.stderr)
         return UNREACHABLE
     print(json.dumps(told, indent=2, allow_nan=False) if given.json else _in_words(told))
     return FINDINGS if given.exit_code and told["severity"] is not None else OK

@@ -11,7 +11,7 @@ from typing import Optional
 
 from .._server import private_server
 from .._util import files
-from ..query import Client, QueryError, add_client_arguments, client_of
+from ..query import Client, QueryError, add_client_arguments, client_of, unreachable
 
 OK, FAILED, UNREACHABLE = 0, 1, 4
 NAMED_MAX = 10
@@ -109,7 +109,7 @@ def main(arguments: Optional[list[str]] = None) -> int:
         _say(f"open: {e}")
         return FAILED
     except OSError as e:
-        _say(f"open: {given.page}: {e}")
+        _say(f"open: {unreachable(given.page, e)}")
         return UNREACHABLE
     where = address(given.page, name)
     print(where, flush=True)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Optional
 from .._server.run_state import severity_of
 from .._util import files
 from ..actions import JSON_KINDS
-from ..query import Client, QueryError, Series, add_client_arguments, client_of
+from ..query import Client, QueryError, Series, add_client_arguments, client_of, unreachable
 
 OK, FAILED, USAGE, UNREACHABLE = 0, 1, 2, 4
 # From cause to effect.
@@ -326,7 +326,7 @@ def main(arguments: Optional[list[str]] = None) -> int:
         except (QueryError, ValueError) as e:
             return fail(e)
         except OSError as e:
-            return fail(f"{given.page}: {e}", UNREACHABLE)
+            return fail(unreachable(given.page, e), UNREACHABLE)
         kind = given.output.suffix
         told = {"Title": files.one_line(" ".join(given.run)), **DATED[kind]}
         try:
