@@ -155,7 +155,7 @@ const checks = {
     assert.match(await verdict.locator('.cost').textContent(), /^Cost: 1 to 6 % of attention time/);
     const lines = await verdict.locator('.why li').allTextContents();
     assert.deepEqual(lines.map((line) => line.split(/ [\d.]/)[0]), ['Drift ratio', 'Key-gradient leak', 'Tied rows']);
-    assert.match(lines[1], /^Key-gradient leak 0\.0081 at the alert \(step 3,700\), now 0\.0\d+ · threshold 0\.0012 · healthy 4\.4e−4$/);
+    assert.match(lines[1], /^Key-gradient leak 0\.0081 when judged, now 0\.0\d+ · threshold 0\.0012 · healthy 4\.4e−4$/);
     assert.match(await verdict.textContent(), /stage 2 of 5: ties and bias · no damage yet/);
     // The rail: where it stands, and what comes.
     assert.deepEqual(await verdict.locator('.rail .stop').allTextContents(), ['1 drift', '2 ties and bias', '3 norm growth', '4 logits', '5 loss']);
@@ -214,8 +214,9 @@ const checks = {
     assert.deepEqual(await breaches(page), []);
     await page.keyboard.press('Enter');
     await page.waitForFunction(() => /approved at step 3,700 by bob/.test(document.body.textContent));
-    // What comes next is first now; one illness goes on through its repair.
-    assert.deepEqual(await page.locator('.verdict button.primary').allTextContents(), ['Acknowledge']);
+    // One illness goes on through its repair, of which the first screen tells.
+    await page.waitForSelector('.verdict >> text=/Approved by bob, .*: centre the keys, layer 1\\. The trainer/');
+    assert.deepEqual(await page.locator('.verdict button.primary').allTextContents(), []);
     server.say('apply');
     await page.reload();
     await page.waitForSelector('.verdict >> text=/Repair: centre the keys \\(layer 1\\): applied at step 3,700/');
@@ -389,6 +390,7 @@ const checks = {
     await page.keyboard.type('carol');
     await page.keyboard.press('Enter');
     await page.waitForFunction(() => /approved at step 3,700 by carol/.test(document.body.textContent));
+    await page.waitForSelector('.verdict .under-way:focus >> text=Approved by carol');
     server.say('apply');
     server.say('step');
     await page.waitForFunction(() => /Repair: centre the keys \(layer 1\): applied at step 3,700/.test(document.querySelector('.verdict').textContent));
@@ -399,9 +401,9 @@ const checks = {
     const server = await start('ill');
     const page = await open(server, '#/run/gpt2-small%2Fbf16-fa2');
     await page.locator('.why li', { hasText: ', now ' }).nth(2).waitFor();
-    for (const line of await page.locator('.why li').allTextContents()) assert.match(line, /^[\w -]+ [\d.]+ at the alert \(step 3,700\), now [\d.]+ · threshold /);
+    for (const line of await page.locator('.why li').allTextContents()) assert.match(line, /^[\w -]+ [\d.]+ when judged, now [\d.]+ · threshold /);
     assert.deepEqual(await page.locator('.alert .evidence thead').first().locator('th').allTextContents(),
-      ['Evidence', 'Where', 'At the alert', 'Threshold', 'Healthy', 'Siblings', 'Since step']);
+      ['Evidence', 'Where', 'When judged', 'Threshold', 'Healthy', 'Siblings', 'Since step']);
     assert.match(await page.locator('.alert summary').first().textContent(), /as of step 3,700, /);
     // Where the loss is lost nothing is left, and nothing says otherwise as of now.
     server.say('loss');

@@ -1,6 +1,6 @@
 // Actions in words: the same in the verdict, in the list and in the audit.
 import { num } from './api';
-import { integer, number } from './format';
+import { clock, integer, number } from './format';
 import type { Action, ActionChange } from './wire';
 
 const words: Record<string, string> = {
@@ -43,6 +43,26 @@ export function isApplied(change: ActionChange): boolean {
 export function waiting(actions: Action[], key: string): Action | undefined {
   const proposed = actions.filter((action) => action.state === 'ACTION_STATE_PROPOSED');
   return proposed.find((action) => action.alert_key === key) ?? proposed.find((action) => action.alert_key === '');
+}
+
+/** The newest action about an alert that a person or the policy approved and that the trainer has not answered. */
+export function underWay(actions: Action[], key: string): Action | undefined {
+  const states = new Set(['approved', 'sent']);
+  return actions.filter((action) => states.has(stateOf(action.state)) && (action.alert_key === key || action.alert_key === '')).pop();
+}
+
+/** The newest action about an alert whose effect is not judged yet. */
+export function onTrial(actions: Action[], key: string): Action | undefined {
+  return actions.filter((action) => stateOf(action.state) === 'applied' && (action.alert_key === key || action.alert_key === '')).pop();
+}
+
+/** "Approved by kim, 01:09: centre the keys, layer 1. The trainer applies it between two steps." */
+export function underWayWords(action: Action): string {
+  const approved = action.history.find((change) => stateOf(change.state) === 'approved');
+  const who = approved?.by ? ` by ${approved.by}` : '';
+  const when = approved ? `, ${clock(num(approved.time_unix_ns) / 1e6)}` : '';
+  const waits = stateOf(action.state) === 'sent' ? 'The trainer has it, and answers after its next step.' : 'The trainer is handed it next.';
+  return `Approved${who}${when}: ${actionTitle(action)}, ${scopeOf(action)}. ${waits}`;
 }
 
 /** "centre the keys (layer 1): applied at step 3,720", of what was done last about an alert that began at a step; null = nothing was. */

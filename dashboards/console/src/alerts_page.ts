@@ -92,7 +92,7 @@ export class AlertsPage {
     this.table = h('table', { class: 'runs alerts-table', hidden: true },
       tableHead([
         ['Severity', term('severity', 'column')], 'Run', ['What', term('cause', 'column')], 'Since', ['Left', term('left', 'column')],
-        'Owner', 'Told', 'Waits for a word',
+        'Owner', 'Last notified', 'Waiting for approval',
       ]), this.body);
     const label = (id: string, words: string) => h('label', { for: id }, words);
     this.element = h('main', { class: 'page' },
@@ -209,7 +209,7 @@ export class AlertsPage {
     const silenced = silencedWords(alert);
     const note = silenced ? h('div', { class: 'muted small' }, silenced) : null;
     if (alert.acknowledged) return h('span', {}, alert.acknowledged_by || 'somebody', note);
-    if (isQuiet || !caller.may_act) return h('span', {}, '–', note);
+    if (isQuiet || !caller.may_act) return h('span', {}, 'nobody', note);
     const acknowledge = async () => {
       await showRefusal(this.trouble, api.acknowledge(run, key));
       this.changed();

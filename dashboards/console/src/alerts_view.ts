@@ -30,7 +30,7 @@ function evidenceRow(key: string, e: Evidence): HTMLElement {
 function evidenceTable(key: string, evidence: Evidence[]): HTMLElement | null {
   if (evidence.length === 0) return null;
   const head = tableHead([
-    ['Evidence', term('evidence', key)], 'Where', 'At the alert', ['Threshold', term('threshold', key)],
+    ['Evidence', term('evidence', key)], 'Where', 'When judged', ['Threshold', term('threshold', key)],
     ['Healthy', term('healthy-value', key)], ['Siblings', term('siblings', key)], 'Since step',
   ], 2);
   const table = h('table', { class: 'evidence' }, head, h('tbody', {}, ...evidence.map((e) => evidenceRow(key, e))));

@@ -1,5 +1,5 @@
 // The state of a run in one look: how bad it is, which head, since when, how long is left, and what to press.
-import { actionTitle, repairWords, scopeOf, waiting } from './action_words';
+import { actionTitle, onTrial, repairWords, scopeOf, underWay, underWayWords, waiting } from './action_words';
 import { alertName, counts, headName, isFiring, leading, severityOf, worstSeverity } from './alerts';
 import { api, num } from './api';
 import { partlyJudged, silentFor } from './badges';
@@ -25,6 +25,7 @@ export interface VerdictFacts {
 }
 
 const evidenceMax = 4;
+const onTrialWords = 'Nothing for now: the repair is on trial, and its effect is judged soon.';
 const roundingRules = new Set(['drift', 'ties', 'norm']);
 /** Weights are pushed from this stage on. */
 const harmBegins = 3;
@@ -74,11 +75,11 @@ function harmWords(stage: number): string {
   return stage < harmBegins ? 'no damage yet' : stage < 5 ? 'weights are damaged' : 'the loss is damaged';
 }
 
-/** "Drift ratio 87.6 at the alert (step 3,700), now 91 · threshold 4 · healthy 1.02". */
+/** "Drift ratio 87.6 when judged, now 91 · threshold 4 · healthy 1.02". */
 function evidenceLine(e: Evidence, { last }: Alert, newest: number | undefined): HTMLElement {
   const [where, healthy] = [headName(e.layer, e.head), num(e.baseline)];
   const parts = [
-    `${number(num(e.value))} at the alert (step ${integer(num(last.step))})${newest === undefined ? '' : `, now ${number(newest)}`}`,
+    `${number(num(e.value))} when judged${newest === undefined ? '' : `, now ${number(newest)}`}`,
     `threshold ${number(num(e.threshold))}`,
     Number.isNaN(healthy) ? '' : `healthy ${number(healthy)}`,
     e.layer === last.layer && e.head === last.head ? '' : where,
@@ -173,7 +174,7 @@ export class VerdictView {
       this.deeds(run, alert, actions),
       h('ul', { class: 'why', 'aria-label': 'Evidence of the verdict' },
         ...shownEvidence(alert).map((e) => evidenceLine(e, alert, newest.get(evidenceKey(e))))),
-      this.advice(last.advice, last.key),
+      this.advice(onTrial(actions, last.key) && !run.ended ? `${onTrialWords} ${last.advice}` : last.advice, last.key),
       notJudged(run));
   }
 
@@ -195,13 +196,15 @@ export class VerdictView {
     const repair = repairWords(actions, key, num(alert.last.first_step));
     const mayAct = caller.may_act;
     const approve = proposal && mayAct ? this.approver(proposal) : null;
+    const approved = run.ended ? undefined : underWay(actions, key);
     const proposed = proposal && !mayAct ? h('span', {}, `Proposed: ${actionTitle(proposal)}, ${scopeOf(proposal)}`) : null;
     const cost = proposal?.cost ? h('span', { class: 'cost' }, `Cost: ${proposal.cost}`) : null;
     const name = alertName(alert);
     return h('div', { class: 'deeds', 'data-alert': key },
       repair ? h('p', {}, h('strong', {}, 'Repair: '), repair, term('under-repair', 'verdict')) : null,
+      approved ? h('p', { class: 'under-way', tabindex: -1, 'data-focus': 'approve' }, underWayWords(approved)) : null,
       approve ?? proposed, proposal ? term('proposal', 'verdict') : null, cost,
-      this.acknowledger(alert, approve === null && !run.ended),
+      this.acknowledger(alert, approve === null && !approved && !run.ended),
       mayAct ? silencer(alert, 'Silence the alert of the verdict', (seconds) => void this.ask(api.silence(this.name, key, seconds))) : null,
       h('a', { href: `#/runbook/${name.toLowerCase()}?run=${encodeURIComponent(this.name)}` }, `Runbook ${name}`));
   }
