@@ -54,7 +54,8 @@ class Cost:
         return (
             f"watching {layers} attention layers costs about {100 * share:.2f} % "
             f"of the training time, measured over {measured} samples{self.why_much(period)}; "
-            f"a sample every {'step' if period == 1 else f'{period} steps'}{most}"
+            f"a sample every {'step' if period == 1 else f'{period} steps'}, "
+            f"by overhead_budget{most}"
         )
 
     def why_much(self, period: int) -> str:
