@@ -79,7 +79,7 @@ void AddRunChanges(Cli* cli, CLI::App* noun) {
 
   auto* const removed =
       AddCommand<DeleteOptions>(cli, noun, "delete", "Deletes runs that have ended, with all that is kept of them",
-                                "bellwether run export old old.bwrun && bellwether run delete old", &Delete, &command);
+                                "bellwether run delete old-run --yes", &Delete, &command);
   command->add_option("run", removed->runs, "their names or uuids")->required()->type_name("RUN");
   command->add_flag("--yes,-y", removed->yes, "do not ask");
 }

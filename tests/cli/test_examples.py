@@ -66,6 +66,8 @@ def server(folder: Path) -> Iterator[Server]:
     (folder / "server").mkdir()
     with Server(folder / "server") as started:
         started.run("run", "import", str(folder / "run.bwrun"), "--name", "my-run")
+        for name in ("old-run", "train-20261125-210719-6635"):
+            started.run("run", "import", str(DATA / "tiny/bf16-1.bwrun"), "--name", name)
         for name in ("bf16", "fp32"):
             recording = str(DATA / f"tiny/{name}-1.bwrun")
             started.run("run", "import", recording, "--name", name)

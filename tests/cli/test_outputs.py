@@ -61,6 +61,8 @@ ASKING = {
     "run annotate": (RUN, "a note"),
     "run import": (__file__,),
     "run export": (RUN, "-"),
+    "run rename": (RUN, "another"),
+    "run delete": (RUN, "--yes"),
     "alert watch": (),
     "open": (RUN,),
 }
