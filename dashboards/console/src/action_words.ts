@@ -61,7 +61,8 @@ export function underWayWords(action: Action): string {
   const approved = action.history.find((change) => stateOf(change.state) === 'approved');
   const who = approved?.by ? ` by ${approved.by}` : '';
   const when = approved ? `, ${clock(num(approved.time_unix_ns) / 1e6)}` : '';
-  const waits = stateOf(action.state) === 'sent' ? 'The trainer has it, and answers after its next step.' : 'The trainer is handed it next.';
+  const isSent = stateOf(action.state) === 'sent';
+  const waits = isSent ? 'The trainer has it, and answers after its next step.' : 'The trainer is handed it next.';
   return `Approved${who}${when}: ${actionTitle(action)}, ${scopeOf(action)}. ${waits}`;
 }
 
