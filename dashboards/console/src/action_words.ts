@@ -45,15 +45,19 @@ export function waiting(actions: Action[], key: string): Action | undefined {
   return proposed.find((action) => action.alert_key === key) ?? proposed.find((action) => action.alert_key === '');
 }
 
+function newestIn(states: string[], actions: Action[], key: string): Action | undefined {
+  const isOf = ({ state, alert_key }: Action) => states.includes(stateOf(state)) && (alert_key === key || alert_key === '');
+  return actions.filter(isOf).pop();
+}
+
 /** The newest action about an alert that a person or the policy approved and that the trainer has not answered. */
 export function underWay(actions: Action[], key: string): Action | undefined {
-  const states = new Set(['approved', 'sent']);
-  return actions.filter((action) => states.has(stateOf(action.state)) && (action.alert_key === key || action.alert_key === '')).pop();
+  return newestIn(['approved', 'sent'], actions, key);
 }
 
 /** The newest action about an alert whose effect is not judged yet. */
 export function onTrial(actions: Action[], key: string): Action | undefined {
-  return actions.filter((action) => stateOf(action.state) === 'applied' && (action.alert_key === key || action.alert_key === '')).pop();
+  return newestIn(['applied'], actions, key);
 }
 
 /** "Approved by kim, 01:09: centre the keys, layer 1. The trainer applies it between two steps." */
