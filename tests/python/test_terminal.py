@@ -1,6 +1,6 @@
 """Goal: the terminal of a training script has one line where an illness becomes a warning, one at
-each rise of it and none otherwise.  At the end it says how the run ended, and where to look.  What
-the server does, or does not, changes and delays no training.
+each rise of it, one where the loss is lost and none otherwise.  At the end it says how the run ended, and
+where to look.  What the server does, or does not, changes and delays no training.
 Method: a small HTTP server that gives the page's answers, one after the other; scripts with a real
 private server.
 """
@@ -148,6 +148,32 @@ def test_a_line_at_the_first_warning_and_each_rise(
         "run mine has ended at step 7; 2 alerts, 2 still firing; the worst critical: a is ill"
     )
     assert said[1] == f"its page:\n{owner.page_url()}"
+
+
+def test_advice_that_becomes_to_stop_is_told_once(
+    owner: Owner, caplog: pytest.LogCaptureFixture
+) -> None:
+    ill, lost, lost_at_once = (alert(key, "CRITICAL") for key in "aab")
+    ill["last"].update(stage=3, advice="Clip the named heads (qk.clip). It rescales W_Q and W_K.")
+    for each in (lost, lost_at_once):
+        each["last"].update(stage=5, advice="Stop, or go back to a checkpoint. Take the newest.")
+    more = "Cause: logit growth. More: python -m bellwether explain mine"
+    stop = more.replace("More", "Do: Stop, or go back to a checkpoint. More")
+    Answers.alerts = [ill]
+    shown = begun(owner)
+    asked_again()
+    lines = [f"CRITICAL mine: a is ill. {more}"]
+    assert told(caplog) == lines
+    Answers.alerts = [lost, lost_at_once]
+    asked_again()
+    lines += [f"NOW CRITICAL mine: a is ill. {stop}", f"CRITICAL mine: b is ill. {stop}"]
+    assert told(caplog) == lines
+    Answers.alerts = [ill, lost_at_once]
+    asked_again()
+    Answers.alerts = [lost, lost_at_once]
+    asked_again()
+    assert told(caplog) == lines
+    shown.end(ended(-1))
 
 
 def test_no_more_than_so_many_lines(owner: Owner, caplog: pytest.LogCaptureFixture) -> None:

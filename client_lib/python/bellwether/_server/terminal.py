@@ -1,5 +1,6 @@
 """The lines that a training script's terminal has of its run: a line where an illness becomes a
-warning, a line at each rise of it, and how it ended.
+warning, a line at each rise of it, and how it ended.  Where the loss is lost or the advice becomes
+to stop there is one, too, with that advice.
 
 A daemon thread asks the server now and then, and the training is never waited for.  At the end it
 asks once more, for half a second at most.
@@ -24,6 +25,7 @@ from .private_server import IDLE_EXIT
 from .run_state import SEVERITIES, WARNING, RunState, severity_of, short, without_run, word
 
 LINES_MAX = 20  # About alerts, of a run.
+LOST_STAGE = 5  # The loss has left its course.
 LAST_SECONDS = 0.5  # That the end waits for, at most.
 _WAIT_SECONDS = 1.0  # Until the server is asked first; each time longer, ...
 _WAIT_SECONDS_MAX = 20.0  # ... to this.
@@ -51,6 +53,7 @@ class Terminal:
         self._url = ""
         self._page: Optional[Page] = None
         self._told: dict[str, int] = {}  # By the alert's key, the severity that was told.
+        self._told_lost: set[str] = set()  # Keys of alerts that were told as is_lost().
         self._lines = 0
         self._why = ""  # Nothing is known of what was judged.
         self._uuid = ""
@@ -121,9 +124,14 @@ class Terminal:
             last = alert["last"]
             key, severity = str(last["key"]), severity_of(last)
             told = self._told.get(key, 0)
-            if word(last["state"]) != "firing" or severity < WARNING or severity <= told:
+            turns = is_lost(last) and key not in self._told_lost
+            if word(last["state"]) != "firing" or severity < WARNING:
                 continue
-            self._told[key] = severity
+            if severity <= told and not turns:
+                continue
+            self._told[key] = max(severity, told)
+            if turns:
+                self._told_lost.add(key)
             self._lines += 1
             if self._lines <= LINES_MAX:
                 log.warning(alert_line(last, rose=told > 0, page=self._page_of_others()))
@@ -157,6 +165,11 @@ class Terminal:
             log.info(line)
 
 
+def is_lost(last: dict[str, Any]) -> bool:
+    """The loss has left its course, or the advice is to stop."""
+    return int(last.get("stage", 0)) >= LOST_STAGE or str(last.get("advice", "")).startswith("Stop")
+
+
 def alert_line(last: dict[str, Any], rose: bool, page: str = "") -> str:
     """One change of an alert, in its sentence, for a reader of nothing but this line."""
     severity = SEVERITIES[severity_of(last)].upper()
@@ -164,9 +177,11 @@ def alert_line(last: dict[str, Any], rose: bool, page: str = "") -> str:
     named = f" Cause: {cause}." if cause and cause != "unknown" else ""
     run = files.one_line(last.get("run", ""))
     at = f" --page {page}" if page else ""
+    first = files.one_line(last.get("advice", "")).partition(". ")[0].rstrip(".")
+    do = f" Do: {short(first)}." if first and is_lost(last) else ""
     sentence = short(without_run(last)).rstrip(".")
     return (
-        f"{'NOW ' if rose else ''}{severity} {run}: {sentence}.{named}"
+        f"{'NOW ' if rose else ''}{severity} {run}: {sentence}.{named}{do}"
         f" More: python -m bellwether explain {run}{at}"
     )
 
