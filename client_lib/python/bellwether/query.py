@@ -16,6 +16,7 @@ Matplotlib take without a copy.
 from __future__ import annotations
 
 import argparse
+import getpass
 import os
 import socket
 import time
@@ -154,6 +155,9 @@ class Client:
         """Any call of service Query by its name: what has no method of its own here."""
         return dict(_plain(self._page.call(method, **request)))
 
+    def _signed(self, method: str, by: Optional[str], **request: Any) -> dict[str, Any]:
+        return self.call(method, by=_user_name() if by is None else by, **request)
+
     # ---- runs ----
 
     def runs(self) -> list[dict[str, Any]]:
@@ -218,23 +222,33 @@ class Client:
         """One alert with its history."""
         return self.call("GetAlert", run=run, key=key)
 
-    def acknowledge(self, run: str, key: str, by: str, comment: str = "") -> dict[str, Any]:
-        return self.call("AcknowledgeAlert", run=run, key=key, by=by, comment=comment)
+    # `by` is the name that stands beside what is done, here and with actions; None: $USER, else
+    # the login.  A server with identities takes the caller's instead.
+
+    def acknowledge(
+        self, run: str, key: str, by: Optional[str] = None, comment: str = ""
+    ) -> dict[str, Any]:
+        """Somebody looks after it."""
+        return self._signed("AcknowledgeAlert", by, run=run, key=key, comment=comment)
 
     def silence(
-        self, run: str, key: str, seconds: int, by: str, comment: str = ""
+        self, run: str, key: str, seconds: int, by: Optional[str] = None, comment: str = ""
     ) -> dict[str, Any]:
         """Sends no notifications of this alert for so long, 1 second to 30 days."""
-        request = {"seconds": seconds, "by": by, "comment": comment}
-        return self.call("SilenceAlert", run=run, key=key, **request)
+        request = {"seconds": seconds, "comment": comment}
+        return self._signed("SilenceAlert", by, run=run, key=key, **request)
 
-    def mark_false_alarm(self, run: str, key: str, by: str, reason: str) -> dict[str, Any]:
+    def mark_false_alarm(
+        self, run: str, key: str, by: Optional[str] = None, reason: str = ""
+    ) -> dict[str, Any]:
         """Mutes the alert's illness, the same cause at the same place, in this run.  If it becomes
-        worse than it is now, people are notified again."""
-        return self.call("MarkFalseAlarm", run=run, key=key, by=by, reason=reason)
+        worse than it is now, people are notified again.  The reason must be said."""
+        return self._signed("MarkFalseAlarm", by, run=run, key=key, reason=reason)
 
-    def undo_false_alarm(self, run: str, key: str, by: str, reason: str = "") -> dict[str, Any]:
-        return self.call("MarkFalseAlarm", run=run, key=key, by=by, reason=reason, undo=True)
+    def undo_false_alarm(
+        self, run: str, key: str, by: Optional[str] = None, reason: str = ""
+    ) -> dict[str, Any]:
+        return self._signed("MarkFalseAlarm", by, run=run, key=key, reason=reason, undo=True)
 
     def watch(self, run: str = "", *, after: Optional[int] = None) -> Iterator[dict[str, Any]]:
         """Each transition of an alert as it happens, for ever; over a lost connection and a
@@ -262,7 +276,7 @@ class Client:
         return list(self.call("ListActions", run=run)["actions"])
 
     def propose(
-        self, run: str, kind: str, by: str, *, layers: Sequence[int] = (),
+        self, run: str, kind: str, by: Optional[str] = None, *, layers: Sequence[int] = (),
         heads: Sequence[tuple[int, int]] = (), **parameters: Any,
     ) -> dict[str, Any]:  # fmt: skip
         """Proposes an action, of all heads unless layers or (layer, head) pairs are named.
@@ -271,20 +285,32 @@ class Client:
             raise ValueError(f"kind is {kind!r}: must be one of {', '.join(sorted(_KINDS))}")
         scope = {"layers": list(layers), "heads": [{"layer": a, "head": b} for a, b in heads]}
         action = {"kind": _KINDS[kind], "scope": scope, **parameters}
-        return self.call("ProposeAction", run=run, action=action, by=by)
+        return self._signed("ProposeAction", by, run=run, action=action)
 
-    def approve(self, run: str, id: str, by: str, reason: str = "") -> dict[str, Any]:
-        return self.call("ApproveAction", run=run, id=id, by=by, reason=reason)
+    def approve(
+        self, run: str, id: str, by: Optional[str] = None, reason: str = ""
+    ) -> dict[str, Any]:
+        return self._signed("ApproveAction", by, run=run, id=id, reason=reason)
 
-    def reject(self, run: str, id: str, by: str, reason: str = "") -> dict[str, Any]:
-        return self.call("RejectAction", run=run, id=id, by=by, reason=reason)
+    def reject(
+        self, run: str, id: str, by: Optional[str] = None, reason: str = ""
+    ) -> dict[str, Any]:
+        return self._signed("RejectAction", by, run=run, id=id, reason=reason)
 
-    def undo(self, run: str, id: str, by: str, reason: str = "") -> dict[str, Any]:
-        return self.call("UndoAction", run=run, id=id, by=by, reason=reason)
+    def undo(self, run: str, id: str, by: Optional[str] = None, reason: str = "") -> dict[str, Any]:
+        return self._signed("UndoAction", by, run=run, id=id, reason=reason)
 
     def info(self) -> dict[str, Any]:
         """The server: version, options, limits, counters."""
         return self.call("GetServerInfo")
+
+
+def _user_name() -> str:
+    """As the command names you: $USER, else the login; "" where neither is known."""
+    try:
+        return os.environ.get("USER") or getpass.getuser()
+    except (ImportError, KeyError, OSError):  # Of a user id without a name, as in containers.
+        return ""
 
 
 def add_client_arguments(parser: argparse.ArgumentParser) -> None:
