@@ -32,6 +32,13 @@ with open(os.path.join(os.path.dirname(__file__), "starts"), "a") as f:
     f.write(json.dumps(flags) + chr(10))
 if os.path.exists(os.path.join(os.path.dirname(__file__), "broken")):
     sys.exit("no space left for anything")
+held = os.path.join(os.path.dirname(__file__), "held")
+if os.path.exists(held):
+    left = int(open(held).read())
+    os.remove(held)
+    if left > 1:
+        open(held, "w").write(str(left - 1))
+    sys.exit("it is held by another process: one server per directory")
 path = flags["grpc.listen-address"][len("unix:"):]
 s = socket.socket(socket.AF_UNIX); s.bind(path); s.listen(16)
 temporary = flags["ready.file"] + ".tmp"
@@ -134,6 +141,13 @@ def test_dead_server_of_this_machine_is_replaced(told: str, fake: Path) -> None:
     private_server.join_or_start()
     assert starts(fake)[0]["ready.file"] == str(folder / private_server.READY_FILE)
     assert (folder / private_server.HOST_FILE).read_text() == private_server._this_host()
+
+
+def test_folder_that_the_last_server_still_closes_is_awaited(fake: Path) -> None:
+    (fake / "held").write_text("4")
+    server = private_server.join_or_start()
+    assert server.token == "t" and len(starts(fake)) == 5
+    assert private_server.join_or_start() == server
 
 
 def test_server_that_does_not_start_says_why(fake: Path) -> None:

@@ -11,6 +11,7 @@ own, in a folder by its name.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import fcntl
 import hashlib
@@ -19,6 +20,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Optional
 
@@ -34,6 +36,7 @@ READY_SECONDS = 10.0
 LOCK_SECONDS = 3 * READY_SECONDS
 IDLE_EXIT = "300s"
 _HELD = "one server per directory"  # In bellwetherd's words.
+_WAIT_SECONDS_MAX = 0.1
 _SOCKET_PATH_MAX = 100  # Bytes; the kernel's limit is 108.
 
 
@@ -172,19 +175,28 @@ def join_or_start() -> PrivateServer:
         raise ServerError(f"{folder}: {e}") from e
 
 
+def _waits() -> Iterator[float]:
+    """Seconds from one look to the next.  Neither a ready file nor a lock with a limit of time can
+    be waited for without watching the folder, which NFS does not tell of other machines."""
+    seconds = 0.002
+    while True:
+        yield seconds
+        seconds = min(_WAIT_SECONDS_MAX, 2 * seconds)
+
+
 def _hold(lock: IO[str]) -> None:
     """Locks the file, which a process that starts a server holds for a moment.  Raises ServerError
     if another process does not let go.
     """
     deadline = time.monotonic() + LOCK_SECONDS
-    while True:
+    for seconds in _waits():
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         except BlockingIOError:
             if time.monotonic() > deadline:
                 raise ServerError(f"{lock.name} was held for {LOCK_SECONDS:g} s") from None
-        time.sleep(0.02)
+        time.sleep(seconds)
 
 
 def _start(binary: Path, folder: Path) -> PrivateServer:
@@ -195,24 +207,25 @@ def _start(binary: Path, folder: Path) -> PrivateServer:
     listen = _socket_path(folder)
     listen.unlink(missing_ok=True)
     output_path = folder / "server.log"
-    process: Optional[subprocess.Popen[bytes]] = None
     deadline = time.monotonic() + READY_SECONDS
+    process = _spawn(binary, folder, listen, output_path)
+    looks, starts = _waits(), _waits()
     while time.monotonic() < deadline:
-        if process is None:
-            process = _spawn(binary, folder, listen, output_path)
         server = _read_ready(ready)
         if server is not None:
             return server
-        if process.poll() is not None:
-            said = _log_tail(output_path)
-            if _HELD not in said:
-                raise ServerError(f"bellwetherd ended with {process.returncode}: {said}")
-            # The one before may still be closing its folder: its ready file goes first.
-            process = None
-            time.sleep(0.18)
-        time.sleep(0.02)
-    if process is not None:
-        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(next(looks))  # Its end is told at once.
+        if process.returncode is None:
+            continue
+        said = _log_tail(output_path)
+        if _HELD not in said:
+            raise ServerError(f"bellwetherd ended with {process.returncode}: {said}")
+        # The one before may still be closing its folder: its ready file goes first.
+        time.sleep(next(starts))
+        process = _spawn(binary, folder, listen, output_path)
+        looks = _waits()
+    process.terminate()
     raise ServerError(
         f"bellwetherd was not ready after {READY_SECONDS:.0f} s: {_log_tail(output_path)}"
     )
