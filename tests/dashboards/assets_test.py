@@ -324,6 +324,12 @@ class Glossary(unittest.TestCase):
             self.assertIn("](", more, anchor)
             self.assertEqual(len(re.findall(r"[.](?= |$)", said)), 2, f"{anchor}: {said}")
 
+    def test_urgency_is_said_in_the_same_sentence_everywhere(self) -> None:
+        sentence = re.search(r"Information .*\.", glossary()["severity"])
+        assert sentence
+        for path in ("docs/operate/alerting.md", "docs/respond.md"):
+            self.assertIn(sentence[0], (ROOT / path).read_text(), path)
+
     def test_words_stand_in_order(self) -> None:
         titles = re.findall(r"(?m)^## (.+)$", (ROOT / "docs/glossary.md").read_text())
         self.assertEqual(titles, sorted(titles, key=str.lower))
@@ -388,6 +394,15 @@ class Console(unittest.TestCase):
         self.assertGreater(len(server), 15)
         page = (DASHBOARDS / "console/src/alerts.ts").read_text()
         self.assertEqual(sorted(re.findall(r"\b(\w+): '(Bellwether\w+)'", page)), sorted(server))
+
+    def test_page_and_notifications_call_actions_alike(self) -> None:
+        kinds = set(re.findall(r"ACTION_KIND_(\w+) = [1-9]", (ROOT / "proto/bellwether/v1/actions.proto").read_text()))
+        names = dict(re.findall(r'\{"([\w.]+)",\s*v1::ACTION_KIND_(\w+)\}', (ROOT / "client_lib/cli/actions.cc").read_text()))
+        told = dict(re.findall(r'\{"([\w.]+)", "([^"]+)"\}', (ROOT / "server/model/alert_words.cc").read_text().split("kActions[] = ")[1].split("};")[0]))
+        table = (DASHBOARDS / "console/src/action_words.ts").read_text().split("const words: ")[1].split("};")[0]
+        shown = dict(re.findall(r"(\w+): '([^']+)'", table))
+        self.assertEqual(set(shown), kinds)
+        self.assertEqual({names[name]: words for name, words in told.items()}, shown)
 
     def test_the_maps_signals_are_the_catalogues(self) -> None:
         catalogue = (ROOT / "proto/bellwether/v1/signals.proto").read_text()

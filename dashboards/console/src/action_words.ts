@@ -3,10 +3,12 @@ import { num } from './api';
 import { clock, integer, number } from './format';
 import type { Action, ActionChange } from './wire';
 
+/** As notifications call them (a test compares). */
 const words: Record<string, string> = {
-  ATTENTION_MODE: 'attention mode', CENTER_K: 'centre the keys', QK_CLIP: 'clip W_Q and W_K', LR_SCALE: 'scale the learning rate',
+  ATTENTION_MODE: 'switch the attention mode', CENTER_K: 'centre the keys', QK_CLIP: 'clip W_Q and W_K',
+  LR_SCALE: 'scale the learning rate',
   CHECKPOINT_NOW: 'save a checkpoint', BATCH_SKIP: 'skip batches', SAMPLING_DEEPEN: 'sample more often', STOP: 'stop the training',
-  ROLLBACK_SUGGEST: 'go back to a checkpoint (advice)',
+  ROLLBACK_SUGGEST: 'go back to a checkpoint',
 };
 
 /** A name of the wire without its prefix. */
@@ -18,12 +20,13 @@ export function stateOf(state: string): string {
   return plain(state, 'ACTION_STATE_').toLowerCase().replace(/_/g, ' ');
 }
 
-/** "centre the keys", "take back: attention mode hp". */
+/** "centre the keys", "take back: switch the attention mode to hp". */
 export function actionTitle(action: Action): string {
   const kind = plain(action.kind, 'ACTION_KIND_');
   const value = num(action.value);
   let how = value !== 0 ? ` (${number(value)})` : '';
-  if (kind === 'ATTENTION_MODE') how = ` ${action.mode}`;
+  if (kind === 'ATTENTION_MODE') how = ` to ${action.mode}`;
+  if (kind === 'ROLLBACK_SUGGEST') how = ' (advice)';
   if (kind === 'CENTER_K') how = value === 0 ? ' no more' : '';
   return `${action.undoes ? 'take back: ' : ''}${words[kind] ?? kind}${how}`;
 }

@@ -4,7 +4,7 @@ import { Decision, api, num } from './api';
 import { caller, whyNot } from './caller';
 import { Openings, fill, h, labelled, showRefusal, tableHead } from './dom';
 import { ago, integer } from './format';
-import { term } from './terms';
+import { oneStop, term } from './terms';
 import { onWho, sayWho, whoName } from './who';
 import type { Action, ActionChange, AuditEntry, Policy } from './wire';
 
@@ -66,7 +66,7 @@ export class ActionsView {
     const head = h('div', { class: 'panel-head' }, h('h2', {}, 'Actions', term('action', 'panel')), this.as);
     const policy = h('p', { class: 'muted' }, this.policy, term('policy', 'panel'),
       ' What an action has changed is judged in a trial.', term('trial', 'panel'));
-    this.element.append(head, policy, this.why, this.trouble, this.list, this.audit);
+    this.element.append(oneStop(h('div', {}, head, policy)), this.why, this.trouble, this.list, this.audit);
     onWho(() => (this.name.value = whoName()));
   }
 

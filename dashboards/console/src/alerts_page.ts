@@ -6,10 +6,11 @@ import { caller, whyNot } from './caller';
 import { fill, focusIn, h, showRefusal, tableHead } from './dom';
 import { ago, integer, stageName } from './format';
 import { stepRows } from './keys';
-import { leftOf, meanStepSeconds, sinceWords } from './left';
+import { leftOf, meanStepSeconds, toldWords } from './left';
 import { Route, formatRoute, routeOf } from './route';
+import { Signing } from './signing';
 import { silencedWords } from './silences';
-import { term } from './terms';
+import { oneStop, term } from './terms';
 import type { Action, Alert, Run } from './wire';
 
 const severities = ['info', 'warning', 'critical'];
@@ -82,6 +83,7 @@ export class AlertsPage {
     ...severities.map((name) => h('option', { value: name }, leastWords[name])));
   private readonly table: HTMLElement;
   private readonly proposals = new Proposals();
+  private readonly signing = new Signing('alerts-who');
   private alerts: Alert[] = [];
   private runs = new Map<string, Run>();
   private filters: Filters;
@@ -90,10 +92,10 @@ export class AlertsPage {
   constructor(route: Route, private readonly changed: () => void) {
     this.filters = filtersOf(route.query);
     this.table = h('table', { class: 'runs alerts-table', hidden: true },
-      tableHead([
+      oneStop(tableHead([
         ['Severity', term('severity', 'column')], 'Run', ['What', term('cause', 'column')], 'Since', ['Left', term('left', 'column')],
         'Owner', 'Last notified', 'Waiting for approval',
-      ]), this.body);
+      ])), this.body);
     const label = (id: string, words: string) => h('label', { for: id }, words);
     this.element = h('main', { class: 'page' },
       h('div', { class: 'title-row' }, h('h1', {}, 'Alerts'), this.count,
@@ -101,7 +103,7 @@ export class AlertsPage {
           h('span', {}, this.firing, label('only-firing', ' firing')),
           h('span', {}, this.unacknowledged, label('only-unacknowledged', ' unacknowledged')),
           label('least-severity', 'Severity '), this.severity)),
-      this.missing, this.why, this.trouble, this.state,
+      this.missing, this.why, this.signing.element, this.trouble, this.state,
       h('div', { class: 'scroll', role: 'group', tabindex: 0, 'aria-label': 'Alerts of all runs' }, this.table));
     this.showFilters();
   }
@@ -186,7 +188,7 @@ export class AlertsPage {
     const [severity, isQuiet] = [severityOf(alert), !counts(alert) || run?.ended !== false];
     const mood = !isFiring(alert) ? 'over' : alert.muted ? 'false alarm' : severity;
     const seconds = run ? meanStepSeconds(run) : 0;
-    const since = run ? sinceWords(run, alert, seconds) : '';
+    const since = run ? toldWords(run, alert) : '';
     const left = run && !run.ended && counts(alert) && last.stage < 5 ? leftOf(run, alert, seconds) : null;
     const proposal = isQuiet ? undefined : waiting(this.proposals.of(last.run), last.key);
     const link = formatRoute({ ...routeOf(last.run), alert: last.key });
@@ -216,7 +218,7 @@ export class AlertsPage {
     };
     return h('span', {}, h('button', {
       'data-acknowledge': true, 'data-focus': `acknowledge ${run_uuid} ${key}`, 'aria-label': `Acknowledge ${key} of ${run}`,
-      onclick: () => void acknowledge(),
+      onclick: () => this.signing.sign('Acknowledge', () => void acknowledge()),
     }, 'Acknowledge'), note);
   }
 }

@@ -6,8 +6,9 @@ import { caller, whyNot } from './caller';
 import { Openings, fill, focusIn, h, labelled, showRefusal, tableHead } from './dom';
 import { ago, firstSentence, integer, number } from './format';
 import { findSignal, termOf } from './signals';
+import { Signing } from './signing';
 import { silencedWords, silencer } from './silences';
-import { info, term } from './terms';
+import { info, oneStop, term } from './terms';
 import type { Alert, Evidence } from './wire';
 
 const shownMax = 50;
@@ -60,6 +61,7 @@ function moodOf(alert: Alert): string {
 export class AlertsView {
   readonly element = h('section', { class: 'panel alerts', 'aria-label': 'Alerts' });
 
+  private readonly signing = new Signing('alerts-who');
   private readonly trouble = h('p', { class: 'state error', role: 'alert', hidden: true });
   private readonly list = h('div');
   private readonly openings = new Openings();
@@ -72,7 +74,7 @@ export class AlertsView {
   private drawn: [run: string, alerts: Alert[], asked: string | null] = ['', [], null];
 
   constructor(private readonly show: (layer: number, head: number) => void, private readonly changed: () => void) {
-    this.element.append(h('h2', {}, 'Alerts'), this.trouble, this.list);
+    this.element.append(h('h2', {}, 'Alerts'), this.signing.element, this.trouble, this.list);
   }
 
   /** `asked`: the key of the alert that is shown open. */
@@ -94,16 +96,22 @@ export class AlertsView {
     this.changed();
   }
 
+  private sign(what: string, call: () => Promise<unknown>): void {
+    this.signing.sign(what, () => void this.ask(call()));
+  }
+
   /** Also where the caller may not act it says that the alert is silenced. */
   private silencer(run: string, alert: Alert): HTMLElement | null {
     if (!caller.may_act && silencedWords(alert) === null) return null;
-    return silencer(alert, 'Silence this alert', (seconds) => void this.ask(api.silence(run, alert.last.key, seconds)));
+    return silencer(alert, 'Silence this alert', (seconds) => this.sign('Silence', () => api.silence(run, alert.last.key, seconds)));
   }
 
   private acknowledger(run: string, alert: Alert): HTMLElement | null {
     if (alert.acknowledged) return h('span', { class: 'muted' }, `acknowledged by ${alert.acknowledged_by}`);
     if (!isFiring(alert) || !caller.may_act) return null;
-    return h('button', { onclick: () => void this.ask(api.acknowledge(run, alert.last.key)) }, 'Acknowledge');
+    const { key } = alert.last;
+    const acknowledge = () => this.sign('Acknowledge', () => api.acknowledge(run, key));
+    return h('button', { 'data-focus': `acknowledge ${key}`, onclick: acknowledge }, 'Acknowledge');
   }
 
   /** What was said of it, and the way to say it or to take it back. */
@@ -112,10 +120,10 @@ export class AlertsView {
       (caller.may_act ? h('button', { 'data-focus': `false-alarm ${key}`, onclick }, words) : null);
     if (said && muted) {
       const words = `false alarm${said.by ? `, by ${said.by}` : ''}: ${said.reason}`;
-      const undo = button('Undo false alarm', () => void this.ask(api.undoFalseAlarm(run, key)));
+      const undo = button('Undo false alarm', () => this.sign('Undo false alarm', () => api.undoFalseAlarm(run, key)));
       return h('span', {}, h('span', { class: 'muted' }, words, ' '), undo);
     }
-    return key === this.judged ? this.form : button('False alarm', () => this.judge(key));
+    return key === this.judged ? this.form : button('False alarm', () => this.signing.sign('Go on', () => this.judge(key)));
   }
 
   /** What a milder one was called is no judgment of this one. */
@@ -170,7 +178,7 @@ export class AlertsView {
     const firing = isFiring(alert);
     const open = asked === null ? counts(alert) : last.key === asked;
     const falseAlarm = this.falseAlarm(run, alert);
-    return this.openings.details(`${run} ${last.key} ${firing}`, open, { class: `alert ${moodOf(alert)}` },
+    return oneStop(this.openings.details(`${run} ${last.key} ${firing}`, open, { class: `alert ${moodOf(alert)}` },
       summary(run, alert),
       evidenceTable(last.key, last.evidence),
       labelled('Siblings', last.siblings, 'siblings'),
@@ -178,6 +186,6 @@ export class AlertsView {
       this.calledBefore(alert),
       h('div', { class: 'buttons' },
         this.shower(alert), this.acknowledger(run, alert), firing && !alert.muted ? this.silencer(run, alert) : null,
-        falseAlarm, falseAlarm ? term('false-alarm', last.key) : null));
+        falseAlarm, falseAlarm ? term('false-alarm', last.key) : null)));
   }
 }

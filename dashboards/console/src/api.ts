@@ -46,11 +46,6 @@ export type Decision = 'Approve' | 'Reject' | 'Undo';
 
 const severityOf: Severity[] = ['SEVERITY_UNSPECIFIED', 'SEVERITY_INFO', 'SEVERITY_WARNING', 'SEVERITY_CRITICAL'];
 
-/** Who acts by the page. */
-function by(): string {
-  return whoName() || 'console';
-}
-
 export const api = {
   runs: () => call('ListRuns', { limit: 1000 }),
   run: (run: string) => call('GetRun', { run }),
@@ -62,10 +57,10 @@ export const api = {
   series: (run: string, series: SeriesId[], points: number, begin = 0, end = 0) =>
     call('GetSeries', { run, series, points_max: points, attempt: -1, step_begin: String(begin), step_end: String(end) }),
   events: (run: string, after: string) => call('ListEvents', { run, limit: 1000, after }),
-  acknowledge: (run: string, key: string) => call('AcknowledgeAlert', { run, key, by: by(), comment: '' }),
-  silence: (run: string, key: string, seconds: number) => call('SilenceAlert', { run, key, seconds, by: by(), comment: '' }),
-  markFalseAlarm: (run: string, key: string, reason: string) => call('MarkFalseAlarm', { run, key, by: by(), reason, undo: false }),
-  undoFalseAlarm: (run: string, key: string) => call('MarkFalseAlarm', { run, key, by: by(), reason: '', undo: true }),
+  acknowledge: (run: string, key: string) => call('AcknowledgeAlert', { run, key, by: whoName(), comment: '' }),
+  silence: (run: string, key: string, seconds: number) => call('SilenceAlert', { run, key, seconds, by: whoName(), comment: '' }),
+  markFalseAlarm: (run: string, key: string, reason: string) => call('MarkFalseAlarm', { run, key, by: whoName(), reason, undo: false }),
+  undoFalseAlarm: (run: string, key: string) => call('MarkFalseAlarm', { run, key, by: whoName(), reason: '', undo: true }),
   actions: (run: string) => call('ListActions', { run }),
   policy: (run: string) => call('GetPolicy', { run }),
   decide: (decision: Decision, run: string, id: string, by: string) => call(`${decision}Action`, { run, id, by, reason: '' }),

@@ -6,7 +6,7 @@ import { num } from './api';
 import { offerCsv, offerPng } from './download';
 import type { Moment } from './run_events';
 import { findSignal, isWarmBelow, termOf } from './signals';
-import { info } from './terms';
+import { info, oneStop } from './terms';
 import type { Real, Series } from './wire';
 
 export interface ChartMarks {
@@ -140,6 +140,7 @@ export class Charts {
     }
     this.clear();
     for (const series of shown) this.add(series);
+    oneStop(this.element);
     if (shown.length === 0) this.element.append(h('p', { class: 'state' }, 'No samples yet.'));
   }
 

@@ -21,7 +21,9 @@ export function stepRows(body: HTMLElement, key: string): boolean {
 
 const help: [keys: string, what: string][] = [
   ['j, k', 'the next row of a list, the one before it'], ['Enter', 'open it'], ['a', 'acknowledge the alert of the row'],
-  ['Tab', 'everything that can be pressed'], ['Arrows, Home, End', 'in a map, from cell to cell; Enter shows the cell'],
+  ['d', 'in a run: to what can be done first; Enter presses it'],
+  ['Tab', 'everything that can be pressed'],
+  ['Arrows, Home, End', 'in a map, from cell to cell; Enter shows the cell. On an (i), to the next one'],
   ['?', 'these keys'],
   ['Escape', 'close what asks'],
 ];

@@ -1,4 +1,4 @@
-// When an alert began, how long is left, and when that ends: in steps, in time and by the clock.
+// When an alert was first told, how long is left, and when that ends: in steps, in time and by the clock.
 import { num } from './api';
 import { ago, clock, duration, integer } from './format';
 import type { Alert, Run } from './wire';
@@ -14,15 +14,10 @@ function timeOf(run: Run, step: number, secondsPerStep: number): number {
   return num(run.last_report_unix_ns) / 1e6 + (step - num(run.step)) * 1000 * secondsPerStep;
 }
 
-/**
- * "about 20:08, 36 min ago"; '' where a step's time is not known, as in a recording. `secondsPerStep` is for an alert that
- * does not tell them.
- */
-export function sinceWords(run: Run, { last }: Alert, secondsPerStep: number): string {
-  const seconds = num(last.eta?.step_seconds) || secondsPerStep;
-  if (seconds <= 0 || run.imported) return '';
-  const at = timeOf(run, num(last.first_step), seconds);
-  return `about ${clock(at)}, ${ago(at * 1e6)}`;
+/** "first told 20:08, 36 min ago": when people could first know. '' of a recording, whose alerts are of when it was imported. */
+export function toldWords(run: Run, { first_time_unix_ns }: Alert): string {
+  const at = num(first_time_unix_ns);
+  return at <= 0 || run.imported ? '' : `first told ${clock(at / 1e6)}, ${ago(at)}`;
 }
 
 export interface Left { steps: string; interval: string; time: string; until: string }

@@ -33,11 +33,14 @@ class App {
   private theme: Theme = 'auto';
   private page: Page | null = null;
   private shownRun: string | null = null;
+  private readonly skipToDeed = h('a', {
+    href: '#content', class: 'skip', hidden: true, onclick: (event) => this.toDeed(event),
+  }, 'Skip to what to do');
   private live: Live | null = null;
   private timer: number | null = null;
 
   start(root: Element): void {
-    fill(root, this.skipLink(), this.header(), this.banner, this.announce, this.outlet, this.help);
+    fill(root, this.skipLink(), this.skipToDeed, this.header(), this.banner, this.announce, this.outlet, this.help);
     document.addEventListener('keydown', (event) => this.onKey(event));
     this.setTheme((localStorage.getItem('theme') as Theme | null) ?? 'auto');
     matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => this.redraw());
@@ -64,6 +67,11 @@ class App {
       this.outlet.querySelector<HTMLElement>('h1')?.focus();
     };
     return h('a', { href: '#content', class: 'skip', onclick: skip }, 'Skip to content');
+  }
+
+  private toDeed(event: Event): void {
+    event.preventDefault();
+    if (this.page instanceof RunPage) this.page.onKey('d');
   }
 
   private header(): HTMLElement {
@@ -95,6 +103,7 @@ class App {
     }
     // The same list with other filters: what has the keyboard keeps it.
     const isSame = this.shown?.page === route.page && route.run === null;
+    const isFirst = this.shown === null;
     this.shown = route;
     if (isSame && (this.page instanceof AlertsPage || this.page instanceof RunsPage)) {
       this.page.navigate(route);
@@ -117,7 +126,11 @@ class App {
       else link.removeAttribute('aria-current');
     }
     fill(this.outlet, this.page.element);
-    this.page.element.querySelector('h1')?.setAttribute('tabindex', '-1');
+    const title = this.page.element.querySelector('h1');
+    title?.setAttribute('tabindex', '-1');
+    // The keyboard goes on from the page that was asked for, and readers of screens hear its name.
+    if (!isFirst) title?.focus();
+    this.skipToDeed.hidden = route.run === null;
     if (this.page instanceof GlossaryPage) this.page.show();
     void this.refresh();
   }
@@ -135,7 +148,7 @@ class App {
     if (event.key === '?') {
       this.help.showModal();
       event.preventDefault();
-    } else if ((this.page instanceof AlertsPage || this.page instanceof RunsPage) && this.page.onKey(event.key)) {
+    } else if (this.page && 'onKey' in this.page && this.page.onKey(event.key)) {
       event.preventDefault();
     }
   }

@@ -18,6 +18,9 @@ const wordsMax = 40;
 
 export interface Moment { step: number; label: string }
 
+/** `text`: what the job calls it; "" where that says no more than the step. */
+export interface Checkpoint { step: number; text: string }
+
 function labelOf({ kind, value, text }: Event): string {
   const amount = num(value) !== 0 && kind !== 'EVENT_KIND_ANNOTATION' && kind !== 'EVENT_KIND_RESTORE' ? number(num(value)) : '';
   const words = [kinds[kind], amount, text].filter((word) => word).join(' ');
@@ -28,6 +31,7 @@ export class RunEvents {
   private after = '0';
   private readAt = -Infinity;
   private readonly held = new Map<string, Moment>();
+  private readonly checkpoints = new Map<number, string>();
   /** The newest event that names a run's largest losses; of several ranks' the largest. */
   largest: Event | null = null;
 
@@ -36,6 +40,12 @@ export class RunEvents {
   /** Those that are drawn, the newest ones of them. */
   get moments(): Moment[] {
     return [...this.held.values()];
+  }
+
+  /** The newest one of before a step, of all attempts. */
+  checkpointBefore(step: number): Checkpoint | null {
+    const newest = Math.max(...[...this.checkpoints.keys()].filter((at) => at < step));
+    return Number.isFinite(newest) ? { step: newest, text: this.checkpoints.get(newest) ?? '' } : null;
   }
 
   /** Pages of events that were whole before are not asked for again. */
@@ -56,6 +66,9 @@ export class RunEvents {
 
   private take(event: Event): void {
     if (event.kind === 'EVENT_KIND_ANNOTATION' && event.text.startsWith(sequenceWords)) return this.takeLargest(event);
+    if (event.kind === 'EVENT_KIND_CHECKPOINT_SAVED') {
+      this.checkpoints.set(num(event.step), /^step \d+$/.test(event.text) ? '' : event.text);
+    }
     if (kinds[event.kind] === undefined) return;
     const label = labelOf(event);
     this.held.set(`${event.attempt} ${event.step} ${label}`, { step: num(event.step), label });

@@ -114,6 +114,7 @@ export class RunPage {
     this.liveButton = h('button', { onclick: () => this.go({ step: null }) }, 'Newest');
     this.columns = h('div', { class: 'columns', hidden: true },
       h('div', { class: 'stack' }, this.headsPanel(), this.alertsView.element, this.actionsView.element), this.headPanel());
+    fill(this.title, name);
     const title = h('div', { class: 'title-row' }, this.title, this.facts, this.changes.element);
     this.element = h('main', { class: 'page' }, title, this.verdict.element, this.columns, this.panels.element);
   }
@@ -136,6 +137,11 @@ export class RunPage {
   navigate(route: Route): void {
     this.route = route;
     this.reload();
+  }
+
+  /** d: to what can be done first. */
+  onKey(key: string): boolean {
+    return key === 'd' && this.verdict.toDeed();
   }
 
   private go(change: Partial<Route>): void {
@@ -580,7 +586,8 @@ export class RunPage {
     this.facts.textContent = factWords(run);
     this.changes.show(run);
     const { alerts, actions, secondsPerStep, newest } = this;
-    this.verdict.draw({ run, alerts, actions, secondsPerStep, newest });
+    const checkpoint = (step: number) => this.events.checkpointBefore(step);
+    this.verdict.draw({ run, alerts, actions, secondsPerStep, newest, checkpoint });
     this.alertsView.draw(this.name, this.alerts, this.route.alert);
     this.slider.max = String(Math.max(0, num(run.step)));
     this.slider.step = String(Math.max(1, Math.round(num(run.step) / 500)));

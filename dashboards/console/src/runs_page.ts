@@ -6,11 +6,11 @@ import { pasteLine } from './copying';
 import { fill, focusIn, h } from './dom';
 import { ago, integer, number } from './format';
 import { stepRows } from './keys';
-import { leftOf, meanStepSeconds, sinceWords } from './left';
+import { leftOf, meanStepSeconds, toldWords } from './left';
 import { Route, formatRoute, routeOf } from './route';
 import { headSignals } from './signals';
 import { Sparklines } from './sparkline';
-import { term } from './terms';
+import { oneStop, term } from './terms';
 import type { Alert, Run, SeriesId } from './wire';
 
 /** "2 servers", "1 server". */
@@ -137,6 +137,7 @@ export class RunsPage {
         scope: 'col', class: column.right ? 'right' : '', 'aria-sort': isSorted ? (down ? 'descending' : 'ascending') : undefined,
       }, title, column.about ? term(column.about, 'column') : null);
     }));
+    oneStop(this.head);
     focus();
   }
 
@@ -257,7 +258,7 @@ export class RunsPage {
       this.courses.cell(run, courseOf(entry)),
       h('td', { class: 'at-stage' }, runBadge(run, severity)),
       h('td', { class: 'at-head' }, where ? h('strong', {}, where) : '–'),
-      numberCell(last ? integer(num(last.first_step)) : '–', alert ? sinceWords(run, alert, seconds).replace(/^.*, /, '') : ''),
+      numberCell(last ? integer(num(last.first_step)) : '–', alert ? toldWords(run, alert).replace(/^.*, /, '') : ''),
       numberCell(run.eta?.known && !run.ended ? `≈ ${integer(num(run.eta.steps))}` : '–', left?.time ? `about ${left.time}` : ''),
       h('td', { class: 'right at-step' }, integer(num(run.step))),
       numberCell(number(num(run.loss))),

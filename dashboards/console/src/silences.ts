@@ -18,6 +18,7 @@ export function silencer(alert: Alert, label: string, silence: (seconds: number)
   if (words !== null) return h('span', { class: 'muted' }, words);
   const chosen = () => {
     const seconds = Number(picker.value);
+    picker.value = '0';  // Until it is done: a name may be asked for first, and not be given.
     if (seconds > 0) silence(seconds);
   };
   const picker = h('select', { 'aria-label': label, 'data-focus': label, onchange: chosen },

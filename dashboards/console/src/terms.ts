@@ -64,8 +64,37 @@ export function info(title: string, text: string, anchor: string, where = ''): H
   return button(`${title} ${where}`, title, text, anchor);
 }
 
-/** Closes by Escape, by a press elsewhere, and when another page is shown. */
+/** All (i) of a group, in their order; not those of a group inside it. */
+function ofGroup(group: Element): HTMLElement[] {
+  return [...group.querySelectorAll<HTMLElement>('button.term')].filter((each) => each.closest('[data-terms]') === group);
+}
+
+/** Makes all (i) in `group` one stop of Tab, the first of them: what can be pressed is not behind each word. */
+export function oneStop<T extends Element>(group: T): T {
+  group.setAttribute('data-terms', '');
+  ofGroup(group).forEach((each, i) => each.setAttribute('tabindex', i === 0 ? '0' : '-1'));
+  return group;
+}
+
+/** From an (i) to another of its group; null = the key does not lead on. */
+function stepFrom(at: HTMLElement, key: string): HTMLElement | null {
+  const group = at.closest('[data-terms]');
+  const all = group ? ofGroup(group).filter((each) => each.checkVisibility()) : [];
+  const i = all.indexOf(at);
+  const to = { ArrowRight: i + 1, ArrowDown: i + 1, ArrowLeft: i - 1, ArrowUp: i - 1, Home: 0, End: all.length - 1 }[key];
+  return to === undefined ? null : all[Math.max(0, Math.min(all.length - 1, to))] ?? null;
+}
+
+/** Leads by arrows from one to the next. Closes by Escape, by a press elsewhere, and when another page is shown. */
 export function watchTerms(): void {
+  document.addEventListener('keydown', (event) => {
+    const { target, key, ctrlKey, metaKey, altKey } = event;
+    if (!(target instanceof HTMLElement) || !target.matches('button.term') || ctrlKey || metaKey || altKey) return;
+    const next = stepFrom(target, key);
+    if (!next) return;
+    next.focus();
+    event.preventDefault();
+  });
   document.addEventListener('keydown', (event) => {
     if (event.key === 'Escape' && open) {
       close(true);

@@ -4,13 +4,15 @@ import { alertName, counts, headName, isFiring, leading, severityOf, worstSeveri
 import { api, num } from './api';
 import { partlyJudged, silentFor } from './badges';
 import { caller } from './caller';
-import { Openings, h, replaceIfOther, showRefusal } from './dom';
+import { Openings, h, labelled, replaceIfOther, showRefusal } from './dom';
 import { duration, firstSentence, integer, number, stageName, stageNames } from './format';
-import { leftOf, sinceWords } from './left';
+import { leftOf, toldWords } from './left';
+import type { Checkpoint } from './run_events';
 import { findSignal, termOf } from './signals';
+import { Signing } from './signing';
 import { silencer } from './silences';
-import { info, term } from './terms';
-import { sayWho, whoName } from './who';
+import { info, oneStop, term } from './terms';
+import { whoName } from './who';
 import type { Action, Alert, Evidence, Run } from './wire';
 
 /** What the verdict is made of. */
@@ -22,6 +24,8 @@ export interface VerdictFacts {
   secondsPerStep: number;
   /** The newest value of a piece of evidence, by evidenceKey(). */
   newest: Map<string, number>;
+  /** The newest checkpoint of which the run has told, of before a step. */
+  checkpoint: (step: number) => Checkpoint | null;
 }
 
 const evidenceMax = 4;
@@ -134,15 +138,25 @@ function leftFact(run: Run, stage: number, alert: Alert, secondsPerStep: number)
   return fact('Left', term('left'), `≈ ${left.steps} steps`, `80 %: ${left.interval}${time}`);
 }
 
+/** Which checkpoint an advice means that speaks of one; "" where it speaks of none but one to be saved. */
+function checkpointWords({ last }: Alert, newest: (step: number) => Checkpoint | null): string {
+  if (!last.advice.replace(/save a checkpoint/gi, '').includes('checkpoint')) return '';
+  const told = /from before step ([\d,]+)/.exec(last.advice);
+  const step = told ? Number(told[1].replace(/,/g, '')) : num(last.first_step);
+  const found = newest(step);
+  const which = `the last one from before step ${integer(step)}`;
+  return found ? `${which} was saved at step ${integer(found.step)}${found.text ? ` (${found.text})` : ''}.` : `${which}.`;
+}
+
 export class VerdictView {
   readonly element: HTMLElement;
   private readonly place = h('div', { 'aria-live': 'polite' }, h('p', { class: 'state' }, 'Loading the run…'));
-  private readonly asking = h('div', { class: 'asking', hidden: true });
+  private readonly signing = new Signing('verdict-who');
   private readonly trouble = h('p', { class: 'state error', role: 'alert', hidden: true });
   private readonly openings = new Openings();
 
   constructor(private readonly name: string, private readonly changed: () => void) {
-    this.element = h('div', { class: 'verdict-box' }, this.place, this.asking, this.trouble);
+    this.element = h('div', { class: 'verdict-box' }, this.signing.element, this.place, this.trouble);
   }
 
   /** What is said instead. */
@@ -155,7 +169,15 @@ export class VerdictView {
     replaceIfOther(this.place, alert ? this.card(facts, alert) : calm(facts));
   }
 
-  private card({ run, alerts, actions, secondsPerStep, newest }: VerdictFacts, alert: Alert): HTMLElement {
+  /** To what can be done first; false where nothing can. */
+  toDeed(): boolean {
+    const first = this.place.querySelector<HTMLElement>('.deeds button.primary') ??
+      this.place.querySelector<HTMLElement>('.deeds > :is(button, select, a, p[tabindex]):not(.term)');
+    first?.focus();
+    return first !== null;
+  }
+
+  private card({ run, alerts, actions, secondsPerStep, newest, checkpoint }: VerdictFacts, alert: Alert): HTMLElement {
     const { last } = alert;
     const severity = worstSeverity(alerts);
     const stage = Math.max(...alerts.filter(counts).map((a) => a.last.stage));
@@ -163,30 +185,33 @@ export class VerdictView {
     const others = more > 0 ? h('span', { class: 'small' }, ` + ${more} other head${more === 1 ? '' : 's'} in this alert`) : null;
     const title = [severity, stage > 0 ? `stage ${stage} of 5: ${stageName(stage)}` : '', harmWords(stage)];
     const isRounding = stage > 0 && (roundingRules.has(last.rule) || last.cause === 'rounding drift');
-    return box(`${severity}${run.ended ? ' ended' : ''}`,
+    const isOnTrial = onTrial(actions, last.key) !== undefined && !run.ended;
+    const which = isOnTrial ? '' : checkpointWords(alert, checkpoint);
+    return oneStop(box(`${severity}${run.ended ? ' ended' : ''}`,
       headline(title.filter((word) => word !== '').join(' · '), term(stage > 0 ? 'stage' : 'severity', 'verdict'),
         headName(last.layer, last.head), others),
       h('dl', { class: 'facts' },
         leftFact(run, stage, alert, secondsPerStep),
-        fact('Since', null, `step ${integer(num(last.first_step))}`, sinceWords(run, alert, secondsPerStep),
+        fact('Since', null, `step ${integer(num(last.first_step))}`, toldWords(run, alert),
           h('span', {}, `cause: ${last.cause || 'unknown'}`, term('cause', 'verdict')))),
       isRounding ? rail(stage) : null,
       this.deeds(run, alert, actions),
       h('ul', { class: 'why', 'aria-label': 'Evidence of the verdict' },
         ...shownEvidence(alert).map((e) => evidenceLine(e, alert, newest.get(evidenceKey(e))))),
-      this.advice(onTrial(actions, last.key) && !run.ended ? `${onTrialWords} ${last.advice}` : last.advice, last.key),
-      notJudged(run));
+      this.advice(isOnTrial ? `${onTrialWords} ${last.advice}` : last.advice, last.key, which),
+      notJudged(run)));
   }
 
   /** The first sentence; the rest when it is asked for. */
-  private advice(text: string, key: string): HTMLElement | null {
+  private advice(text: string, key: string, checkpoint: string): HTMLElement | null {
     if (text === '') return null;
     const [first, rest] = firstSentence(text);
     const line = h('p', { class: 'advice' }, h('strong', {}, 'Do: '), first);
-    if (rest === '') return line;
+    const which = labelled('Checkpoint', checkpoint);
+    if (rest === '') return h('div', { class: 'do' }, line, which);
     const more = this.openings.details(`advice ${key}`, false, { class: 'more' },
       h('summary', { 'data-focus': 'advice' }, 'more'), h('p', { class: 'advice' }, rest));
-    return h('div', { class: 'do' }, line, more);
+    return h('div', { class: 'do' }, line, which, more);
   }
 
   /** What can be done from here: one thing first. */
@@ -200,18 +225,20 @@ export class VerdictView {
     const proposed = proposal && !mayAct ? h('span', {}, `Proposed: ${actionTitle(proposal)}, ${scopeOf(proposal)}`) : null;
     const cost = proposal?.cost ? h('span', { class: 'cost' }, `Cost: ${proposal.cost}`) : null;
     const name = alertName(alert);
+    const silence = (seconds: number) => this.sign('Silence', () => api.silence(this.name, key, seconds));
     return h('div', { class: 'deeds', 'data-alert': key },
       repair ? h('p', {}, h('strong', {}, 'Repair: '), repair, term('under-repair', 'verdict')) : null,
       approved ? h('p', { class: 'under-way', tabindex: -1, 'data-focus': 'approve' }, underWayWords(approved)) : null,
       approve ?? proposed, proposal ? term('proposal', 'verdict') : null, cost,
       this.acknowledger(alert, approve === null && !approved && !run.ended),
-      mayAct ? silencer(alert, 'Silence the alert of the verdict', (seconds) => void this.ask(api.silence(this.name, key, seconds))) : null,
+      mayAct ? silencer(alert, 'Silence the alert of the verdict', silence) : null,
       h('a', { href: `#/runbook/${name.toLowerCase()}?run=${encodeURIComponent(this.name)}` }, `Runbook ${name}`));
   }
 
   private approver(action: Action): HTMLElement {
     return h('button', {
-      class: 'primary', 'data-focus': 'approve', 'data-action': action.id, onclick: () => this.approve(action),
+      class: 'primary', 'data-focus': 'approve', 'data-action': action.id, onclick: () =>
+        this.sign(`Approve: ${actionTitle(action)}`, () => api.decide('Approve', this.name, action.id, whoName())),
     }, `Approve: ${actionTitle(action)}, ${scopeOf(action)}`);
   }
 
@@ -221,31 +248,12 @@ export class VerdictView {
     const isPrimary = isFirst && severityOf(alert) !== 'info';
     return h('button', {
       class: isPrimary ? 'primary' : '', 'data-focus': 'acknowledge',
-      onclick: () => void this.ask(api.acknowledge(this.name, alert.last.key)),
+      onclick: () => this.sign('Acknowledge', () => api.acknowledge(this.name, alert.last.key)),
     }, 'Acknowledge');
   }
 
-  private approve(action: Action): void {
-    if (whoName()) return void this.ask(api.decide('Approve', this.name, action.id, whoName()));
-    const name = h('input', { id: 'verdict-who', type: 'text', maxlength: 64, required: true, autocomplete: 'name' });
-    const close = () => {
-      this.asking.hidden = true;
-      this.element.querySelector<HTMLElement>('[data-focus=approve]')?.focus();
-    };
-    const submit = (event: Event) => {
-      event.preventDefault();
-      if (name.value.trim() === '') return;
-      sayWho(name.value);
-      close();
-      this.approve(action);
-    };
-    const form = h('form', { class: 'buttons', onsubmit: submit, onkeydown: (e) => (e as KeyboardEvent).key === 'Escape' && close() },
-      h('label', { for: 'verdict-who' }, 'Say who you are first: the audit keeps it.'), name,
-      h('button', { type: 'submit', class: 'primary' }, `Approve: ${actionTitle(action)}`),
-      h('button', { type: 'button', onclick: close }, 'Cancel'));
-    this.asking.replaceChildren(form);
-    this.asking.hidden = false;
-    name.focus();
+  private sign(what: string, call: () => Promise<unknown>): void {
+    this.signing.sign(what, () => void this.ask(call()));
   }
 
   private async ask(call: Promise<unknown>): Promise<void> {
