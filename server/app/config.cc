@@ -147,6 +147,16 @@ std::vector<ReceiverKey<Options>> SharedReceiverKeys() {
     const auto url = SplitUrl(receiver->url);
     if (!url.ok()) yaml->Report(value, absl::StrCat(path, ": ", std::string(url.status().message())));
   };
+  const auto read_proxy = [](StrictYaml* yaml, const std::string& path, const YAML::Node& value, Options* receiver) {
+    std::string text;
+    if (!yaml->Text(value, path, kTextBytesMax, &text)) return;
+    const auto proxy = SplitProxyUrl(text);
+    if (proxy.ok()) {
+      receiver->proxy = *proxy;
+    } else {
+      yaml->Report(value, absl::StrCat(path, ": ", std::string(proxy.status().message())));
+    }
+  };
   const auto read_name = [](StrictYaml* yaml, const std::string& path, const YAML::Node& value, Options* receiver) {
     yaml->Text(value, path, kTextBytesMax, &receiver->channel);
   };
@@ -158,6 +168,8 @@ std::vector<ReceiverKey<Options>> SharedReceiverKeys() {
   };
   return {
       {"url", "must be said", "http:// or https:// address", "", "Where alerts are sent.", read_url},
+      {"proxy_url", "none", "http:// address", "",
+       "HTTP proxy by which the address is reached; https goes through a tunnel that it cannot read.", read_proxy},
       {"name", Options().channel, "text", "", "What logs, counters and receivers call this address.", read_name},
       {"severity", "warning", "info, warning or critical", "", "Alerts below this severity are not sent.",
        read_severity},
@@ -390,7 +402,7 @@ std::vector<Field> Fields(ServerOptions* o, const std::filesystem::path& folder 
       Number<size_t>("limits.runs_live_max", &p.admission.runs_live_max, 1, 100'000)
           .Says("runs", "Runs that are watched at the same time; another one is refused."),
       Number<int64_t>("limits.memory_max", &p.admission.memory_max, 0, int64_t{1} << 44)
-          .Says("bytes", "Memory that the whole server may take; a run that does not fit is refused.",
+          .Says("bytes", "Memory that the whole server may take, answers among it; a run that does not fit is refused.",
                 "0: three quarters of the machine's or the control group's memory, and at least 512 MiB for runs"),
       Number<int32_t>("limits.layers_max", &p.limits.layers_max, 1, 512)
           .Says("layers", "Layers of a run; a larger model is refused."),
@@ -405,7 +417,7 @@ std::vector<Field> Fields(ServerOptions* o, const std::filesystem::path& folder 
       Number<int64_t>("limits.query_memory_max", &o->query_engine.memory.bytes_max, 1 << 24, int64_t{1} << 40)
           .Says("bytes",
                 "Memory of all queries under way together; one that does not fit waits up to two seconds and is then "
-                "refused."),
+                "refused. Lists have a quarter as much on top."),
       Number<uint64_t>("limits.events_per_run_max", &p.events_per_run_max, 16, 10'000'000)
           .Says("events", "Events that are kept of a run; the last one then says that there were more."),
       Number<int64_t>("limits.exported_series_max", &o->exporter.series_max, 100, 1'000'000)
@@ -577,6 +589,7 @@ absl::StatusOr<size_t> ReadConfig(const std::string& path, ServerOptions* option
   if ((changed.cluster.peer.on() || !changed.cluster.peer.client_ca.empty()) && !changed.tls.on()) {
     findings.push_back(absl::StrCat(path, ": cluster.peer_* needs tls.cert_file and tls.key_file"));
   }
+  changed.engine.answers_bytes_max = changed.query_engine.memory.WholeMax();
   if (const absl::Status memory = RunAdmission::Check(Engine::AdmissionOf(changed.engine)); !memory.ok()) {
     findings.push_back(absl::StrCat(path, ": ", std::string(memory.message())));
   }

@@ -124,6 +124,7 @@ absl::Status Server::StartAll() {
   RecordInfo();
   RecordReload();
   if (options_.cluster.on()) BW_RETURN_IF_ERROR(StartCluster());
+  options_.engine.answers_bytes_max = options_.query_engine.memory.WholeMax();
   BW_ASSIGN_OR_RETURN(engine_, Engine::Open(options_.engine, &counters_, clock_));
   if (cluster_ != nullptr) {
     BW_ASSIGN_OR_RETURN(Peers* const peers, cluster_->StartPeers());

@@ -39,6 +39,7 @@
 #include "server/detect/rule_fields.h"
 #include "server/detect/scale_watch.h"
 #include "server/detect/sequence_watch.h"
+#include "server/detect/silence_watch.h"
 #include "server/detect/step_pace.h"
 #include "server/detect/tensor_pasts.h"
 #include "server/detect/tensor_watch.h"
@@ -66,7 +67,8 @@ constexpr uint32_t kStepsMagic = 0x454a5742;     // "BWJE": no growth of weights
 constexpr uint32_t kGrowthMagic = 0x464a5742;    // "BWJF": no batch was held against those before.
 constexpr uint32_t kBatchesMagic = 0x474a5742;   // "BWJG": no scale of 8 bits, and not how long steps take.
 constexpr uint32_t kScalesMagic = 0x484a5742;    // "BWJH": no start was judged.
-constexpr uint32_t kStartMagic = 0x494a5742;     // "BWJI"
+constexpr uint32_t kStartMagic = 0x494a5742;     // "BWJI": no silence of anything but ranks was judged.
+constexpr uint32_t kSilenceMagic = 0x4a4a5742;   // "BWJJ"
 
 // A loss scaler needs 16 steps in a row to find its factor, from its first one of 2^16 on.
 constexpr int32_t kOverflowsMax = 32;
@@ -138,6 +140,8 @@ struct RunJudge::State {
   CorruptionWatch corruption;
   LearningWatch learning;
   OptimizerWatch optimizer;
+  SilenceWatch silence;
+  uint32_t silent_ranks = 0;
   UserRules user;
   AlertEngine alerts;
   int64_t first_step = -1;
@@ -277,6 +281,10 @@ struct RunJudge::State {
     own.VisitLatest(a);
     optimizer.VisitLater(a);
   }
+  template <class A>
+  void VisitSilence(A& a) {
+    a(silence), a(silent_ranks);
+  }
   // The part that belongs to the rules that people wrote.
   template <class A>
   void VisitUserRules(A& a) {
@@ -300,8 +308,10 @@ struct RunJudge::State {
   }
   // Of heads, experts and parameters, and behind an announced change.
   bool excuses_trends(int64_t step) const { return warms_up(step) || step < excused_until; }
+  // Another way of attention may measure other things, and trends of before mean nothing.
   void ForgetTrends() {
     heads.ForgetTrends();
+    silence.Forget();
     user.Forget();
   }
   LossCourse course() const {
@@ -341,6 +351,7 @@ struct RunJudge::State {
   void JudgeParameters(const StepSample& sample);
   void JudgeCorruption(const StepSample& sample);
   void JudgeLearning(const StepSample& sample);
+  void JudgeSilence(const StepSample& sample, std::vector<AlertTransition>* out);
   void JudgeNonfinite(const StepSample& sample);
   void JudgeReplicas(const StepSample& sample, std::vector<Finding>* findings) const;
   void JudgeDisagreements(const StepSample& sample);
@@ -614,6 +625,18 @@ void RunJudge::State::JudgeLearning(const StepSample& sample) {
   alerts.Collect(Family::kLearning, *learning.findings());
 }
 
+void RunJudge::State::JudgeSilence(const StepSample& sample, std::vector<AlertTransition>* out) {
+  silence.Observe(sample);
+  // Of ranks OnSilence() tells, and what they would report is silent with them.
+  if (silent_ranks > 0 || !on(Builtin::kSilent)) return;
+  const std::vector<Finding> findings = silence.Find(tensor_names());
+  if (!findings.empty()) {
+    alerts.Collect(Family::kSilent, findings);
+  } else if (alerts.firing(Family::kSilent)) {
+    alerts.Resolve(Family::kSilent, sample.step, run, "all that was silent reports again", out);
+  }
+}
+
 // Copies of a tensor that differ.  A tensor has two sums, of which both or one may differ.
 void RunJudge::State::JudgeReplicas(const StepSample& sample, std::vector<Finding>* findings) const {
   std::map<int32_t, const StepSample::Disagreement*> tensors;
@@ -741,6 +764,7 @@ void RunJudge::Observe(const StepSample& sample, std::vector<AlertTransition>* o
     s.corruption.Forget();
     s.learning.Forget();
     s.optimizer.Forget();
+    s.silence.Forget();
     s.user.Forget();
     s.ahead.clear();
     // Not what was announced behind the checkpoint.
@@ -774,6 +798,7 @@ void RunJudge::Observe(const StepSample& sample, std::vector<AlertTransition>* o
   s.JudgeParameters(sample);
   s.JudgeCorruption(sample);
   s.JudgeLearning(sample);
+  s.JudgeSilence(sample, out);
   if (s.on(Builtin::kDisagreement)) s.JudgeDisagreements(sample);
   if (s.on(Builtin::kOverhead)) s.JudgeOverhead(sample);
   const float loss = sample.scalar(SignalId::kLoss);
@@ -909,6 +934,7 @@ void RunJudge::OnSilence(uint32_t silent_ranks, int64_t silent_seconds, std::vec
   State& s = *state_;
   const int64_t step = std::max<int64_t>(s.last_step, 0);
   const bool on = s.on(Builtin::kSilent);
+  s.silent_ranks = silent_ranks;
   if (silent_ranks == 0 || !on) {
     s.alerts.Resolve(Family::kSilent, step, s.run, on ? "all ranks report again" : "silence is no longer judged", out);
     return;
@@ -982,14 +1008,14 @@ size_t RunJudge::memory_bytes() const {
          state_->frozen.memory_bytes() + state_->experts.memory_bytes() + state_->parameters.memory_bytes() +
          state_->corruption.memory_bytes() + state_->learning.memory_bytes() + state_->growth.memory_bytes() +
          state_->scales.memory_bytes() + state_->sequences.memory_bytes() + state_->jump.memory_bytes() +
-         state_->start.memory_bytes();
+         state_->start.memory_bytes() + state_->silence.memory_bytes();
 }
 
 std::string RunJudge::Save() const {
   std::string out;
   StateWriter writer(&out);
   State& s = *state_;
-  writer(kStartMagic);
+  writer(kSilenceMagic);
   writer(s.run.layout.layers);
   writer(s.run.layout.heads);
   writer(s.run.layout.kv_heads);
@@ -1027,6 +1053,7 @@ std::string RunJudge::Save() const {
   writer(s.scales);
   s.VisitPace(writer);
   writer(s.start);
+  s.VisitSilence(writer);
   return out;
 }
 
@@ -1044,7 +1071,8 @@ bool RunJudge::Restore(std::string_view saved) {
   reader(layout.layers);
   reader(layout.heads);
   reader(layout.kv_heads);
-  const bool start = magic == kStartMagic;
+  const bool silence = magic == kSilenceMagic;
+  const bool start = magic == kStartMagic || silence;
   const bool of_scales = magic == kScalesMagic || start;
   const bool batches = magic == kBatchesMagic || of_scales;
   const bool growth = magic == kGrowthMagic || batches;
@@ -1112,14 +1140,15 @@ bool RunJudge::Restore(std::string_view saved) {
   } else {
     fresh->start.End();
   }
+  if (fits && silence) fresh->VisitSilence(reader);
   if (!fits || !reader.at_end() || !fresh->heads.Consistent() || !fresh->changes.Consistent() ||
       !fresh->laws.Consistent() || !fresh->arithmetic.Consistent() || !fresh->own.Consistent() ||
       !fresh->frozen.Consistent() || !fresh->experts.Consistent() || !fresh->sequences.Consistent() ||
       !fresh->parameters.Consistent() || !fresh->lags.Consistent() || !fresh->growth.Consistent() ||
       !fresh->scales.Consistent() || !fresh->pace.Consistent() || !fresh->corruption.Consistent() ||
       !fresh->learning.Consistent() || !fresh->optimizer.Consistent() || !fresh->turn.Consistent() ||
-      !fresh->start.Consistent() || !fresh->loss.Consistent() || !fresh->jump.Consistent() ||
-      fresh->ahead.size() > kChangesAheadMax)
+      !fresh->start.Consistent() || !fresh->silence.Consistent() || !fresh->loss.Consistent() ||
+      !fresh->jump.Consistent() || fresh->ahead.size() > kChangesAheadMax)
     return begin_afresh();
   if (fingerprint == fresh->user_rules_fingerprint()) {
     StateReader rules_reader(of_rules);

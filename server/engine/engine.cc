@@ -44,7 +44,8 @@ Engine::~Engine() { (void)Close(); }
 
 RunAdmission::Options Engine::AdmissionOf(const Options& options) {
   RunAdmission::Options admission = options.admission;
-  admission.own_bytes = kOwnBytes + options.database.cache_bytes + options.series.window_bytes_max;
+  admission.own_bytes =
+      kOwnBytes + options.database.cache_bytes + options.series.window_bytes_max + options.answers_bytes_max;
   return admission;
 }
 

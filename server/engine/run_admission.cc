@@ -102,8 +102,8 @@ absl::Status RunAdmission::Check(const Options& options) {
   if (options.memory_max == 0 || options.memory_max > options.own_bytes) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
       "limits.memory_max is ", options.memory_max, ": must be more than ", options.own_bytes,
-      ", which the server takes without any run (storage.cache_bytes and 512 MiB), or 0: three quarters of what there "
-      "is"));
+      ", which the server takes without any run (storage.cache_bytes, five quarters of limits.query_memory_max and "
+      "512 MiB), or 0: three quarters of what there is"));
 }
 
 absl::StatusOr<std::unique_ptr<RunAdmission>> RunAdmission::Create(const Options& options, Counters* counters) {

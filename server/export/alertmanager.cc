@@ -27,7 +27,7 @@ absl::StatusOr<std::unique_ptr<Alertmanager>> Alertmanager::Start(const Alertman
 Alertmanager::Alertmanager(const AlertmanagerOptions& options, UrlParts url, AlertStore* alerts, const RunTable* runs,
                            Counters* counters)
     : options_(options),
-      poster_(std::move(url), options.post, options.channel, counters),
+      poster_(std::move(url), options.proxy, options.post, options.channel, counters),
       alerts_(alerts),
       runs_(runs),
       counters_(counters),

@@ -168,7 +168,7 @@ absl::Status HttpExchange::OutOfTime(std::string_view at) {
 absl::Status HttpExchange::Resolve(std::shared_ptr<NameLookup>* lookup, std::vector<Address>* found) {
   if (*lookup == nullptr) {
     *lookup = std::make_shared<NameLookup>();
-    (*lookup)->Run(url_.host, url_.port, AI_NUMERICHOST);
+    (*lookup)->Run(next().host, next().port, AI_NUMERICHOST);
     bool is_address = false;
     {
       absl::MutexLock lock(&(*lookup)->mutex);
@@ -176,7 +176,7 @@ absl::Status HttpExchange::Resolve(std::shared_ptr<NameLookup>* lookup, std::vec
     }
     if (!is_address) {
       *lookup = std::make_shared<NameLookup>();
-      std::thread([shared = *lookup, host = url_.host, port = url_.port] { shared->Run(host, port, 0); }).detach();
+      std::thread([shared = *lookup, host = next().host, port = next().port] { shared->Run(host, port, 0); }).detach();
     }
   }
   const NameLookup* const asked = lookup->get();
@@ -223,6 +223,21 @@ HttpExchange::Io HttpExchange::AwaitTls(int result) {
   if (error == SSL_ERROR_ZERO_RETURN) return Io::kEnded;
   if (error != SSL_ERROR_WANT_READ && error != SSL_ERROR_WANT_WRITE) return Io::kFailed;
   return patience_->Wait(fd_, error == SSL_ERROR_WANT_READ ? POLLIN : POLLOUT) ? Io::kDone : Io::kOutOfTime;
+}
+
+absl::Status HttpExchange::Tunnel() {
+  const bool address = absl::StrContains(url_.host, ':');
+  const std::string host =
+      address ? absl::StrCat("[", url_.host, "]:", url_.port) : absl::StrCat(url_.host, ":", url_.port);
+  BW_RETURN_IF_ERROR(
+      Send(absl::StrCat("CONNECT ", host, " HTTP/1.1\r\nHost: ", host, "\r\nUser-Agent: bellwetherd\r\n\r\n")));
+  std::string head;
+  BW_ASSIGN_OR_RETURN(const HttpAnswer answer, ReadHead(&head));
+  if (answer.status < 200 || answer.status > 299)
+    return Fail("proxy", absl::StrCat("the proxy answered ", answer.status));
+  // Who speaks first in TLS is this end.
+  if (!buffer_.empty()) return Fail("proxy", "the proxy sent more than its answer");
+  return absl::OkStatus();
 }
 
 // By the system's authorities; the certificate must be the host's.
@@ -313,20 +328,18 @@ HttpExchange::Io HttpExchange::Receive(std::string* to, size_t bytes_max) {
   }
 }
 
-absl::StatusOr<HttpAnswer> HttpExchange::ReadHead() {
+absl::StatusOr<HttpAnswer> HttpExchange::ReadHead(std::string* head) {
   size_t came = 0;  // Of all heads.
   for (;;) {
     const int status = StatusOf(buffer_);
     if (status == 0) return Fail("answer", "answered what is no HTTP");
     const size_t end = EndOfHead(buffer_);
     if (status > 0 && end != std::string_view::npos && end <= limits_.head_bytes_max - came) {
-      const std::string head = buffer_.substr(0, end);
+      *head = buffer_.substr(0, end);
       buffer_.erase(0, end);
       came += end;
       if (status < 200 && status != 101) continue;  // An interim one.
-      HttpAnswer answer{.status = status, .location = std::string(HeaderOf(head, "location")), .text = {}};
-      ReadBody(head, &answer);
-      return answer;
+      return HttpAnswer{.status = status, .location = std::string(HeaderOf(*head, "location")), .text = {}};
     }
     if (came + buffer_.size() >= limits_.head_bytes_max) {
       return Fail("answer", absl::StrCat("answered with a head of more than ", limits_.head_bytes_max, " bytes"));
@@ -372,9 +385,13 @@ absl::StatusOr<HttpAnswer> HttpExchange::Run(std::string_view request, std::shar
   std::vector<Address> addresses;
   BW_RETURN_IF_ERROR(Resolve(lookup, &addresses));
   BW_RETURN_IF_ERROR(Connect(addresses));
+  if (url_.tls && !proxy_.host.empty()) BW_RETURN_IF_ERROR(Tunnel());
   if (url_.tls) BW_RETURN_IF_ERROR(ShakeHands());
   BW_RETURN_IF_ERROR(Send(request));
-  return ReadHead();
+  std::string head;
+  BW_ASSIGN_OR_RETURN(HttpAnswer answer, ReadHead(&head));
+  ReadBody(head, &answer);
+  return answer;
 }
 
 }  // namespace bellwether::server

@@ -57,8 +57,9 @@ struct HttpAnswer {
 
 class HttpExchange {
  public:
-  HttpExchange(const UrlParts& url, const HttpPostLimits& limits, Patience* patience)
-      : url_(url), limits_(limits), patience_(patience) {}
+  // `proxy`: of an HTTP proxy; without a host there is none.  All must outlive the object.
+  HttpExchange(const UrlParts& url, const UrlParts& proxy, const HttpPostLimits& limits, Patience* patience)
+      : url_(url), proxy_(proxy), limits_(limits), patience_(patience) {}
   ~HttpExchange();
   HttpExchange(const HttpExchange&) = delete;
   HttpExchange& operator=(const HttpExchange&) = delete;
@@ -80,9 +81,12 @@ class HttpExchange {
   absl::Status Resolve(std::shared_ptr<NameLookup>* lookup, std::vector<Address>* found);
   absl::Status Connect(const std::vector<Address>& addresses);
   absl::Status ConnectTo(const Address& address);
+  // Has the proxy connect to the url's host.
+  absl::Status Tunnel();
   absl::Status ShakeHands();
   absl::Status Send(std::string_view request);
-  absl::StatusOr<HttpAnswer> ReadHead();
+  // The head of the answer; what has come behind it is in buffer_.
+  absl::StatusOr<HttpAnswer> ReadHead(std::string* head);
   void ReadBody(std::string_view head, HttpAnswer* answer);
 
   enum class Io { kDone, kEnded, kFailed, kOutOfTime };
@@ -91,7 +95,11 @@ class HttpExchange {
   // Waits for what TLS wants; `result` is what it returned.
   Io AwaitTls(int result);
 
+  // Whose address is connected to.
+  const UrlParts& next() const { return proxy_.host.empty() ? url_ : proxy_; }
+
   const UrlParts& url_;
+  const UrlParts& proxy_;
   const HttpPostLimits& limits_;
   Patience* const patience_;
   const char* cause_ = "";

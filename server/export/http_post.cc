@@ -10,6 +10,7 @@
 #include "server/export/http_exchange.h"
 #include "server/util/clean_text.h"
 #include "server/util/clock.h"
+#include "server/util/status_macros.h"
 
 namespace bellwether::server {
 namespace {
@@ -44,8 +45,9 @@ bool SplitAuthority(std::string_view authority, UrlParts* parts) {
   return parts->port != 0;
 }
 
-std::string RequestOf(const UrlParts& url, const std::string& body) {
-  std::string path;
+// A proxy without a tunnel is told the whole address.
+std::string RequestOf(const UrlParts& url, bool to_proxy, const std::string& body) {
+  std::string path = to_proxy ? url.origin : std::string();
   for (const char c : url.path) {
     const auto byte = static_cast<unsigned char>(c);
     byte < 0x80 ? absl::StrAppend(&path, std::string(1, c)) : absl::StrAppend(&path, absl::StrFormat("%%%02X", byte));
@@ -100,8 +102,18 @@ absl::StatusOr<UrlParts> SplitUrl(const std::string& url) {
   return parts;
 }
 
-HttpPoster::HttpPoster(UrlParts url, const HttpPostLimits& limits, const std::string& channel, Counters* counters)
+absl::StatusOr<UrlParts> SplitProxyUrl(const std::string& url) {
+  BW_ASSIGN_OR_RETURN(UrlParts parts, SplitUrl(url));
+  if (parts.tls || parts.path != "/") {
+    return absl::InvalidArgumentError(absl::StrCat("\"", CleanText(url, 200), "\": must be http://host[:port]"));
+  }
+  return parts;
+}
+
+HttpPoster::HttpPoster(UrlParts url, UrlParts proxy, const HttpPostLimits& limits, const std::string& channel,
+                       Counters* counters)
     : url_(std::move(url)),
+      proxy_(std::move(proxy)),
       limits_(limits),
       channel_(channel),
       counters_(counters),
@@ -117,8 +129,9 @@ void HttpPoster::EndBy(int64_t monotonic_ns) {
 
 absl::Status HttpPoster::Post(const std::string& body) {
   Patience patience(Clock::System()->MonotonicNanos() + limits_.timeout_ns, &end_ns_, wake_fd_);
-  HttpExchange exchange(url_, limits_, &patience);
-  absl::StatusOr<HttpAnswer> answer = exchange.Run(RequestOf(url_, body), &lookup_);
+  const bool proxied = !proxy_.host.empty();
+  HttpExchange exchange(url_, proxy_, limits_, &patience);
+  absl::StatusOr<HttpAnswer> answer = exchange.Run(RequestOf(url_, proxied && !url_.tls, body), &lookup_);
   Verdict verdict;
   if (answer.ok()) {
     if (answer->cut) cut_->Add();
@@ -129,7 +142,8 @@ absl::Status HttpPoster::Post(const std::string& body) {
   if (*verdict.cause == '\0') return absl::OkStatus();
   counters_->counter("bellwether_notification_attempts_failed_total", {{"channel", channel_}, {"cause", verdict.cause}})
       ->Add();
-  return absl::UnavailableError(absl::StrCat(url_.origin, ": ", verdict.text));
+  return absl::UnavailableError(
+      absl::StrCat(url_.origin, proxied ? absl::StrCat(" by the proxy ", proxy_.origin) : "", ": ", verdict.text));
 }
 
 }  // namespace bellwether::server

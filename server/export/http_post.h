@@ -37,6 +37,8 @@ struct UrlParts {
 // INVALID_ARGUMENT names the fault of the url: it must be http or https and
 // hold neither a user nor a password.
 absl::StatusOr<UrlParts> SplitUrl(const std::string& url);
+// Of an HTTP proxy: as SplitUrl(), but http alone, and no path.
+absl::StatusOr<UrlParts> SplitProxyUrl(const std::string& url);
 
 struct HttpPostLimits {
   int64_t timeout_ns = 10'000'000'000;  // From the look-up of the name to the head of the answer.
@@ -49,13 +51,15 @@ struct HttpPostLimits {
 struct NameLookup;
 
 // bellwether_notification_attempts_failed_total{channel,cause}: name, connect,
-// tls, timeout, answer (no HTTP, or beyond a limit), redirect, status, stop.
+// tls, timeout, answer (no HTTP, or beyond a limit), proxy, redirect, status, stop.
 // bellwether_notification_answers_cut_total{channel}: bodies that were not read
 // to their end.
 class HttpPoster {
  public:
-  // `counters` must outlive the object.
-  HttpPoster(UrlParts url, const HttpPostLimits& limits, const std::string& channel, Counters* counters);
+  // `proxy`: of SplitProxyUrl(); without a host there is none.  To an https url it is asked for a tunnel, so that
+  // it sees neither alerts nor answers.  `counters` must outlive the object.
+  HttpPoster(UrlParts url, UrlParts proxy, const HttpPostLimits& limits, const std::string& channel,
+             Counters* counters);
   ~HttpPoster();
   HttpPoster(const HttpPoster&) = delete;
   HttpPoster& operator=(const HttpPoster&) = delete;
@@ -69,7 +73,7 @@ class HttpPoster {
   void EndBy(int64_t monotonic_ns);
 
  private:
-  const UrlParts url_;
+  const UrlParts url_, proxy_;
   const HttpPostLimits limits_;
   const std::string channel_;
   Counters* const counters_;

@@ -54,7 +54,7 @@ absl::StatusOr<std::unique_ptr<Webhook>> Webhook::Start(const WebhookOptions& op
 Webhook::Webhook(const WebhookOptions& options, UrlParts url, AlertStore* alerts, ActionStore* actions,
                  Counters* counters)
     : options_(options),
-      poster_(std::move(url), options.post, options.channel, counters),
+      poster_(std::move(url), options.proxy, options.post, options.channel, counters),
       receiver_(Crc32c(absl::StrCat(options.channel, " ", options.url))),  // A url may hold a secret.
       alerts_(alerts),
       actions_(actions),

@@ -37,7 +37,7 @@ constexpr RuleWords kWords[] = {
      "the gradient norm has a spike"},
     {"nonfinite", "values not finite", "values of a step are not finite", "values are not finite", ""},
     {"disagreement", "ranks that disagree", "ranks disagree on weights that must be equal", "", ""},
-    {"silent", "silent ranks", "some ranks are silent", "all ranks are silent", ""},
+    {"silent", "silence", "a part of the run is silent", "all ranks are silent", ""},
     {"overhead", "watching takes too long", "watching takes more of a step than it may", "", ""},
     {"kernel", "wrong attention kernel", "the attention kernel of {place} returns wrong numbers", "", ""},
     {"arithmetic", "wrong arithmetic", "a layer computes wrong numbers", "", ""},

@@ -32,6 +32,9 @@ class QueryMemory {
     int64_t bytes_max = int64_t{256} << 20;
     int64_t small_bytes = int64_t{1} << 20;
     int64_t wait_ns_max = 2'000'000'000;
+
+    // What small queries have is on top.
+    int64_t WholeMax() const { return bytes_max + bytes_max / 4; }
   };
 
   QueryMemory(const Options& options, Counters* counters);

@@ -212,7 +212,7 @@ class Readers {
 
 // The server's resident memory beside what it says of it.
 std::string Memory(const std::string& name, const LoadServer& server) {
-  constexpr double kOwnMib = 576;  // As limits.memory_max counts it: the cache and 512 MiB.
+  constexpr double kOwnMib = 576;  // As limits.memory_max counts it where nobody asks: the cache and 512 MiB.
   const double runs = Metric(server.HttpGet("/metrics"), "bellwether_runs_memory_bytes") / (1 << 20);
   char text[192];
   std::snprintf(text, sizeof(text),

@@ -355,8 +355,8 @@ def test_a_run_that_the_memory_does_not_hold_is_refused(tmp_path: Path) -> None:
     with Server(shipped) as server:
         # What it comes to on this machine, and not the 0 that stands for it.
         assert server.call("GetServerInfo")["limits"]["memory_max"] >= 1 << 30
-    with Server(tmp_path, "limits:\n  memory_max: 640000000\n") as server:
-        assert server.call("GetServerInfo")["limits"]["memory_max"] == 640000000
+    with Server(tmp_path, "limits:\n  memory_max: 661000000\n  query_memory_max: 16777216\n") as server:
+        assert server.call("GetServerInfo")["limits"]["memory_max"] == 661000000
         large = RunClient(RunOptions(run="large", layers=64, heads=64, server=server.grpc))
         large.push(0, [Block("loss", [1.0])])
         wait_for("the refusal arrives", lambda: "limits.memory_max" in large.counters().error)
@@ -374,7 +374,7 @@ def test_a_run_that_the_memory_does_not_hold_is_refused(tmp_path: Path) -> None:
 def test_tensors_that_the_memory_does_not_hold_are_refused(tmp_path: Path) -> None:
     """11 MB are for runs; 6,000 tensors would come to more.  What else the run sends is kept, also over a restart."""
     names = [f"model.layers.{i}.mlp.up_proj.weight" for i in range(6000)]
-    with Server(tmp_path, "limits:\n  memory_max: 615000000\n") as server:
+    with Server(tmp_path, "limits:\n  memory_max: 636000000\n  query_memory_max: 16777216\n") as server:
         run = RunClient(RunOptions(run="wide", layers=2, heads=2, server=server.grpc))
         run.push_names(TENSOR, names)
         run.push(0, [Block("loss", [1.0]), Block("tensor_moved", [1.0] * len(names), layer_count=len(names))])

@@ -28,6 +28,7 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 constexpr auto kPostPatience = std::chrono::seconds(20);
@@ -36,10 +37,11 @@ constexpr char kHead[] = "HTTP/1.1 200 OK\r\n";
 
 class HttpPostTest : public ::testing::Test {
  protected:
-  // What came of a POST to `url`.
+  // What came of a POST to `url`, by a proxy if one is named.
   absl::Status Post(const std::string& url,
-                    HttpPostLimits limits = {.timeout_ns = 400'000'000, .body_ns_max = 100'000'000}) {
-    HttpPoster poster(*SplitUrl(url), limits, "test", &counters_);
+                    HttpPostLimits limits = {.timeout_ns = 400'000'000, .body_ns_max = 100'000'000},
+                    const std::string& proxy = "") {
+    HttpPoster poster(*SplitUrl(url), proxy.empty() ? UrlParts() : *SplitProxyUrl(proxy), limits, "test", &counters_);
     const auto start = steady_clock::now();
     absl::Status status = poster.Post(R"({"a": 1})");
     EXPECT_LT(steady_clock::now() - start, kPostPatience);
@@ -198,7 +200,7 @@ TEST_F(HttpPostTest, ReceiverThatReadsNoRequestTimesOut) {
   Stranger stranger([](Stranger* self, int) {
     while (!self->over()) std::this_thread::sleep_for(milliseconds(5));
   });
-  HttpPoster poster(*SplitUrl(stranger.url()), {.timeout_ns = 2'000'000'000}, "test", &counters_);
+  HttpPoster poster(*SplitUrl(stranger.url()), {}, {.timeout_ns = 2'000'000'000}, "test", &counters_);
   EXPECT_THAT(std::string(poster.Post(std::string(24 << 20, 'x')).message()), HasSubstr("the request was not taken"));
 }
 
@@ -220,7 +222,7 @@ TEST_F(HttpPostTest, StopEndsCurrentAndLaterPosts) {
     there = true;
     self->Hang(fd);
   });
-  HttpPoster poster(*SplitUrl(stranger.url()), {.timeout_ns = 3600'000'000'000}, "test", &counters_);
+  HttpPoster poster(*SplitUrl(stranger.url()), {}, {.timeout_ns = 3600'000'000'000}, "test", &counters_);
   absl::Status status;
   std::thread posts([&] { status = poster.Post("{}"); });
   const auto deadline = steady_clock::now() + kPostPatience;
@@ -278,6 +280,100 @@ TEST_F(HttpPostTlsTest, OnlyHostsOwnCertificateByKnownAuthorityIsTrusted) {
   EXPECT_EQ(PostTo("localhost"), absl::OkStatus());
   EXPECT_THAT(std::string(PostTo("127.0.0.1").message()), HasSubstr("TLS: IP address mismatch"));
   EXPECT_EQ(Failed("tls"), 2);
+}
+
+// A proxy that connects whoever asks to `port` of this machine, and keeps what it was asked.
+Stranger::Deed Tunnels(int port, std::string* asked) {
+  return [=](Stranger* self, int fd) {
+    std::array<char, 4096> some;
+    asked->clear();
+    while (!self->over() && asked->find("\r\n\r\n") == std::string::npos) {
+      const ssize_t got = recv(fd, some.data(), some.size(), 0);
+      if (got <= 0) return;
+      asked->append(some.data(), static_cast<size_t>(got));
+    }
+    const int to = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    address.sin_port = htons(static_cast<uint16_t>(port));
+    ASSERT_EQ(connect(to, reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
+    self->Send(fd, "HTTP/1.1 200 Connection established\r\n\r\n");
+    for (bool open = true; open && !self->over();) {
+      std::array<pollfd, 2> polled{pollfd{fd, POLLIN, 0}, pollfd{to, POLLIN, 0}};
+      if (poll(polled.data(), polled.size(), 10) <= 0) continue;
+      for (size_t from = 0; from < polled.size() && open; ++from) {
+        if (polled[from].revents == 0) continue;
+        const ssize_t got = recv(polled[from].fd, some.data(), some.size(), 0);
+        open = got > 0 && self->Send(polled[1 - from].fd, std::string(some.data(), static_cast<size_t>(got)));
+      }
+    }
+    close(to);
+  };
+}
+
+TEST_F(HttpPostTlsTest, TunnelThroughProxyKeepsTlsToTheReceiver) {
+  std::string asked;
+  absl::Status unknown, known;
+  {
+    Stranger proxy(Tunnels(port_, &asked));
+    const std::string by = absl::StrCat("http://127.0.0.1:", proxy.port());
+    const std::string url = absl::StrCat("https://localhost:", port_, "/x");
+    unknown = Post(url, {.timeout_ns = kLongNs}, by);
+    setenv("SSL_CERT_FILE", Path("ca.pem").c_str(), 1);
+    known = Post(url, {.timeout_ns = kLongNs}, by);
+    EXPECT_EQ(proxy.connections(), 2);
+  }
+  EXPECT_THAT(std::string(unknown.message()), AllOf(HasSubstr("by the proxy http://127.0.0.1"), HasSubstr("TLS: ")));
+  EXPECT_EQ(known, absl::OkStatus());
+  const std::string host = absl::StrCat("localhost:", port_);
+  EXPECT_THAT(asked, ::testing::StartsWith(absl::StrCat("CONNECT ", host, " HTTP/1.1\r\nHost: ", host, "\r\n")));
+  EXPECT_THAT(asked, ::testing::Not(HasSubstr("POST")));
+}
+
+TEST_F(HttpPostTest, ProxyIsToldTheWholeAddressOfPlainReceivers) {
+  std::string asked;
+  {
+    Stranger proxy([&](Stranger* self, int fd) {
+      asked = self->TakeRequest(fd);
+      self->Send(fd, "HTTP/1.1 204 No Content\r\n\r\n");
+    });
+    const std::string by = absl::StrCat("http://127.0.0.1:", proxy.port());
+    EXPECT_EQ(Post("http://receiver.invalid:81/a/b?c", {.timeout_ns = kLongNs}, by), absl::OkStatus());
+  }
+  EXPECT_THAT(asked, ::testing::StartsWith("POST http://receiver.invalid:81/a/b?c HTTP/1.1\r\n"
+                                           "Host: receiver.invalid:81\r\n"));
+}
+
+TEST_F(HttpPostTest, HostileProxyCostsNoMoreThanHostileReceiver) {
+  const auto by = [&](Stranger::Deed deed, HttpPostLimits limits) {
+    Stranger proxy(std::move(deed));
+    return std::string(
+        Post("https://receiver.invalid/x", limits, absl::StrCat("http://127.0.0.1:", proxy.port())).message());
+  };
+  const HttpPostLimits is_long{.timeout_ns = kLongNs}, is_short{.timeout_ns = 400'000'000};
+  const auto answers = [](std::string text) {
+    return [text = std::move(text)](Stranger* self, int fd) { self->Send(fd, text), self->Hang(fd); };
+  };
+  EXPECT_THAT(by(answers("HTTP/1.1 407 Who are you\r\n\r\n"), is_long), HasSubstr("the proxy answered 407"));
+  EXPECT_THAT(by(answers("HTTP/1.1 200 OK\r\n\r\nand more"), is_long), HasSubstr("sent more than its answer"));
+  EXPECT_EQ(Failed("proxy"), 2);
+  EXPECT_THAT(by(answers("SSH-2.0-x\r\n"), is_long), HasSubstr("answered what is no HTTP"));
+  EXPECT_THAT(by([](Stranger* s, int fd) { s->Send(fd, kHead), s->SendOn(fd, "X-A: b\r\n"); }, is_long),
+              HasSubstr("a head of more than"));
+  EXPECT_EQ(Failed("answer"), 2);
+  EXPECT_THAT(by([](Stranger* s, int fd) { s->Hang(fd); }, is_short), HasSubstr("no answer"));
+  EXPECT_THAT(by([](Stranger* s, int fd) { s->Send(fd, "HTTP/1.1 200 OK\r\n\r\n"), s->Hang(fd); }, is_short),
+              HasSubstr("in the TLS handshake"));
+  EXPECT_EQ(Failed("timeout"), 2);
+}
+
+TEST(SplitUrlTest, ProxyIsPlainHttpWithoutAPath) {
+  EXPECT_EQ(SplitProxyUrl("http://proxy.corp:3128")->port, 3128);
+  EXPECT_EQ(SplitProxyUrl("http://[::1]:3128/")->host, "::1");
+  for (const char* bad : {"https://a:1", "http://a/b", "http://u:p@a:1", "a:1", "socks5://a:1"}) {
+    EXPECT_EQ(SplitProxyUrl(bad).status().code(), absl::StatusCode::kInvalidArgument) << bad;
+  }
 }
 
 TEST_F(HttpPostTest, StalledOrBrokenTlsHandshakeIsGivenUp) {

@@ -68,7 +68,7 @@ TEST(AlertWordsTest, SentenceNamesPlaceAndOthers) {
   alert.rule = "silent";
   EXPECT_EQ(HappensText(alert), "all ranks are silent");
   alert.severity = Severity::kWarning;
-  EXPECT_EQ(HappensText(alert), "some ranks are silent");
+  EXPECT_EQ(HappensText(alert), "a part of the run is silent");
   alert.rule = "loss";
   alert.severity = Severity::kInfo;
   EXPECT_EQ(HappensText(alert), "the loss has a spike");
