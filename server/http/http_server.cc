@@ -20,6 +20,7 @@
 #include "server/http/json_gateway.h"
 #include "server/net/http_connection.h"
 #include "server/net/http_listener.h"
+#include "server/util/host_port.h"
 #include "server/util/log.h"
 
 namespace bellwether::server {
@@ -214,10 +215,11 @@ absl::Status HttpServerImpl::Start() {
         ->Add();
   });
 
+  const std::string bare = BareHost(options_.host);
   if (options_.port == 0) {
-    port_ = server_.bind_to_any_port(options_.host);
+    port_ = server_.bind_to_any_port(bare);
   } else {
-    port_ = server_.bind_to_port(options_.host, options_.port) ? options_.port : -1;
+    port_ = server_.bind_to_port(bare, options_.port) ? options_.port : -1;
   }
   if (port_ <= 0) {
     return absl::UnavailableError(absl::StrCat("cannot listen on ", options_.host, ":", options_.port,

@@ -105,8 +105,7 @@ absl::Status ConnectionAcceptor::ListenUnix(const std::string& path) {
 }
 
 absl::Status ConnectionAcceptor::ListenTcp(const std::string& host, const std::string& port) {
-  const std::string bare =
-      host.size() > 2 && host.front() == '[' && host.back() == ']' ? host.substr(1, host.size() - 2) : host;
+  const std::string bare = BareHost(host);
   const auto refuse = [&](const char* why) {
     return absl::UnavailableError(absl::StrCat("grpc.listen-address = ", host, ":", port, ": cannot be bound: ", why));
   };

@@ -34,4 +34,9 @@ absl::StatusOr<HostPort> SplitHostPort(std::string_view key, std::string_view ad
   return HostPort{std::string(address.substr(0, colon)), port};
 }
 
+std::string BareHost(std::string_view host) {
+  const bool brackets = host.size() > 2 && host.front() == '[' && host.back() == ']';
+  return std::string(brackets ? host.substr(1, host.size() - 2) : host);
+}
+
 }  // namespace bellwether::server

@@ -19,6 +19,9 @@ struct HostPort {
 // port is no decimal number of 0 to 65535; calls the address `key`.
 absl::StatusOr<HostPort> SplitHostPort(std::string_view key, std::string_view address);
 
+// The host as look-ups want it: an IPv6 address without its brackets.
+std::string BareHost(std::string_view host);
+
 }  // namespace bellwether::server
 
 #endif  // BELLWETHER_SERVER_UTIL_HOST_PORT_H_

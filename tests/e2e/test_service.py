@@ -10,6 +10,7 @@ import math
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import urllib.error
@@ -20,7 +21,7 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
-from bellwether_process import BIN, ROOT, Server, wait_for
+from bellwether_process import BIN, ROOT, Server, free_port, wait_for
 
 import bellwether
 from bellwether.client import TENSOR, Block, ClientError, RunClient, RunOptions
@@ -233,6 +234,34 @@ def test_metrics_are_clean_and_name_the_head(server: Server) -> None:
     assert promtool, "Debian's package prometheus is missing"
     done = subprocess.run([promtool, "check", "metrics"], input=page, capture_output=True, text=True)
     assert done.returncode == 0 and not done.stderr, done.stdout + done.stderr
+
+
+def has_ipv6() -> bool:
+    with socket.socket(socket.AF_INET6) as probe:
+        try:
+            probe.bind(("::1", 0))
+        except OSError:
+            return False
+    return True
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="needs an IPv6 loopback")
+def test_everything_is_reached_by_ipv6(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    server.grpc, server.http = f"[::1]:{free_port()}", f"[::1]:{free_port()}"
+    with server:
+        server.run("run", "import", str(RECORDED))
+        assert server.get("/-/ready") and server.call("GetRun", run=RUN)["ended"]
+        with RunClient(RunOptions(run="live", layers=1, heads=1, server=server.grpc)) as client:
+            client.push(0, [Block("loss", [1.0])])
+            assert client.flush(20), client.counters()
+        asking = bellwether.Client(f"http://{server.http}/")
+        assert {run["description"]["name"] for run in server.call("ListRuns")["runs"]} == {RUN, "live"}
+        assert asking.run("live")["loss"] == 1.0
+        environment = {**os.environ, "BELLWETHER_SERVER": server.grpc, "BELLWETHER_PAGE": f"http://{server.http}"}
+        command = [sys.executable, "-m", "bellwether", "explain", RUN]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+        assert f"http://{server.http}/" in done.stdout, done.stderr
 
 
 def test_probes_and_page(server: Server) -> None:

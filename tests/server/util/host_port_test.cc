@@ -22,5 +22,10 @@ TEST(HostPortTest, APortIsDecimalAndFitsSixteenBits) {
   }
 }
 
+TEST(HostPortTest, LookUpsTakeIpv6AddressesWithoutBrackets) {
+  EXPECT_EQ(BareHost("[::1]"), "::1");
+  for (const char* same : {"127.0.0.1", "localhost", "[", "[]", "[::1", ""}) EXPECT_EQ(BareHost(same), same);
+}
+
 }  // namespace
 }  // namespace bellwether::server
