@@ -257,7 +257,7 @@ def test_everything_is_reached_by_ipv6(tmp_path: Path) -> None:
             assert client.flush(20), client.counters()
         asking = bellwether.Client(f"http://{server.http}/")
         assert {run["description"]["name"] for run in server.call("ListRuns")["runs"]} == {RUN, "live"}
-        assert asking.run("live")["loss"] == 1.0
+        wait_for("it is judged", lambda: asking.run("live")["loss"] == 1.0)
         environment = {**os.environ, "BELLWETHER_SERVER": server.grpc, "BELLWETHER_PAGE": f"http://{server.http}"}
         command = [sys.executable, "-m", "bellwether", "explain", RUN]
         done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)

@@ -91,6 +91,17 @@ TEST_F(SilenceWatchTest, SingleSignalIsInformation) {
   EXPECT_THAT(found[0].summary, HasSubstr("no layer reports any more"));
 }
 
+TEST_F(SilenceWatchTest, LayerIsToldOfWhatTrendsAreJudgedBy) {
+  ASSERT_THAT(After(20), IsEmpty());
+  EXPECT_THAT(After(50, {.of_layer = [](SignalId id, size_t layer) { return layer == 3 && id == SignalId::kRows; }}),
+              IsEmpty());
+  const auto found =
+      After(50, {.of_layer = [](SignalId id, size_t layer) { return layer == 3 && id == SignalId::kWqSigma; }});
+  ASSERT_THAT(found, SizeIs(1));
+  EXPECT_EQ(found[0].severity, Severity::kInfo);
+  EXPECT_THAT(found[0].summary, HasSubstr("layer 3 no longer reports 1 of its 4"));
+}
+
 TEST_F(SilenceWatchTest, TensorIsNamedAmongOthers) {
   ASSERT_THAT(After(20), IsEmpty());
   const auto found = After(kOthersLeast + 1, {.tensor = [](size_t row) { return row == 4; }});
