@@ -92,7 +92,8 @@ constexpr const char* kBuiltinSentences[] = {
     "names the layer in which it arose: the lowest one of the forward pass, the highest one of the backward pass. With "
     "fp16, whose loss scaler skips such a step, information until it lasts.",
     "Replicas report different values of what must be equal: critical.",
-    "Ranks have been silent past the deadline: a warning; critical if it is all of them. Or the loss, attention, or most "
+    "Ranks have been silent past the deadline: a warning; critical if it is all of them. Or the loss, attention, or "
+    "most "
     "signals of one layer no longer come while others do: a warning. Other signals and single tensors: information.",
     "The hook takes more than {alert.hook_overhead_max} of the step's time for {alert.hook_overhead_steps} steps: a "
     "warning.",

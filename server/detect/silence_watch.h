@@ -2,9 +2,9 @@
 //
 // A rule finds nothing where its signals do not arrive, which looks like health.  Three kinds of places are
 // followed, each held against its own kind, since one that is measured seldom is no silence of the others:
-//   heads    each signal of heads in each layer, in samples that have any signal of heads
-//   tensors  each named tensor, in samples that have any signal of tensors
-//   run      loss, gradient norm, learning rate, and heads as such, in samples that have any of these
+//   heads    each signal of heads in each layer, in samples that have any signal of heads.
+//   tensors  each named tensor, in samples that have any signal of tensors.
+//   run      loss, gradient norm, learning rate, and heads as such, in samples that have any of these.
 // A place that has reported kReportsLeast times is silent after kHeadsLeast or kOthersLeast samples without it, and
 // after kLongest times its longest pause so far.  So what takes turns, or is logged now and then, is not.
 //

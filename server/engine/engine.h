@@ -61,7 +61,7 @@ class Engine {
   struct Options {
     std::string storage_path;
     int shards = 1;
-    int64_t answers_bytes_max = 0;  // What answers may take beside the engine; a part of limits.memory_max.
+    int64_t answers_bytes_max = 0;    // What answers may take beside the engine; a part of limits.memory_max.
     RunAdmission::Options admission;  // Open() sets own_bytes from the options below.
     DecodeLimits limits;
     Wal::Options wal;            // Open() sets directory from storage_path.

@@ -37,7 +37,7 @@ namespace bellwether::server {
 
 struct AlertmanagerOptions {
   std::string url;                       // http://host:9093, or with the route prefix it serves under
-  UrlParts proxy;  // By which the url is reached; without a host: directly.
+  UrlParts proxy;                        // By which the url is reached; without a host: directly.
   std::string channel = "alertmanager";  // Label of the counters.
   AlertLinks links;
   Severity severity_min = Severity::kWarning;

@@ -42,7 +42,7 @@ namespace bellwether::server {
 
 struct WebhookOptions {
   std::string url;                   // http://host[:port]/path or https://...
-  UrlParts proxy;  // By which the url is reached; without a host: directly.
+  UrlParts proxy;                    // By which the url is reached; without a host: directly.
   std::string channel = "webhook";   // Label of the counters, receiver in the body.
   std::optional<BodyTemplate> body;  // Without one: Alertmanager's body.
   AlertLinks links;

@@ -1,4 +1,4 @@
-"""Goal: answers that nobody reads, of every kind at once, stay within the budget of answers, and
+"""Goal: unread answers, of every kind at once, stay within the budget of answers, and
 small questions are answered beside them.
 Method: the real server and callers that ask for the most there is and read nothing.
 """

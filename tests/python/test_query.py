@@ -57,7 +57,7 @@ def test_without_user_the_login_is_noted(
     assert asked[0]["by"] == "dave"
 
 
-def test_a_user_id_without_a_name_is_noted_as_nobody(
+def test_an_unnamed_user_signs_nothing(
     asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("USER", raising=False)

@@ -122,7 +122,7 @@ TEST_F(SilenceWatchTest, LossAndAttentionAsAWholeAreMissed) {
   EXPECT_THAT(found[0].summary, HasSubstr("attention is no longer measured"));
 }
 
-TEST_F(SilenceWatchTest, WhatTakesTurnsIsNotSilent) {
+TEST_F(SilenceWatchTest, PlacesThatTakeTurnsAreNotSilent) {
   for (int turn = 0; turn < 400; ++turn) {
     const auto found = After(1,
                              {.signal = [turn](SignalId id) { return id == SignalId::kLoss && turn % 50 != 0; },
@@ -136,7 +136,7 @@ TEST_F(SilenceWatchTest, WhatTakesTurnsIsNotSilent) {
   }
 }
 
-TEST_F(SilenceWatchTest, WhatNeverOrRarelyReportedIsNotMissed) {
+TEST_F(SilenceWatchTest, PlacesThatHardlyReportedAreNotMissed) {
   const Lacks rare{.of_layer = [this](SignalId, size_t layer) { return layer == 1 && step_ > 4; }};
   EXPECT_THAT(After(300, rare), IsEmpty());
 }
