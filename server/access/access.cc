@@ -1,11 +1,14 @@
 #include "server/access/access.h"
 
 #include <algorithm>
+#include <filesystem>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
+#include "server/access/token_owners.h"
 #include "server/util/glob.h"
 #include "server/util/log.h"
 #include "server/util/status_macros.h"
@@ -210,18 +213,11 @@ absl::StatusOr<std::shared_ptr<const Access::Known>> Access::Read() const {
   BW_ASSIGN_OR_RETURN(known->rules, ReadAccess(options_.access_file));
   if (options_.tokens_file.empty()) return known;
   auto tokens = ReadTokens(options_.tokens_file);
-  // Nobody has been given one yet.
-  if (!tokens.ok() && !absl::IsNotFound(tokens.status())) return tokens.status();
+  std::error_code unknown;  // Set where it cannot be told: it may be there, and hold tokens.
+  // Where it is not there nobody has been given one yet.
+  if (!tokens.ok() && (std::filesystem::exists(options_.tokens_file, unknown) || unknown)) return tokens.status();
   if (tokens.ok()) known->tokens = *std::move(tokens);
-  for (const StoredToken& token : known->tokens) {
-    const bool is_known = std::any_of(known->rules.entries.begin(), known->rules.entries.end(),
-                                      [&](const auto& entry) { return entry.identity.name == token.identity; });
-    if (!is_known) {
-      return absl::InvalidArgumentError(absl::StrCat(options_.tokens_file, ": token ", TokenId(token.hash), " is of ",
-                                                     token.identity, ", whom ", options_.access_file,
-                                                     " does not know: add the identity or revoke the token"));
-    }
-  }
+  BW_RETURN_IF_ERROR(CheckTokenOwners(known->tokens, options_.tokens_file, known->rules, options_.access_file));
   return known;
 }
 

@@ -136,6 +136,42 @@ absl::Status AddRevocations(const std::string& path, int64_t now_unix_s, TlsMate
   return absl::OkStatus();
 }
 
+// What is wrong with several files: a line each, with the code of the first.
+class Findings {
+ public:
+  void Add(const absl::Status& status) {
+    if (status.ok()) return;
+    all_ = all_.ok() ? status : absl::Status(all_.code(), absl::StrCat(all_.message(), "\n", status.message()));
+  }
+  template <typename T>
+  bool Take(absl::StatusOr<T> read, T* target) {
+    Add(read.status());
+    if (read.ok()) *target = *std::move(read);
+    return read.ok();
+  }
+  const absl::Status& status() const { return all_; }
+
+ private:
+  absl::Status all_;
+};
+
+// Of material->chain, read from `path`; says when its first certificate expires.
+absl::Status CheckTimes(const std::string& path, int64_t now_unix_s, TlsMaterial* material) {
+  material->expires_unix_s = INT64_MAX;
+  for (const X509Ptr& certificate : material->chain) {
+    const int64_t expires = UnixSeconds(X509_get0_notAfter(certificate.get()));
+    material->expires_unix_s = std::min(material->expires_unix_s, expires);
+  }
+  if (now_unix_s >= material->expires_unix_s) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(path, ": expired at ", FormatUnixSeconds(material->expires_unix_s)));
+  }
+  if (const int64_t begins = UnixSeconds(X509_get0_notBefore(material->chain[0].get())); now_unix_s < begins) {
+    return absl::FailedPreconditionError(absl::StrCat(path, ": counts only from ", FormatUnixSeconds(begins)));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 std::vector<CrlPtr> ParseRevocations(std::string_view pem) {
@@ -180,33 +216,26 @@ std::string PemOf(X509* certificate, const STACK_OF(X509) * chain) {
 
 absl::StatusOr<std::shared_ptr<const TlsMaterial>> ReadTls(const TlsFiles& files, int64_t now_unix_s) {
   auto material = std::make_shared<TlsMaterial>();
-  BW_ASSIGN_OR_RETURN(material->chain, ReadCertificates(files.certificate, &material->identity_pem));
-  BW_ASSIGN_OR_RETURN(material->key, ReadKey(files.key, &material->identity_pem));
-  if (X509_check_private_key(material->chain[0].get(), material->key.get()) != 1) {
-    ERR_clear_error();
-    return absl::FailedPreconditionError(absl::StrCat(files.key, ": is not the key of ", files.certificate));
+  Findings findings;
+  const bool chain = findings.Take(ReadCertificates(files.certificate, &material->identity_pem), &material->chain);
+  const bool key = findings.Take(ReadKey(files.key, &material->identity_pem), &material->key);
+  if (chain && key && X509_check_private_key(material->chain[0].get(), material->key.get()) != 1) {
+    findings.Add(absl::FailedPreconditionError(absl::StrCat(files.key, ": is not the key of ", files.certificate)));
   }
-  material->expires_unix_s = INT64_MAX;
-  for (const X509Ptr& certificate : material->chain) {
-    const int64_t expires = UnixSeconds(X509_get0_notAfter(certificate.get()));
-    material->expires_unix_s = std::min(material->expires_unix_s, expires);
+  if (chain) findings.Add(CheckTimes(files.certificate, now_unix_s, material.get()));
+  if (!files.client_ca.empty()) {
+    if (findings.Take(ReadCertificates(files.client_ca, &material->client_ca_pem), &material->client_ca)) {
+      material->client_store.reset(X509_STORE_new());
+      for (const X509Ptr& certificate : material->client_ca) {
+        X509_STORE_add_cert(material->client_store.get(), certificate.get());
+      }
+      if (!files.crl.empty()) findings.Add(AddRevocations(files.crl, now_unix_s, material.get()));
+    } else if (!files.crl.empty()) {  // Signed by whom is not known, but it is to be there.
+      findings.Add(ReadGuardedFile(files.crl, Secrecy::kIntegrity).status());
+    }
   }
-  if (now_unix_s >= material->expires_unix_s) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(files.certificate, ": expired at ", FormatUnixSeconds(material->expires_unix_s)));
-  }
-  if (const int64_t begins = UnixSeconds(X509_get0_notBefore(material->chain[0].get())); now_unix_s < begins) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(files.certificate, ": counts only from ", FormatUnixSeconds(begins)));
-  }
-  if (files.client_ca.empty()) return material;
-  BW_ASSIGN_OR_RETURN(material->client_ca, ReadCertificates(files.client_ca, &material->client_ca_pem));
-  material->client_store.reset(X509_STORE_new());
-  for (const X509Ptr& certificate : material->client_ca) {
-    X509_STORE_add_cert(material->client_store.get(), certificate.get());
-  }
-  if (!files.crl.empty()) BW_RETURN_IF_ERROR(AddRevocations(files.crl, now_unix_s, material.get()));
   ERR_clear_error();
+  BW_RETURN_IF_ERROR(findings.status());
   return material;
 }
 

@@ -60,10 +60,10 @@ struct TlsMaterial {
   std::string client_ca_pem;
 };
 
-// The message of an error names the file.  NOT_FOUND.  FAILED_PRECONDITION: a
-// key that others may read, a certificate that has expired or is of another
-// key, or a revocation list that is past its next update or not signed by
-// client_ca.  INVALID_ARGUMENT: no PEM.
+// The message of an error is a line for each file that is bad, which it names.
+// NOT_FOUND.  FAILED_PRECONDITION: a key that others may read, a certificate that
+// has expired or is of another key, or a revocation list that is past its next
+// update or not signed by client_ca.  INVALID_ARGUMENT: no PEM.
 absl::StatusOr<std::shared_ptr<const TlsMaterial>> ReadTls(const TlsFiles& files, int64_t now_unix_s);
 
 std::vector<X509Ptr> ParseCertificates(std::string_view pem);

@@ -562,7 +562,7 @@ absl::Status CheckWebAddress(std::string_view key, std::string_view address) {
   return address.empty() ? absl::OkStatus() : SplitHostPort(key, address).status();
 }
 
-absl::StatusOr<size_t> ReadConfig(const std::string& path, ServerOptions* options) {
+absl::StatusOr<size_t> ReadConfig(const std::string& path, ServerOptions* options, ServerOptions* legible) {
   BW_ASSIGN_OR_RETURN(const RegularFile file, ReadRegularFile(path, kConfigBytesMax));
   ServerOptions changed = *options;
   StrictYaml yaml(path);
@@ -610,7 +610,10 @@ absl::StatusOr<size_t> ReadConfig(const std::string& path, ServerOptions* option
   if (!changed.access.tokens_file.empty() && changed.access.access_file.empty()) {
     findings.push_back(absl::StrCat(path, ": tokens_file needs access_file, which says whose the tokens are"));
   }
-  if (!findings.empty()) return absl::InvalidArgumentError(absl::StrJoin(findings, "\n"));
+  if (!findings.empty()) {
+    if (legible != nullptr) *legible = std::move(changed);
+    return absl::InvalidArgumentError(absl::StrJoin(findings, "\n"));
+  }
   *options = changed;
   return known;
 }
@@ -672,7 +675,7 @@ std::string ConfigReference() {
       "configuration. What is wrong is refused with file, line and column, all of it at once; an unknown key comes "
       "with "
       "the one that was probably meant. Check a file with `bellwetherd --config.file=bellwetherd.yml "
-      "--config.check`.\n\n"
+      "--config.check`: it reads the files that the keys name as well, and has each finding with its key.\n\n"
       "Every key itself counts from the next start on (`systemctl restart bellwetherd`). A file that a key names may "
       "be "
       "read again earlier, as the last column says: at a *reload* (`systemctl reload bellwetherd`, SIGHUP, or `POST "

@@ -19,9 +19,9 @@
 namespace bellwether::server {
 
 // Reads `path` over `*options` and returns how many keys it holds.
-// INVALID_ARGUMENT: every finding, a line each; then *options is as it was.
-// NOT_FOUND: no such file.
-absl::StatusOr<size_t> ReadConfig(const std::string& path, ServerOptions* options);
+// INVALID_ARGUMENT: every finding, a line each; then *options is as it was, and
+// *legible, if it is not null, has what could be read.  NOT_FOUND: no such file.
+absl::StatusOr<size_t> ReadConfig(const std::string& path, ServerOptions* options, ServerOptions* legible = nullptr);
 
 // INVALID_ARGUMENT, with the address named `key`: it is neither host:port nor
 // unix:/path.  The web's address is host:port, or "" for none.

@@ -2,9 +2,11 @@
 
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "server/access/secret_file.h"
 #include "server/util/status_macros.h"
 
@@ -39,12 +41,16 @@ absl::Status ReadConnectionStrings(const char* environment, ClusterOptions* clus
     BW_ASSIGN_OR_RETURN(std::string dsn, ReadOne("cluster.dsn_file", cluster->dsn_file));
     cluster->dsns.push_back(std::move(dsn));
   }
+  std::vector<std::string> findings;
   for (size_t i = 0; i < cluster->dsn_files.size(); ++i) {
-    BW_ASSIGN_OR_RETURN(std::string dsn,
-                        ReadOne(absl::StrCat("cluster.dsn_files, entry ", i + 1), cluster->dsn_files[i]));
-    cluster->dsns.push_back(std::move(dsn));
+    auto dsn = ReadOne(absl::StrCat("cluster.dsn_files, entry ", i + 1), cluster->dsn_files[i]);
+    if (dsn.ok()) {
+      cluster->dsns.push_back(*std::move(dsn));
+    } else {
+      findings.push_back(std::string(dsn.status().message()));
+    }
   }
-  return absl::OkStatus();
+  return findings.empty() ? absl::OkStatus() : absl::InvalidArgumentError(absl::StrJoin(findings, "\n"));
 }
 
 }  // namespace bellwether::server

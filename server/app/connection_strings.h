@@ -10,7 +10,7 @@
 namespace bellwether::server {
 
 // Fills in cluster->dsns.  `environment`: BELLWETHER_CLUSTER_DSN, which is preferred to
-// dsn_file; null = not set.  An error names the key and what is wrong with it.
+// dsn_file; null = not set.  An error has a line for each file that is bad, with its key.
 absl::Status ReadConnectionStrings(const char* environment, ClusterOptions* cluster);
 
 }  // namespace bellwether::server

@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <deque>
 #include <filesystem>
 #include <fstream>
@@ -15,11 +16,11 @@
 #include <sstream>
 #include <utility>
 
-#include "server/access/access_file.h"
+#include "absl/strings/str_cat.h"
 #include "server/access/secret_file.h"
 #include "server/access/token_file.h"
 #include "server/app/config.h"
-#include "server/app/connection_strings.h"
+#include "server/app/named_files.h"
 #include "server/app/server.h"
 #include "server/app/version.h"
 #include "server/commands/access_commands.h"
@@ -30,7 +31,6 @@
 #include "server/offline/replay.h"
 #include "server/util/log.h"
 #include "server/util/own_file.h"
-#include "server/util/status_macros.h"
 #include "server/util/systemd_notify.h"
 
 namespace bellwether::server {
@@ -182,19 +182,12 @@ int Ended(const absl::Status& status) {
   return kFailed;
 }
 
-// Reads the files that the options name, and checks the addresses.
-absl::Status ReadNamedFiles(ServerOptions* options) {
-  if (!options->rules_file.empty()) {
-    BW_ASSIGN_OR_RETURN(options->engine.rules, ReadRules(options->rules_file));
-  }
-  if (!options->policy_file.empty()) {
-    BW_ASSIGN_OR_RETURN(options->engine.policy, ReadPolicy(options->policy_file));
-  }
-  if (!options->access.access_file.empty()) BW_RETURN_IF_ERROR(ReadAccess(options->access.access_file).status());
-  BW_RETURN_IF_ERROR(ReadConnectionStrings(std::getenv("BELLWETHER_CLUSTER_DSN"), &options->cluster));
-  BW_RETURN_IF_ERROR(CheckClusterBuild(options->cluster));
-  BW_RETURN_IF_ERROR(CheckGrpcAddress("--grpc.listen-address", options->grpc_address));
-  return CheckWebAddress("--web.listen-address", options->web_address);
+absl::Status ReadWebToken(const std::string& file, std::string* token) {
+  const auto text = ReadGuardedFile(file, Secrecy::kSecret);
+  if (text.ok()) std::istringstream(*text) >> *token;
+  if (!token->empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("--web.token-file=", file, ": ", text.ok() ? "is empty" : text.status().message()));
 }
 
 int Main(int argc, char** argv) {
@@ -209,8 +202,10 @@ int Main(int argc, char** argv) {
       "  bellwetherd --config.file=bellwetherd.yml --config.check\n  bellwetherd replay run.bwrun --json\n"
       "  bellwetherd rules check rules.yml");
   app.add_option("--config.file", flags.config_file, "YAML; flags win over it");
-  app.add_flag("--config.check", flags.config_check,
-               "check the configuration, say how many keys it sets, and exit: 0 good, 3 findings");
+  app.add_flag(
+      "--config.check", flags.config_check,
+      "check the configuration and every file that it names, say all findings or how many keys it sets, and exit: "
+      "0 good, 3 findings");
   // Flags that win over a key of the file.
   std::deque<std::pair<std::string, std::string*>> given;
   const auto add = [&app, &given](const char* flag, std::string* target, const std::string& help) {
@@ -297,30 +292,47 @@ int Main(int argc, char** argv) {
     return kOk;
   }
   if (replay->parsed()) return Ended(ReplayFile(flags));
-  const int refused = flags.config_check ? kFindings : kUsage;
-  const auto refuse = [refused](const absl::Status& why) {
-    std::fprintf(stderr, "%s\n", std::string(why.message()).c_str());
-    return refused;
+  std::string findings;
+  const auto check = [&findings](const absl::Status& status) {
+    if (!status.ok()) absl::StrAppend(&findings, status.message(), "\n");
   };
   size_t keys = 0;
   if (!flags.config_file.empty()) {
-    const absl::StatusOr<size_t> read = ReadConfig(flags.config_file, &options);
-    if (!read.ok()) return refuse(read.status());
-    keys = *read;
+    ServerOptions legible = options;
+    const absl::StatusOr<size_t> read = ReadConfig(flags.config_file, &options, &legible);
+    if (read.ok()) {
+      keys = *read;
+    } else {
+      check(read.status());
+      options = std::move(legible);  // The files that it names are looked at all the same.
+    }
   }
   for (auto& [text, target] : given) {
     if (!text.empty()) *target = std::move(text);
   }
   if (options.web_address == "none") options.web_address.clear();
-  if (options.tls.certificate.empty() != options.tls.key.empty()) {
-    std::fprintf(stderr, "--tls.cert-file and --tls.key-file belong together\n");
-    return kUsage;
+  if (findings.empty()) {
+    if (options.tls.certificate.empty() != options.tls.key.empty()) {
+      std::fprintf(stderr, "--tls.cert-file and --tls.key-file belong together\n");
+      return kUsage;
+    }
+    if (!options.tls.crl.empty() && options.tls.client_ca.empty()) {
+      std::fprintf(stderr, "--tls.crl-file needs --tls.client-ca-file, which signs it\n");
+      return kUsage;
+    }
+    check(CheckGrpcAddress("--grpc.listen-address", options.grpc_address));
+    check(CheckWebAddress("--web.listen-address", options.web_address));
   }
-  if (!options.tls.crl.empty() && options.tls.client_ca.empty()) {
-    std::fprintf(stderr, "--tls.crl-file needs --tls.client-ca-file, which signs it\n");
-    return kUsage;
+  check(ReadNamedFiles(std::getenv("BELLWETHER_CLUSTER_DSN"), &options));
+  check(CheckClusterBuild(options.cluster));
+  if (flags.config_check) {
+    check(CheckNamedFiles(options, std::time(nullptr)));
+    if (!flags.token_file.empty()) check(ReadWebToken(flags.token_file, &options.web_token));
   }
-  if (const absl::Status read = ReadNamedFiles(&options); !read.ok()) return refuse(read);
+  if (!findings.empty()) {
+    std::fputs(findings.c_str(), stderr);
+    return flags.config_check ? kFindings : kUsage;
+  }
   if (flags.config_check) {
     std::printf("good: %zu keys\n", keys);
     return kOk;
@@ -337,11 +349,8 @@ int Main(int argc, char** argv) {
     options.web_token = *token;
   }
   if (!flags.token_file.empty()) {
-    const auto text = ReadGuardedFile(flags.token_file, Secrecy::kSecret);
-    if (text.ok()) std::istringstream(*text) >> options.web_token;
-    if (options.web_token.empty()) {
-      std::fprintf(stderr, "--web.token-file=%s: %s\n", flags.token_file.c_str(),
-                   text.ok() ? "is empty" : std::string(text.status().message()).c_str());
+    if (const absl::Status read = ReadWebToken(flags.token_file, &options.web_token); !read.ok()) {
+      std::fprintf(stderr, "%s\n", std::string(read.message()).c_str());
       return kUsage;
     }
   }

@@ -440,6 +440,26 @@ def test_a_memory_that_the_server_alone_takes_is_refused(tmp_path: Path) -> None
     assert "limits.memory_max is 1000000: must be more than" in done.stderr + done.stdout
 
 
+def test_a_check_says_every_file_that_is_missing(tmp_path: Path) -> None:
+    config = tmp_path / "bellwetherd.yml"
+    config.write_text("limits: {runs_live_max: 0}\nrules_file: r.yml\naccess_file: access.yml\ntokens_file: tokens\n")
+    (tmp_path / "access.yml").write_text("identities: [{name: alice, roles: [read], runs: ['*']}]\n")
+    flags = [f"--tls.cert-file={tmp_path}/c.pem", f"--tls.key-file={tmp_path}/k.pem", f"--web.token-file={tmp_path}/t"]
+    command = [str(BIN / "bellwetherd"), f"--config.file={config}", *flags, "--config.check"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 3, done.stderr
+    begins = [
+        f"{config}:1:25: limits.runs_live_max = 0: ",
+        f"rules_file: {tmp_path}/r.yml: cannot be read: ",
+        f"tokens_file: {tmp_path}/tokens: is not there: ",
+        f"tls.cert_file: {tmp_path}/c.pem: cannot be read: ",
+        f"tls.key_file: {tmp_path}/k.pem: cannot be read: ",
+        f"--web.token-file={tmp_path}/t: ",
+    ]
+    lines = done.stderr.splitlines()
+    assert len(lines) == len(begins) and all(map(str.startswith, lines, begins)), lines
+
+
 JOB = """
 import sys, time
 from bellwether.client import Block, RunClient, RunOptions
