@@ -154,6 +154,10 @@ absl::Status Server::StartAll() {
       const RunSnapshotPtr run = runs->Get(id);
       return run == nullptr || run->record.notifies();
     };
+    webhook.imported = [runs = engine_->runs()](RunId id) {
+      const RunSnapshotPtr run = runs->Get(id);
+      return run != nullptr && !run->record.import_of.empty();
+    };
     BW_ASSIGN_OR_RETURN(auto started, Webhook::Start(webhook, engine_->alerts(), engine_->actions(), &counters_));
     webhooks_.push_back(std::move(started));
   }

@@ -88,24 +88,30 @@ std::string AlertName(const std::string& rule) {
   return "BellwetherAlert";
 }
 
-StringMap AlertLabels(const AlertTransition& transition) {
+StringMap AlertLabels(const AlertTransition& transition, bool imported) {
   StringMap labels = {{"alertname", AlertName(transition.rule)},
                       {"run", transition.run_name},
                       {"rule", transition.rule},
                       {"severity", SeverityName(transition.severity)}};
   if (transition.strongest.layer >= 0) labels["layer"] = absl::StrCat(transition.strongest.layer);
   if (transition.strongest.head >= 0) labels["head"] = absl::StrCat(transition.strongest.head);
+  if (imported) labels["imported"] = "true";
   return labels;
 }
 
-StringMap AlertAnnotations(const AlertTransition& transition, const AlertLinks& links) {
+StringMap AlertAnnotations(const AlertTransition& transition, const AlertLinks& links, bool imported) {
   const bool firing = transition.state == AlertState::kFiring;
   const std::string url = AlertUrl(transition, links.page);
   const std::string todo = Clipped(DoText(transition, url), kDoBytesMax);
   const std::string why = Clipped(WhyText(transition, kWhyPieces), kWhyBytesMax);
   const std::string word = firing ? absl::AsciiStrToUpper(SeverityName(transition.severity)) : "RESOLVED";
+  std::string summary = absl::StrCat(word, " ", transition.summary);
+  if (imported) {
+    const std::string run = absl::StrCat(word, " ", transition.run_name, ": ");
+    summary.insert(absl::StartsWith(summary, run) ? run.size() : word.size() + 1, kImportedMark);
+  }
   StringMap annotations = {{"alert", transition.key},
-                           {"summary", Clipped(absl::StrCat(word, " ", transition.summary), kSummaryBytesMax)},
+                           {"summary", Clipped(summary, kSummaryBytesMax)},
                            {"description", absl::StrCat("Do: ", todo, why.empty() ? "" : "\nWhy: ", why)},
                            {"do", todo},
                            {"cause", transition.cause},

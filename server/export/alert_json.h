@@ -1,7 +1,7 @@
 // alert_json.h: an alert as Alertmanager's JSON.
 //
 // Labels are the alert's present state (alertname, run, rule, severity, layer,
-// head) and change when it grows worse.  The fingerprint stays the same while
+// head) and change when it grows worse; an imported run has the label imported.  The fingerprint stays the same while
 // the alert lives, so that a receiver can match resolved to firing.
 // Annotations carry what a person reads.
 
@@ -21,14 +21,17 @@ const char* SeverityName(Severity severity);
 // BellwetherDriftGrowing for "drift"; BellwetherAlert for a rule of the user's.
 std::string AlertName(const std::string& rule);
 
-StringMap AlertLabels(const AlertTransition& transition);
+// `imported`: of a recording that was imported, here and below.
+StringMap AlertLabels(const AlertTransition& transition, bool imported);
 // Where a person is led to from an alert.
 struct AlertLinks {
   std::string page;      // Of the server; "" = none.
   std::string runbooks;  // See RunbookUrl().
 };
 // What a person reads: `summary` is the sentence with its severity, `description` what to do and why.
-StringMap AlertAnnotations(const AlertTransition& transition, const AlertLinks& links);
+StringMap AlertAnnotations(const AlertTransition& transition, const AlertLinks& links, bool imported);
+// Stands before the sentence of an alert of an imported run.
+inline constexpr char kImportedMark[] = "(imported) ";
 // The alert on the run's page; "" without a page.
 std::string AlertUrl(const AlertTransition& transition, const std::string& page);
 // `base`/name in small letters, or `base` with {name} replaced by it; "" without a base.

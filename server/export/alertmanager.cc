@@ -111,15 +111,18 @@ void Alertmanager::Work() {
 }
 
 Alertmanager::State Alertmanager::Firing(int64_t now_ns) const {
-  std::set<RunId> past;
-  for (const RunSnapshotPtr& run : runs_->List()) past.insert(run->record.id);
+  std::set<RunId> past, imported;
+  for (const RunSnapshotPtr& run : runs_->List()) {
+    past.insert(run->record.id);
+    if (!run->record.import_of.empty()) imported.insert(run->record.id);
+  }
   for (const RunSnapshotPtr& run : CurrentRuns(*runs_, options_.holds, now_ns)) past.erase(run->record.id);
   State firing;
   for (const AlertView& alert : alerts_->List(/*run=*/0, /*firing_only=*/true)) {
     const AlertTransition& last = alert.last;
     if (last.severity < options_.severity_min || past.contains(last.run)) continue;
     if (!alert.notifies(now_ns)) continue;
-    StringMap labels = AlertLabels(last);
+    StringMap labels = AlertLabels(last, imported.contains(last.run));
     const auto same = firing.find(labels);  // Two alerts that differ only in when they began are one there.
     if (same != firing.end()) {
       same->second.starts_ns = std::min(same->second.starts_ns, last.time_unix_ns);
@@ -128,7 +131,7 @@ Alertmanager::State Alertmanager::Firing(int64_t now_ns) const {
     } else {
       AlertTransition now = last;
       if (options_.advice != nullptr) now.advice = options_.advice(last);
-      firing[std::move(labels)] = {.annotations = AlertAnnotations(now, options_.links),
+      firing[std::move(labels)] = {.annotations = AlertAnnotations(now, options_.links, imported.contains(last.run)),
                                    .run = last.run,
                                    .key = last.key,
                                    .starts_ns = last.time_unix_ns};
@@ -139,7 +142,10 @@ Alertmanager::State Alertmanager::Firing(int64_t now_ns) const {
 
 StringMap Alertmanager::AnnotationsOfEnd(const StringMap& labels, const Told& told, int64_t now_ns) const {
   const auto newest = alerts_->Get(told.run, told.key);
-  if (newest.ok() && newest->last.state == AlertState::kResolved) return AlertAnnotations(newest->last, options_.links);
+  const bool imported = labels.contains("imported");
+  if (newest.ok() && newest->last.state == AlertState::kResolved) {
+    return AlertAnnotations(newest->last, options_.links, imported);
+  }
   const std::vector<RunSnapshotPtr> current = CurrentRuns(*runs_, options_.holds, now_ns);
   const bool runs_on = std::any_of(current.begin(), current.end(),
                                    [&](const RunSnapshotPtr& run) { return run->record.id == told.run; });
@@ -149,8 +155,8 @@ StringMap Alertmanager::AnnotationsOfEnd(const StringMap& labels, const Told& to
                                    : "it goes on with another severity, head or name";
   StringMap annotations = told.annotations;
   for (const char* gone : {"why", "eta", "evidence", "advice"}) annotations.erase(gone);
-  annotations["summary"] =
-      absl::StrCat("RESOLVED ", labels.at("run"), ": ", NounOf(labels.at("rule")), " is no longer told: ", why, ".");
+  annotations["summary"] = absl::StrCat("RESOLVED ", labels.at("run"), ": ", imported ? kImportedMark : "",
+                                        NounOf(labels.at("rule")), " is no longer told: ", why, ".");
   annotations["do"] = "Nothing for this message.";
   annotations["description"] = absl::StrCat("Do: ", annotations["do"]);
   return annotations;

@@ -32,10 +32,10 @@ StringMap NamesOfAll() {
 }
 StringMap NamesOfAlert() {
   StringMap names = NamesOfAll();
-  for (const char* name : {"title",       "color", "url",   "starts_at", "fingerprint", "alertname", "rule",
-                           "severity",    "layer", "head",  "alert",     "summary",     "cause",     "advice",
-                           "evidence",    "eta",   "stage", "step",      "first_step",  "siblings",  "sentence",
-                           "description", "do",    "why",   "page_url",  "runbook_url"}) {
+  for (const char* name : {"title",    "color",       "url",  "starts_at", "fingerprint", "alertname",  "rule",
+                           "severity", "layer",       "head", "alert",     "summary",     "cause",      "advice",
+                           "imported", "evidence",    "eta",  "stage",     "step",        "first_step", "siblings",
+                           "sentence", "description", "do",   "why",       "page_url",    "runbook_url"}) {
     names[name];
   }
   return names;
@@ -195,8 +195,9 @@ std::string Headline(const Json& notification, const StringMap& of_all, const st
         if (alert.at("status") == "firing" && alert.at("labels").at("severity") == severity) worst = severity;
       }
     }
-    line = absl::StrCat(absl::AsciiStrToUpper(worst), " ", of_all.at("run"), ": ", alerts.size(),
-                        alerts.size() == 1 ? " alert" : " alerts", firing ? "" : ", all over");
+    const bool imported = !shown.empty() && !shown[0].at("imported").empty();
+    line = absl::StrCat(absl::AsciiStrToUpper(worst), " ", of_all.at("run"), imported ? " (imported): " : ": ",
+                        alerts.size(), alerts.size() == 1 ? " alert" : " alerts", firing ? "" : ", all over");
   }
   const size_t more = alerts.size() - shown.size() + notification.value("truncatedAlerts", size_t{0});
   if (more > 0) absl::StrAppend(&line, " (", more, " not shown)");

@@ -18,11 +18,11 @@ namespace {
 
 constexpr char kNever[] = "0001-01-01T00:00:00Z";  // Go's zero time: still firing.
 
-nlohmann::json AlertJson(const AlertTransition& transition, const AlertLinks& links) {
+nlohmann::json AlertJson(const AlertTransition& transition, const AlertLinks& links, bool imported) {
   const bool firing = transition.state == AlertState::kFiring;
   return {{"status", firing ? "firing" : "resolved"},
-          {"labels", AlertLabels(transition)},
-          {"annotations", AlertAnnotations(transition, links)},
+          {"labels", AlertLabels(transition, imported)},
+          {"annotations", AlertAnnotations(transition, links, imported)},
           {"startsAt", FormatTime(transition.time_unix_ns)},
           {"endsAt", firing ? std::string(kNever) : FormatTime(transition.time_unix_ns)},
           {"generatorURL", AlertUrl(transition, links.page)},
@@ -262,11 +262,12 @@ void Webhook::Deliver(RunId run, Pending pending) {
 
 std::string Webhook::Body(RunId run, const Pending& pending, uint64_t* told, Said* said) const {
   const int64_t now_ns = Clock::System()->UnixNanos();
+  const bool imported = options_.imported != nullptr && options_.imported(run);
   nlohmann::json alerts = nlohmann::json::array();
   std::map<std::string, size_t> before = std::exchange(said->alerts, {});
   size_t others = 0;
   for (const AlertTransition& alert : Firing(run)) {
-    nlohmann::json text = AlertJson(alert, options_.links);
+    nlohmann::json text = AlertJson(alert, options_.links, imported);
     const size_t hash = std::hash<std::string>()(text.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
     const auto found = before.find(alert.key);
     const bool unchanged = found != before.end() ? found->second == hash
@@ -283,7 +284,7 @@ std::string Webhook::Body(RunId run, const Pending& pending, uint64_t* told, Sai
   for (const auto& [key, transition] : pending.resolved) {
     const auto newest = alerts_->Get(run, key);
     if (newest.ok() && (newest->last.state == AlertState::kFiring || !newest->notifies(now_ns))) continue;
-    alerts.push_back(AlertJson(transition, options_.links));
+    alerts.push_back(AlertJson(transition, options_.links, imported));
     *told = std::max(*told, transition.id);
   }
   // What is silenced goes on as it was told, so that a change meanwhile is told once it may be.

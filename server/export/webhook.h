@@ -53,6 +53,8 @@ struct WebhookOptions {
   std::function<std::string(const std::vector<Action>& actions, const AlertTransition& alert)> advice;
   // Whether alerts of a run are sent at all.  Thread-safe; null = of every run.
   std::function<bool(RunId run)> notifies;
+  // Whether a run is a recording that was imported, which is said of its alerts.  Thread-safe; null = none is.
+  std::function<bool(RunId run)> imported;
   size_t runs_max = 1000;                  // Runs with something to send; more are refused.
   size_t resolved_max = 256;               // Resolved alerts of a run in one notification.
   int attempts_max = 8;                    // Then the notification is given up.

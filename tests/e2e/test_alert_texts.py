@@ -77,7 +77,8 @@ def as_sent(told: Told) -> str:
     """The texts of the alert of attention, for the document."""
     alert = min(told.newest().values(), key=lambda alert: int(alert["annotations"]["first_step"]))
     texts = alert["annotations"]
-    return f"```text\n{texts['summary']}\n{texts['description']}\nRunbook: {texts['runbook_url']}\n```\n"
+    summary = texts["summary"].replace("(imported) ", "")  # As of a live run.
+    return f"```text\n{summary}\n{texts['description']}\nRunbook: {texts['runbook_url']}\n```\n"
 
 
 def test_a_sentence_has_severity_run_place_and_step(one: tuple[Server, Told]) -> None:
@@ -85,9 +86,10 @@ def test_a_sentence_has_severity_run_place_and_step(one: tuple[Server, Told]) ->
     for alert in told.newest().values():
         texts, labels = alert["annotations"], alert["labels"]
         word = "RESOLVED" if alert["status"] == "resolved" else labels["severity"].upper()
-        assert re.match(rf"{word} {RUN}: [a-z].* step [\d,]+.*\.\Z", texts["summary"]), texts["summary"]
+        assert re.match(rf"{word} {RUN}: \(imported\) [a-z].* step [\d,]+.*\.\Z", texts["summary"]), texts["summary"]
         if "layer" in labels:
             assert f"layer {labels['layer']}" in texts["summary"], texts["summary"]
+        assert labels["imported"] == "true"
         assert texts["description"].startswith(f"Do: {texts['do']}") and len(texts["do"]) > 10
         assert texts["runbook_url"] == f"{PAGE}#/runbook/{labels['alertname'].lower()}"
         assert texts["page_url"] == alert["generatorURL"] and texts["page_url"].startswith(f"{PAGE}#/run/{RUN}?")

@@ -148,6 +148,27 @@ TEST_F(AlertmanagerTest, AlertFiringBeforeTheStartIsSent) {
   EXPECT_THAT(receiver_.Await(1)[0], SizeIs(1));
 }
 
+TEST_F(AlertmanagerTest, ImportedRunIsMarkedToItsEnd) {
+  RunSnapshot recording = *MakeSnapshot(run_, Clock::System()->UnixNanos());
+  recording.record.import_of = "a recording";
+  recording.record.import_notifies = true;
+  runs_.Publish(std::make_shared<const RunSnapshot>(recording));
+  Post(run_);
+  auto alertmanager = Start({.resend_ns = 20'000'000});
+  const nlohmann::json firing = receiver_.Await(1)[0];
+  ASSERT_THAT(firing, SizeIs(1));
+  EXPECT_EQ(firing[0]["labels"]["imported"], "true");
+  EXPECT_THAT(firing[0]["annotations"]["summary"].get<std::string>(),
+              testing::StartsWith("WARNING llama/7b: (imported) "));
+  Database::AlertNote note;
+  note.silenced_until_unix_ns = Clock::System()->UnixNanos() + int64_t{3600} * 1'000'000'000;
+  ASSERT_TRUE(alerts_.Annotate(run_.id, firing[0]["annotations"]["alert"].get<std::string>(), note).ok());
+  const nlohmann::json ended = Await([](const auto& push) { return !push.empty() && Ended(push[0]); });
+  ASSERT_THAT(ended, SizeIs(1));
+  EXPECT_THAT(ended[0]["annotations"]["summary"].get<std::string>(),
+              testing::StartsWith("RESOLVED llama/7b: (imported) drift is no longer told: "));
+}
+
 TEST_F(AlertmanagerTest, TheAlertsOfAPastRunEnd) {
   SyntheticRun past = run_, rerun = run_;
   past.ended = true;

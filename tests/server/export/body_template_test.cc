@@ -95,7 +95,8 @@ TEST(BodyTemplateTest, EveryLabelAndAnnotationHasAPlaceholder) {
   transition.siblings = "two runs";
   Json each = Json::object();
   for (const StringMap& texts :
-       {AlertLabels(transition), AlertAnnotations(transition, {.page = "http://watch", .runbooks = "http://watch"})}) {
+       {AlertLabels(transition, true),
+        AlertAnnotations(transition, {.page = "http://watch", .runbooks = "http://watch"}, true)}) {
     for (const auto& [name, value] : texts) each[name] = absl::StrCat("{{", name, "}}");
   }
   for (const char* name : {"title", "sentence", "others", "color", "status", "url", "starts_at", "fingerprint"}) {
@@ -156,6 +157,17 @@ TEST(SlackTest, OthersThatFireAreCounted) {
   EXPECT_EQ(message["attachments"][1]["title"], "RESOLVED a: layer 3 head 5");
 }
 
+TEST(SlackTest, ImportedRunIsMarkedInSentenceAndHeadline) {
+  Json alert = Alert("firing", "critical");
+  alert["labels"]["imported"] = "true";
+  alert["annotations"]["summary"] = "CRITICAL a: (imported) layer 3 head 5 is drifting. Loss still normal.";
+  const Json one = SlackTemplate().Fill(Notification("a", Json::array({alert})));
+  EXPECT_EQ(one["text"], "CRITICAL a: (imported) layer 3 head 5 is drifting.");
+  EXPECT_EQ(one["attachments"][0]["text"], "(imported) layer 3 head 5 is drifting. Loss still normal.");
+  const Json two = SlackTemplate().Fill(Notification("a", Json::array({alert, alert})));
+  EXPECT_EQ(two["text"], "CRITICAL a (imported): 2 alerts");
+}
+
 TEST(SlackTest, AllResolvedIsSaid) {
   EXPECT_EQ(SlackTemplate().Fill(Notification("a", Json(2, Alert("resolved", "critical"))))["text"],
             "RESOLVED a: 2 alerts, all over");
@@ -182,9 +194,10 @@ TEST(SlackTest, TheLongestAlertFitsIntoSlack) {
   alert.summary = alert.run_name + ": " + std::string(5000, 'x');
   alert.advice = std::string(5000, '<');
   for (int i = 0; i < 32; ++i) alert.evidence.push_back({.signal = std::string(100, 'z'), .where = {i, i}});
-  Json of_alert = {{"status", "firing"},
-                   {"labels", AlertLabels(alert)},
-                   {"annotations", AlertAnnotations(alert, {.page = "http://watch", .runbooks = "http://watch"})}};
+  Json of_alert = {
+      {"status", "firing"},
+      {"labels", AlertLabels(alert, false)},
+      {"annotations", AlertAnnotations(alert, {.page = "http://watch", .runbooks = "http://watch"}, false)}};
   const Json message = SlackTemplate().Fill(Notification(alert.run_name, Json(50, of_alert)));
   ASSERT_EQ(message["attachments"].size(), 10u);
   for (const Json& attachment : message["attachments"]) {

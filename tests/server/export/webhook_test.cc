@@ -100,6 +100,19 @@ TEST_F(WebhookTest, RunThatDoesNotNotifyIsNotSent) {
   EXPECT_EQ(Count("delivered"), 1);
 }
 
+TEST_F(WebhookTest, ImportedRunIsMarkedAndALiveOneIsNot) {
+  auto webhook = Start({.imported = [](RunId run) { return run == 7; }});
+  const SyntheticRun recording{.id = 7, .name = "recording", .failing = {1, 0}, .stage = 1};
+  Post(recording, AlertState::kFiring);
+  const nlohmann::json marked = receiver_.Await(1)[0]["alerts"][0];
+  EXPECT_EQ(marked["labels"]["imported"], "true");
+  EXPECT_THAT(marked["annotations"]["summary"].get<std::string>(), ::testing::HasSubstr("(imported) "));
+  Post(run_, AlertState::kFiring);
+  const nlohmann::json live = receiver_.Await(2)[1]["alerts"][0];
+  EXPECT_FALSE(live["labels"].contains("imported"));
+  EXPECT_THAT(live["annotations"]["summary"].get<std::string>(), ::testing::Not(::testing::HasSubstr("imported")));
+}
+
 TEST_F(WebhookTest, FiringAndResolvedAreAlertmanagersVersionFour) {
   auto webhook = Start({});
   Post(run_, AlertState::kFiring);
