@@ -32,6 +32,7 @@
 #include "server/net/grpc_log.h"
 #include "server/query/json_api.h"
 #include "server/store/file_system.h"
+#include "server/store/run_table.h"
 #include "server/util/clean_text.h"
 #include "server/util/host_port.h"
 #include "server/util/log.h"
@@ -297,7 +298,10 @@ absl::Status Server::StartHttp() {
   sources.access = access_.get();
   if (options_.web_tls) sources.tls = tls_.get();
   if (options_.reload_by_http) sources.reload = [this] { return Reload(); };
-  sources.transition_json = TransitionToJson;
+  sources.transition_json = [runs = engine_->runs()](const AlertTransition& transition) {
+    const RunSnapshotPtr run = runs->Get(transition.run);
+    return TransitionToJson(transition, run == nullptr ? "" : FormatUuid(run->record.description.uuid));
+  };
   sources.runs = engine_->runs();
   if (router_ != nullptr) sources.others = [this] { return router_->others(); };
   sources.alerts = engine_->alerts();

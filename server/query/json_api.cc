@@ -133,7 +133,7 @@ std::vector<std::string_view> JsonMethods() {
   return names;
 }
 
-std::string TransitionToJson(const AlertTransition& transition) {
+std::string TransitionToJson(const AlertTransition& transition, const std::string& run_uuid) {
   nlohmann::ordered_json heads = nlohmann::ordered_json::array();
   for (const Head& head : transition.heads) heads.push_back({Index(head.layer), Index(head.head)});
   nlohmann::ordered_json evidence = nlohmann::ordered_json::object();
@@ -142,6 +142,7 @@ std::string TransitionToJson(const AlertTransition& transition) {
   }
   nlohmann::ordered_json json;
   json["run"] = transition.run_name;
+  if (!run_uuid.empty()) json["run_uuid"] = run_uuid;
   json["step"] = transition.step;
   json["state"] = Name(transition.state);
   json["severity"] = Name(transition.severity);

@@ -50,7 +50,8 @@ std::vector<std::string_view> JsonMethods();
 // Of several pieces of evidence on one signal the first, the strongest, counts.
 // The places from "tensors" on are those of alert_places.h; "sequences" is null
 // if none is named.
-std::string TransitionToJson(const AlertTransition& transition);
+// `run_uuid`: of its run, which keeps it when it is renamed; "" = it is left out.
+std::string TransitionToJson(const AlertTransition& transition, const std::string& run_uuid = "");
 
 }  // namespace bellwether::server
 

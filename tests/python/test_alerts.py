@@ -5,6 +5,7 @@ Method: a small HTTP server in the place of bellwetherd that speaks its event st
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import json
 import math
@@ -32,6 +33,7 @@ WHOLE = {
     "evidence": {"drift_ratio": 4.5, "loss": None}, "rule": "drift", "key": "k-1", "k": 1,
     "first_step": 700, "summary": "Head 1.3 drifts.", "cause": "rounding drift",
 }  # fmt: skip
+UUID = ""  # Of "mine"; "" = the server tells none.
 UNREADABLE = {"run": "mine", "step": "soon"}
 SCRIPT = [  # What each connection is told before it breaks.
     [("alert", "1", {"run": "mine", "layer": 1}), ("alert", "2", {"run": "other", "layer": 0})],
@@ -41,6 +43,7 @@ SCRIPT = [  # What each connection is told before it breaks.
 
 class Events(BaseHTTPRequestHandler):
     seen: queue.Queue[tuple[str, str, str]] = queue.Queue()
+    asked: queue.Queue[tuple[str, bytes]] = queue.Queue()
 
     def do_GET(self) -> None:
         connection = Events.seen.qsize()
@@ -52,13 +55,23 @@ class Events(BaseHTTPRequestHandler):
             line = f"event: {kind}\nid: {number}\ndata: {json.dumps(data)}\n\n: still here\n\n"
             self.wfile.write(line.encode())
 
+    def do_POST(self) -> None:
+        Events.asked.put((self.path, self.rfile.read(int(self.headers["Content-Length"]))))
+        if not UUID:
+            self.send_error(404)
+            return
+        self.send_response(200)
+        self.end_headers()
+        uuid = base64.b64encode(bytes.fromhex(UUID)).decode()
+        self.wfile.write(json.dumps({"description": {"uuid": uuid}}).encode())
+
     def log_message(self, *words: Any) -> None:
         pass
 
 
 @pytest.fixture
 def page() -> Iterator[str]:
-    Events.seen = queue.Queue()
+    Events.seen, Events.asked = queue.Queue(), queue.Queue()
     server = ThreadingHTTPServer(("127.0.0.1", 0), Events)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
@@ -111,6 +124,31 @@ def test_an_alert_of_a_wrong_kernel_has_its_layer_captured(
     monitor.detach()
     (path,) = monitor.status()["capture"]["written"]
     assert Path(path).name == "mine-rank0-step1-layer1.pt"
+
+
+def test_a_renamed_run_is_heard_on(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, other = "0a" * 16, "0b" * 16
+    told = [
+        {"run": "mine", "run_uuid": mine, "layer": 1},
+        {"run": "renamed", "run_uuid": mine, "layer": 2},
+        {"run": "mine", "run_uuid": other, "layer": 3},  # Another took the name.
+        {"run": "renamed", "run_uuid": mine, "layer": 4},
+    ]
+    script = [[("alert", str(i), data) for i, data in enumerate(told)]]
+    monkeypatch.setitem(globals(), "UUID", mine)
+    monkeypatch.setitem(globals(), "SCRIPT", script)
+    got: queue.Queue[bellwether.Alert] = queue.Queue()
+    monitor = bellwether.attach(Model(Shape()), record=str(tmp_path / "a.bwrun"), run="mine")
+    monitor.steps.reporter.link.page_url = page
+    monitor.follow_alerts(got.put)
+    heard = [got.get(timeout=20) for _ in range(3)]
+    assert [(alert.run, alert.layer) for alert in heard] == [
+        ("mine", 1), ("renamed", 2), ("renamed", 4)
+    ]  # fmt: skip
+    monitor.detach()
+    assert Events.asked.get(timeout=20) == ("/api/v1/GetRun", b'{"run": "mine"}')
 
 
 def test_no_thread_without_a_callback(tmp_path: Path) -> None:

@@ -285,7 +285,7 @@ int Main(const std::vector<std::string>& arguments) {
                     },
                 .methods = JsonMethods(),
                 .access = access.get(),
-                .transition_json = TransitionToJson,
+                .transition_json = [](const AlertTransition& transition) { return TransitionToJson(transition); },
                 .runs = &table,
                 .alerts = &alerts,
                 .counters = &counters});

@@ -53,6 +53,13 @@ TEST(TransitionToJsonTest, TransitionHasTheDocumentedJson) {
             R"("ranks":[],"modules":[],"sequences":null})");
 }
 
+TEST(TransitionToJsonTest, UuidFollowsTheNameWhereItIsKnown) {
+  AlertTransition transition;
+  transition.run_name = "gpt";
+  EXPECT_EQ(nlohmann::json::parse(TransitionToJson(transition, "0a1b"))["run_uuid"], "0a1b");
+  EXPECT_FALSE(nlohmann::json::parse(TransitionToJson(transition)).contains("run_uuid"));
+}
+
 TEST(TransitionToJsonTest, PlacesOfOtherKindsComeFromTheEvidence) {
   AlertTransition transition;
   transition.evidence = {

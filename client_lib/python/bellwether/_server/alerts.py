@@ -6,6 +6,7 @@ One daemon thread, started only if a callback was given.  The stream is server-s
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import os
@@ -18,6 +19,7 @@ from .._util import files, log
 from .._util.guard import harmless
 from ..settings import Settings
 from .page import Page, QueryError, tls_context
+from .run_state import uuid_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,6 +99,7 @@ class Follower:
         self._known_page_url = weakref.WeakMethod(page_url)
         self._callback = callback
         self._run = settings.run
+        self._uuid = ""  # Stays the same when people rename the run; "" = not known.
         self._settings = settings
         self._last_id: Optional[str] = None
         self._ended = threading.Event()
@@ -136,6 +139,10 @@ class Follower:
         told = self._settings
         token = files.read_text(told.token_file).strip() if told.token_file else ""
         page = Page(url, token, tls=tls_context(told.tls_ca, told.tls_cert, told.tls_key))
+        if not self._uuid:
+            # A server that does not tell it names the run in each event all the same.
+            with contextlib.suppress(OSError, QueryError, ValueError):
+                self._uuid = uuid_of(page.call("GetRun", run=self._run))
         for event in page.events(self._last_id):
             if self._ended.is_set():
                 return
@@ -144,7 +151,8 @@ class Follower:
                 self._take(event.data)
 
     def _take(self, transition: dict[str, Any]) -> None:
-        if transition.get("run") != self._run:
+        uuid = transition.get("run_uuid")  # An older server does not say it.
+        if uuid != self._uuid if uuid and self._uuid else transition.get("run") != self._run:
             return
         try:
             alert = Alert.of(transition)

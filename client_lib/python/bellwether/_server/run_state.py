@@ -38,6 +38,12 @@ def short(text: str) -> str:
     return text if len(text) <= _SUMMARY_MAX else f"{text[: _SUMMARY_MAX - 3]}..."
 
 
+def uuid_of(run: Mapping[str, Any]) -> str:
+    """Of an answer of GetRun: 32 hexadecimal digits; "" if the server tells none."""
+    told: Mapping[str, Any] = run.get("description") or {}
+    return base64.b64decode(str(told.get("uuid", ""))).hex()
+
+
 @dataclass(frozen=True)
 class RunState:
     """Answers of GetRun and ListAlerts, as protobuf's JSON has them."""
@@ -58,9 +64,7 @@ class RunState:
 
     @property
     def uuid(self) -> str:
-        """32 hexadecimal digits; "" if the server tells none."""
-        told: Mapping[str, Any] = self.run.get("description") or {}
-        return base64.b64decode(str(told.get("uuid", ""))).hex()
+        return uuid_of(self.run)
 
     @property
     def judged(self) -> str:
