@@ -162,7 +162,8 @@ ExitCode GetAction(Cli* cli, const GetActionOptions& options) {
           Print(cli->output, {facts, history}, action);
           return kOk;
         }
-        Complain("action \"" + options.id + "\": run " + options.run + " has no such action");
+        Complain("action \"" + options.id + "\": run " + options.run +
+                 " has no such action (see bellwether action list " + options.run + ")");
         return kFailed;
       });
 }
@@ -244,6 +245,10 @@ std::string ActionKindName(v1::ActionKind kind) {
     if (known == kind) return name;
   }
   return "-";
+}
+
+std::string ActionText(const v1::Action& action) {
+  return WhatText(action) + ", " + ScopeText(action.scope()) + " (" + action.id() + ")";
 }
 
 Table ActionTable() {

@@ -45,10 +45,10 @@ ExitCode GetBaseline(Cli* cli, const GetBaselineOptions& options) {
                                "P50",    "P99",       "MAX",     "ITS P50", "ITS MAX"};
         for (const v1::BaselineBand& item : response.bands()) {
           const v1::SiblingBand& band = item.band();
-          bands.table.rows.push_back({item.signal(), Integer(band.step_begin()), Integer(band.step_end() - 1),
-                                      std::to_string(band.runs()), Number(band.min(), 4), Number(band.p01(), 4),
-                                      Number(band.p50(), 4), Number(band.p99(), 4), Number(band.max(), 4),
-                                      item.has_run() ? Number(item.run().p50(), 4) : "-",
+          bands.table.rows.push_back({SignalText(item.signal()), Integer(band.step_begin()),
+                                      Integer(band.step_end() - 1), std::to_string(band.runs()), Number(band.min(), 4),
+                                      Number(band.p01(), 4), Number(band.p50(), 4), Number(band.p99(), 4),
+                                      Number(band.max(), 4), item.has_run() ? Number(item.run().p50(), 4) : "-",
                                       item.has_run() ? Number(item.run().max(), 4) : "-"});
         }
         Print(cli->output, {runs, bands}, response);

@@ -134,7 +134,8 @@ ExitCode ExportTo(Connection* connection, const std::string& run, const std::str
 // An action as a line (actions.cc).
 Table ActionTable();
 std::vector<Cell> ActionRow(const v1::Action& action);
-std::string ActionKindName(v1::ActionKind kind);  // "attention.center_k"
+std::string ActionKindName(v1::ActionKind kind);   // "attention.center_k"
+std::string ActionText(const v1::Action& action);  // "attention.center_k, L1 H2 (6f1b0a2c-3)"
 
 // One call and its result.  `print` sees the response, and the connection for more questions.  On a
 // terminal a question about a run takes the beginning of a name, too (CompleteRunNames).

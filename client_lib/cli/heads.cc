@@ -24,7 +24,7 @@ ExitCode Top(Cli* cli, const TopOptions& options) {
   request.set_step(options.step);
   return CallAndPrint<v1::TopHeadsRequest, v1::TopHeadsResponse>(
       cli, &v1::Query::Stub::TopHeads, request, [cli](const v1::TopHeadsResponse& response) {
-        Table table{.columns = {"LAYER", "HEAD", response.signal(), "MEDIAN", "PEER SCORE", "STAGE"}};
+        Table table{.columns = {"LAYER", "HEAD", SignalText(response.signal()), "MEDIAN", "PEER SCORE", "STAGE"}};
         for (const v1::TopHead& head : response.heads()) {
           table.rows.push_back({std::to_string(head.layer()), std::to_string(head.head()), Number(head.value()),
                                 Number(head.median()), Number(head.peer_score(), 3), Stage(head.stage())});
@@ -66,7 +66,7 @@ ExitCode Matrix(Cli* cli, const MatrixOptions& options) {
           const uint32_t end = std::min(begin + block, matrix.heads());
           Section section;
           if (begin == 0 && cli->output.headers) {
-            section.title = matrix.signal() + " at step " + Integer(matrix.step());
+            section.title = SignalText(matrix.signal()) + " at step " + Integer(matrix.step());
           }
           section.table.fit = false;
           section.table.columns.push_back(matrix.names_size() > 0 ? "row" : "layer");

@@ -102,7 +102,7 @@ std::vector<std::string> HeatStrip(const v1::GetMatrixResponse& matrix, size_t w
                                    Palette palette) {
   const size_t layers = matrix.layers(), heads = matrix.heads();
   if (matrix.values_size() == 0 || layers * heads != static_cast<size_t>(matrix.values_size())) {
-    return {CutTo("no sample of " + Clean(matrix.signal()) + " yet", width)};
+    return {CutTo("no sample of " + Clean(SignalText(matrix.signal())) + " yet", width)};
   }
   const std::span<const float> values(matrix.values().data(), layers * heads);
   const HeatScale scale(values);
@@ -115,7 +115,7 @@ std::vector<std::string> HeatStrip(const v1::GetMatrixResponse& matrix, size_t w
   const size_t cell_width = std::clamp<size_t>(columns / cells, 1, 4);
 
   const std::string before =
-      Clean(matrix.signal()) + " at step " + Integer(matrix.step()) + "  " + Number(scale.low(), 3) + " ";
+      Clean(SignalText(matrix.signal())) + " at step " + Integer(matrix.step()) + "  " + Number(scale.low(), 3) + " ";
   std::string after(1, ' ');
   after += Number(scale.high(), 3);
   if (layers_a_row > 1 || heads_a_cell > 1) {
@@ -124,7 +124,7 @@ std::vector<std::string> HeatStrip(const v1::GetMatrixResponse& matrix, size_t w
   const auto without = std::count_if(values.begin(), values.end(), [](float value) { return std::isnan(value); });
   if (without > 0) after += "  ? no number: " + std::to_string(without) + (without == 1 ? " head" : " heads");
   std::string title = CutTo(before, width);
-  if (const size_t taken = before.size() + kScaleCells; taken < width) {
+  if (const size_t taken = Width(before) + kScaleCells; taken < width) {
     for (size_t i = 0; i < kScaleCells; ++i) {
       title += CellText(static_cast<double>(i) / (kScaleCells - 1), 1, palette);
     }

@@ -137,6 +137,12 @@ int main(int argc, char** argv) {
       Complain(why);
       return kUsage;
     }
+    if (dynamic_cast<const CLI::RequiredError*>(&error) != nullptr) {
+      if (const std::string which = WhichIsMissing(&cli.app, {argv + 1, argv + argc}); !which.empty()) {
+        Complain(which);
+        return kUsage;
+      }
+    }
     // CLI11 has codes of its own; help is a success and goes to stdout.
     return cli.app.exit(error, std::cout, std::cerr) == 0 ? kOk : kUsage;
   }

@@ -99,4 +99,23 @@ std::string WhyNoCommand(const CLI::App* root, const std::vector<std::string>& w
   return noun + "a command is missing, one of " + all + " (see --help)";
 }
 
+std::string WhichIsMissing(const CLI::App* root, const std::vector<std::string>& words) {
+  const CommandWords found = WalkCommand(root, words);
+  std::vector<std::string> needed;
+  for (const CLI::Option* const option : found.command->get_options()) {
+    if (option->get_positional() && option->get_required()) needed.push_back(option->get_name());
+  }
+  if (found.positionals.size() >= needed.size()) return "";
+  const std::string& missing = needed[found.positionals.size()];
+  const std::string run = found.positionals.empty() ? "RUN" : found.positionals.front();
+  std::string list;
+  if (missing == "run" || missing == "baseline") list = "run list";
+  if (missing == "key") list = "alert list --run " + run;
+  if (missing == "id") list = "action list " + run;
+  if (list.empty()) return "";
+  const std::string what = missing == "key" ? "an alert's key" : missing == "id" ? "an action's id" : "a run";
+  return found.command->get_parent()->get_name() + " " + found.command->get_name() + ": " + what +
+         " is missing (see bellwether " + list + ")";
+}
+
 }  // namespace bellwether::cli

@@ -21,6 +21,8 @@ const CLI::App* FindCommand(const CLI::App* app, const std::string& name);
 std::vector<std::string> CommandNames(const CLI::App* app);
 // Why these words name no command; empty if they do.
 std::string WhyNoCommand(const CLI::App* root, const std::vector<std::string>& words);
+// Which run, alert or action is missing in these words, and which command lists them; empty if none is.
+std::string WhichIsMissing(const CLI::App* root, const std::vector<std::string>& words);
 
 }  // namespace bellwether::cli
 

@@ -16,6 +16,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "bellwether/signal_title.h"
 #include "bellwether/time_text.h"
 #include "client_lib/src/regular_file.h"
 
@@ -267,6 +268,8 @@ std::string BandText(const v1::SiblingBand& band) {
   return Number(band.p01(), 3) + ".." + Number(band.p99(), 3) + " in " + std::to_string(band.runs()) +
          (band.runs() == 1 ? " run" : " runs");
 }
+
+std::string SignalText(const std::string& name) { return ForPeople() ? std::string(SignalTitle(name)) : name; }
 
 std::string HeadText(int32_t layer, int32_t head) {
   if (layer < 0) return "-";

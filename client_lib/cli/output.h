@@ -74,6 +74,8 @@ std::string EtaText(const v1::Eta& eta);
 std::string SummaryText(const v1::Transition& transition);
 // What 98 % lay between: "0.31..1.9 in 12 runs"; "-" if nothing is known.
 std::string BandText(const v1::SiblingBand& band);
+// Its name; for people its title: "Tied rows" for tied_fraction_bf16.
+std::string SignalText(const std::string& name);
 std::string HeadText(int32_t layer, int32_t head);  // "L3 H5"; "-"
 const char* SeverityName(v1::Severity severity);
 const char* StateName(v1::AlertState state);

@@ -104,13 +104,29 @@ std::string SocketPath(const fs::path& folder) {
   return brief / name;
 }
 
+// Waits from one look to the next, each twice as long as the one before.  Neither a ready file nor
+// a lock with a limit of time can be waited for without watching the folder, which NFS does not
+// tell of other machines.
+class Looks {
+ public:
+  void Wait() {
+    std::this_thread::sleep_for(wait_);
+    wait_ = std::min(2 * wait_, kLongest);
+  }
+
+ private:
+  static constexpr auto kLongest = 100ms;
+  std::chrono::milliseconds wait_ = 2ms;
+};
+
 // Holds the file that a process locks while it starts a server.
 class StartLock {
  public:
   explicit StartLock(const std::string& path) : fd_(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600)) {
     const auto end = std::chrono::steady_clock::now() + kLock;
+    Looks looks;
     while (fd_ >= 0 && !(held_ = flock(fd_, LOCK_EX | LOCK_NB) == 0) && std::chrono::steady_clock::now() < end) {
-      std::this_thread::sleep_for(20ms);
+      looks.Wait();
     }
   }
   ~StartLock() {
@@ -167,6 +183,7 @@ PrivateServer Start(const fs::path& folder, std::string* why) {
   const std::string log = folder / "server.log";
   const auto end = std::chrono::steady_clock::now() + kReady;
   pid_t child = 0;
+  Looks looks, starts;
   while (std::chrono::steady_clock::now() < end) {
     if (child == 0) child = Spawn(folder, socket, log);
     if (child <= 0) {
@@ -180,9 +197,11 @@ PrivateServer Start(const fs::path& folder, std::string* why) {
       *why = "bellwetherd has ended: " + LastLine(log);
       // The one before may still be closing its folder: its ready file goes first.
       if (why->find("one server per directory") == std::string::npos) return {};
-      std::this_thread::sleep_for(180ms);
+      starts.Wait();
+      looks = {};
+      continue;
     }
-    std::this_thread::sleep_for(20ms);
+    looks.Wait();
   }
   if (child == 0) return {};
   kill(child, SIGTERM);

@@ -62,9 +62,9 @@ ExitCode GetSeries(Cli* cli, const GetSeriesOptions& options) {
         // One row a point, so that series of different steps fit one table.
         Table table{.columns = {"SIGNAL", "LAYER", "HEAD", "STEP", "MIN", "MEAN", "MAX"}};
         for (const v1::Series& series : response.series()) {
-          // As it was asked for: a row's number means nothing to people.
+          // With the name that was asked for: a row's number means nothing to people.
           const std::string& name = series.id().name();
-          const std::string signal = series.id().signal() + (name.empty() ? "" : "@" + name);
+          const std::string signal = SignalText(series.id().signal()) + (name.empty() ? "" : "@" + name);
           for (int i = 0; i < series.step_size(); ++i) {
             table.rows.push_back({signal, std::to_string(series.id().layer()), std::to_string(series.id().head()),
                                   std::to_string(series.step(i)), Number(series.min(i), 9), Number(series.mean(i), 9),

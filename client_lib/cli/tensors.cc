@@ -20,7 +20,7 @@ ExitCode Top(Cli* cli, const TopOptions& options) {
   request.set_step(options.step);
   return CallAndPrint<v1::TopHeadsRequest, v1::TopHeadsResponse>(
       cli, &v1::Query::Stub::TopHeads, request, [cli](const v1::TopHeadsResponse& response) {
-        Table table{.columns = {"NAME", response.signal(), "MEDIAN", "PEER SCORE", "STEP"}};
+        Table table{.columns = {"NAME", SignalText(response.signal()), "MEDIAN", "PEER SCORE", "STEP"}};
         for (const v1::TopHead& row : response.heads()) {
           if (row.name().empty()) {
             Complain("signal \"" + response.signal() + "\": must be of tensors or modules; `head top` shows heads");

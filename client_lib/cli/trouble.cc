@@ -255,6 +255,9 @@ std::string Suggestion(Connection* connection, const grpc::Status& status) {
     return (names.empty() ? "; there is no run at all" : " (see bellwether run list)") +
            (earlier.empty() ? "" : "; " + earlier);
   }
+  if (status.error_code() == grpc::StatusCode::NOT_FOUND && Has(said, "has no such action")) {
+    return " (see bellwether action list RUN)";
+  }
   if (status.error_code() == grpc::StatusCode::INVALID_ARGUMENT && Has(said, "of the signal catalogue")) {
     std::vector<std::string> names;
     for (size_t i = 0; i < SignalCount(); ++i) names.emplace_back(SignalTable()[i].name);

@@ -78,7 +78,7 @@ ExitCode FollowSamples(Cli* cli, const WatchRunOptions& options) {
       row.emplace_back(response.matrices_size() > 0 ? Largest(response.matrices(0)) : "-");
       Table table = RunTable();
       table.rows.push_back(std::move(row));
-      table.columns.push_back("LARGEST " + options.signal);
+      table.columns.push_back("LARGEST " + SignalText(options.signal));
       end.enough = !PrintItem(cli->output, table, response, first) || options.once;
       first = false;
     }

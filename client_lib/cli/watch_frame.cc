@@ -44,7 +44,7 @@ std::vector<std::string> Header(const v1::Run& run, int64_t now_unix_ns) {
 }
 
 Table Heads(const v1::TopHeadsResponse& top) {
-  Table table{.columns = {"LAYER", "HEAD", top.signal(), "MEDIAN", "PEER SCORE", "STAGE"}};
+  Table table{.columns = {"LAYER", "HEAD", SignalText(top.signal()), "MEDIAN", "PEER SCORE", "STAGE"}};
   for (const v1::TopHead& head : top.heads()) {
     table.rows.push_back({std::to_string(head.layer()), std::to_string(head.head()), Number(head.value(), 4),
                           Number(head.median(), 4), Number(head.peer_score(), 3), Stage(head.stage())});
@@ -132,7 +132,7 @@ std::vector<std::string> Frame(const RunState& state, const std::string& trouble
       first = false;
     }
   }
-  add("heads of " + state.top.signal(), Heads(state.top));
+  add("heads by " + SignalText(state.top.signal()), Heads(state.top));
   add("open actions", Actions(state.actions));
 
   // The strip gets what the rest leaves: its title and its axis take two.

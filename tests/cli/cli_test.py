@@ -328,7 +328,7 @@ class AlertTest(CliTest):
         self.assertTrue(silenced["acknowledged"])
         self.assertGreater(int(silenced["silenced_until_unix_ns"]), 0)
         table = self.ask("alert", "ack", "gpt-bf16", "ties/0/3/100", "--by", "", "--comment", "fine", "--no-headers")
-        self.assertRegex(table, r"ties/0/3/100  acknowledged: fine  no ties$")
+        self.assertRegex(table, r"ties/0/3/100  somebody  -  fine  no ties$")
         for wrong in ("0s", "31d", "2", "soon"):
             self.ask("alert", "silence", "gpt-bf16", "drift/1/2/220", "--for", wrong, code=2)
         self.ask("alert", "silence", "gpt-bf16", "drift/1/2/220", code=2)
@@ -356,6 +356,28 @@ class ActionTest(CliTest):
                                       "--approve", "-o", "json"))
         self.assertEqual((at_once["state"], at_once["scope"]["heads"]), ("ACTION_STATE_APPROVED", [{"layer": 1, "head": 2}]))
         self.assertIn("refused", self.ask("action", "undo", "gpt-bf16", at_once["id"]))
+
+    def test_alerts_show_their_owner_and_what_waits(self) -> None:
+        key = "drift/1/2/220"
+        self.ask("alert", "ack", "gpt-bf16", key, "--by", "ann")
+        id = json.loads(self.ask("action", "propose", "gpt-bf16", "qk.clip", "--value", "0.5", "--head", "1/2", "--alert", key,
+                                 "-o", "json"))["id"]
+        rows = {r["KEY"]: r for r in csv.DictReader(io.StringIO(self.ask("alert", "list", "-o", "csv")))}
+        self.assertEqual(rows[key]["OWNER"], "ann")
+        self.assertIn(f"qk.clip 0.5, L1 H2 ({id})", rows[key]["WAITING"])
+        self.assertEqual((rows["ties/0/3/100"]["WAITING"], "acknowledged" in rows[key]["NOTES"]), ("-", False))
+        for alert in json.loads(self.ask("alert", "list", "-o", "json"))["alerts"]:
+            waiting = [action["id"] for action in alert["waiting"]]
+            self.assertEqual(id in waiting, alert["last"]["key"] == key)
+        self.ask("action", "reject", "gpt-bf16", id)
+        self.assertNotIn(id, self.ask("alert", "list"))
+
+    def test_an_unknown_action_names_the_list(self) -> None:
+        self.ask("action", "get", "gpt-bf16", "none", code=1)
+        done = run("--server", self.server.address, "action", "get", "gpt-bf16", "none")
+        self.assertIn("has no such action (see bellwether action list gpt-bf16)", done.stderr)
+        done = run("--server", self.server.address, "action", "approve", "gpt-bf16", "none")
+        self.assertIn("has no such action (see bellwether action list RUN)", done.stderr)
 
     def test_refused_actions_are_in_the_exported_audit(self) -> None:
         self.ask("action", "propose", "gpt-fp32", "stop", "--by", "policy", code=2)

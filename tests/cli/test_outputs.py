@@ -14,6 +14,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +22,9 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests/support"))
+from pseudo_terminal import on_terminal
+
 BIN = Path(os.environ.get("BELLWETHER_LIB_DIR", ROOT / "build/cpu/bin"))
 RUN, KEY = "gpt-bf16", "drift/1/2/220"
 
@@ -150,6 +154,15 @@ def test_formats(name: str, server: str) -> None:
         bare_lines = shown("--no-headers").splitlines()
         assert [line.split() for line in bare_lines] == [line.split() for line in lines[1:]]
         assert len(rows) == len(lines)
+
+
+@pytest.mark.parametrize("name", SHOWING)
+def test_nothing_is_wider_than_the_terminal(name: str, server: str) -> None:
+    env = {k: v for k, v in os.environ.items() if not k.startswith("BELLWETHER_")}
+    words = ("--server", server, *name.split(), *SHOWING[name])
+    _, text = on_terminal([BIN / "bellwether", *words], 80, {**env, "TERM": "xterm-256color"})
+    long = [line for line in text.splitlines() if len(line) > 80 and not line.startswith("bellwether: ")]
+    assert text and not long, "\n".join(long)
 
 
 @pytest.mark.parametrize("name", [*SHOWING, *ASKING])

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -112,11 +113,47 @@ def test_times_are_told_from_now(server: Server) -> None:
     assert re.search(r"silenced, ends in (2\.0 h|1\d\d min)", silenced)
 
 
-def test_actions_keep_cost_and_reason(server: Server) -> None:
+@contextmanager
+def proposing() -> Iterator[str]:
+    """The address of a server that takes proposals."""
     asked = [BIN / "query_test_server"]
     with subprocess.Popen(asked, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None and process.stdout is not None
-        address = f"127.0.0.1:{process.stdout.readline().split()[1]}"
+        yield f"127.0.0.1:{process.stdout.readline().split()[1]}"
+        process.stdin.close()
+
+
+def test_alerts_show_owner_and_what_waits() -> None:
+    with proposing() as address:
+        command = [BIN / "bellwether", "--server", address]
+        key = json.loads(subprocess.check_output([*command, "alert", "list", "-o", "json"]))["alerts"][0]["last"]["key"]
+        subprocess.run([*command, "alert", "ack", "gpt-bf16", key, "--by", "ann"], check=True, capture_output=True)
+        propose = ["action", "propose", "gpt-bf16", "attention.center_k", "--value", "1", "--alert", key, "-o", "json"]
+        id = json.loads(subprocess.check_output([*command, *propose]))["id"]
+        for columns in (*WIDTHS, 250):
+            code, text = on_terminal([*command, "alert", "list"], columns, environment())
+            assert code == 0 and not too_long(text, columns)
+            waiting = f"attention.center_k, all ({id})"
+            if columns < 250:
+                assert "owner: ann" in text and f"waiting: {waiting}" in folded(text)
+                assert text.count("owner: ") == text.count("waiting: ") == 1
+            else:
+                assert "OWNER" in text and re.search(rf"{key} +ann +{re.escape(waiting)}", text)
+
+
+def test_signals_have_their_titles_on_a_terminal_alone(server: Server) -> None:
+    top = ("head", "top", ILL, "--signal", "wq_sigma")
+    assert "σ(W_Q)" in shown(server, 80, *top).splitlines()[0]
+    assert "wq_sigma" in server.run(*top).splitlines()[0]
+    assert shown(server, 80, "matrix", ILL, "drift_ratio").startswith("Drift ratio at step ")
+    key = server.json("alert", "list", "--run", ILL)["alerts"][-1]["last"]["key"]
+    evidence = server.json("alert", "get", ILL, key)["alert"]["last"]["evidence"]
+    text = shown(server, 120, "alert", "get", ILL, key)
+    assert evidence and not any(item["signal"] in text.split() for item in evidence if "_" in item["signal"])
+
+
+def test_actions_keep_cost_and_reason() -> None:
+    with proposing() as address:
         reason = "the drift ratio of this head doubles every fifty steps, and the night is long"
         propose = ["action", "propose", "gpt-bf16", "attention.center_k", "--value", "1", "--reason", reason]
         subprocess.run([BIN / "bellwether", "--server", address, *propose], check=True, capture_output=True)
@@ -127,7 +164,6 @@ def test_actions_keep_cost_and_reason(server: Server) -> None:
             assert code == 0 and not too_long(text, columns)
             assert reason in folded(text)
             assert folded(as_json["actions"][0]["cost"]) in folded(text)
-        process.stdin.close()
 
 
 def test_watched_alerts_stand_below_each_other(server: Server) -> None:

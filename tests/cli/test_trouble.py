@@ -200,6 +200,19 @@ def test_unknown_commands_name_the_nearest() -> None:
     assert "run: a command is missing, one of list, get" in said("run", code=2)
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("action", "approve"), "action approve: a run is missing (see bellwether run list)"),
+        (("action", "approve", "x"), "action approve: an action's id is missing (see bellwether action list x)"),
+        (("alert", "ack", "x"), "alert ack: an alert's key is missing (see bellwether alert list --run x)"),
+        (("run", "compare", "x"), "run compare: a run is missing (see bellwether run list)"),
+    ],
+)
+def test_what_is_missing_comes_with_its_list(words: tuple[str, ...], told: str) -> None:
+    assert said(*words, code=2) == f"bellwether: {told}\n"
+
+
 def test_unknown_names_and_words_have_the_nearest(plain: Server) -> None:
     run = "gpt-live-flash-s14"
     to = ("--server", plain.grpc)
