@@ -229,7 +229,7 @@ TEST_F(ConfigTest, AMisspelledKeyComesWithTheOneThatWasMeant) {
   EXPECT_THAT(finding("limit: {runs_live_max: 1}"), HasSubstr("unknown key limit: did you mean limits?"));
   EXPECT_THAT(finding("rule_file: r.yml"), HasSubstr("unknown key rule_file: did you mean rules_file?"));
   EXPECT_THAT(finding("alerting: {webhooks: [{url: 'http://a/', severty: info}]}"),
-              HasSubstr("did you mean alerting.webhooks[0].severity?; known: url, name, severity"));
+              HasSubstr("did you mean alerting.webhooks[0].severity?; known: url, proxy_url, name, severity"));
   EXPECT_THAT(finding("colour: red"), EndsWith("unknown key colour")) << "nothing is near it";
 }
 
