@@ -209,7 +209,7 @@ def test_unknown_commands_name_the_nearest() -> None:
         (("run", "compare", "x"), "run compare: a run is missing (see bellwether run list)"),
     ],
 )
-def test_what_is_missing_comes_with_its_list(words: tuple[str, ...], told: str) -> None:
+def test_missing_arguments_come_with_their_list(words: tuple[str, ...], told: str) -> None:
     assert said(*words, code=2) == f"bellwether: {told}\n"
 
 

@@ -143,7 +143,7 @@ def test_one_frame_is_whole_without_a_terminal(server: Server) -> None:
     assert re.fullmatch(
         r"time left: (\d+) steps \(\d+\.\.\d+ with 80 %\), near step (\d+)", lines[2]
     )
-    strip = next(i for i, line in enumerate(lines) if line.startswith("Drift ratio at step 5300"))
+    strip = next(i for i, line in enumerate(lines) if line.startswith("drift_ratio at step 5300"))
     rows = lines[strip + 1 : strip + 7]
     assert [row[:3] for row in rows] == [f"L{layer} " for layer in range(6)]
     # Layer 1, head 4 is the largest: cells of four columns each, the hottest is the ramp's end.
@@ -165,7 +165,7 @@ def test_another_signal_and_number_of_heads(server: Server) -> None:
     lines = server.run(
         "run", "watch", "watched", "--signal", "wq_sigma", "--heads", "3"
     ).splitlines()
-    assert any(line.startswith("σ(W_Q) at step 5300") for line in lines)
+    assert any(line.startswith("wq_sigma at step 5300") for line in lines)
     table = lines.index(next(line for line in lines if line.startswith("LAYER")))
     assert lines[table + 4] == ""
     server.run("run", "watch", "watched", "--signal", "no_such", exit_code=2)
