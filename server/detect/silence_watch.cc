@@ -149,8 +149,10 @@ std::vector<Finding> SilenceWatch::Find(const RowNames* tensors) {
   const size_t silent = FindOfRun(&findings) + FindHeads(&findings) + FindTensors(tensors, &findings);
   std::stable_sort(findings.begin(), findings.end(),
                    [](const Finding& a, const Finding& b) { return a.severity > b.severity; });
-  if (silent == 0 || (silent > told_ && silent >= 2 * size_t{told_})) {
-    if (told_ > 0 && silent > 0) findings.front().news = true;
+  if (findings.empty()) {  // Some places are not told of.
+    told_ = 0;
+  } else if (silent > told_ && silent >= 2 * size_t{told_}) {
+    findings.front().news = told_ > 0;
     told_ = static_cast<uint32_t>(silent);
   }
   return findings;

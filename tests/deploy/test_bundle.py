@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 from bare_machine import GLIBC, BareMachine, glibc_files, python_files
 from bellwether_process import BIN, ROOT, Server
 
-SIZE_MAX = 45 << 20  # bytes, without cuSOLVER; 44.05 MiB today
+SIZE_MAX = 46 << 20  # bytes, without cuSOLVER; 45.06 MiB today
 PROGRAMS = ("bellwetherd", "bellwether", "bellwether-lab", "bellwether-sender")
 TRAINER_LIBRARIES = ("libbellwether_client.so", "libbellwether_kernels.so")
 

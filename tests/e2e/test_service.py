@@ -258,7 +258,12 @@ def test_everything_is_reached_by_ipv6(tmp_path: Path) -> None:
         asking = bellwether.Client(f"http://{server.http}/")
         assert {run["description"]["name"] for run in server.call("ListRuns")["runs"]} == {RUN, "live"}
         wait_for("it is judged", lambda: asking.run("live")["loss"] == 1.0)
-        environment = {**os.environ, "BELLWETHER_SERVER": server.grpc, "BELLWETHER_PAGE": f"http://{server.http}"}
+        environment = {
+            **os.environ,
+            "BELLWETHER_SERVER": server.grpc,
+            "BELLWETHER_PAGE": f"http://{server.http}",
+            "PYTHONPATH": str(ROOT / "client_lib/python"),
+        }
         command = [sys.executable, "-m", "bellwether", "explain", RUN]
         done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
         assert f"http://{server.http}/" in done.stdout, done.stderr

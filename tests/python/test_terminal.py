@@ -1,6 +1,6 @@
 """Goal: the terminal of a training script has one line where an illness becomes a warning, one at
-each rise of it, one where the loss is lost and none otherwise.  At the end it says how the run ended, and
-where to look.  What the server does, or does not, changes and delays no training.
+each rise of it, one where the loss is lost and none otherwise.  At the end it says how the run
+ended, and where to look.  What the server does, or does not, changes and delays no training.
 Method: a small HTTP server that gives the page's answers, one after the other; scripts with a real
 private server.
 """

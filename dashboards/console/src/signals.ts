@@ -320,7 +320,8 @@ export function ownOfRun(run: Run): string[] {
 export const causalNames = ['drift_ratio', 'key_leak', 'tied_fraction_bf16', 'delta_bias_t', 'wq_sigma', 'logit_max', 'entropy_ratio'];
 
 /** Evidence only. */
-const otherLabels: Record<string, string> = { hook_overhead: 'Hook overhead', silent_ranks: 'Silent ranks', samples_without: 'Samples without a value',
+const otherLabels: Record<string, string> = { hook_overhead: 'Hook overhead', silent_ranks: 'Silent ranks',
+  samples_without: 'Samples without a value',
   law_a1_z: 'Law A1, z', law_a2_z: 'Law A2, z' };
 
 /** Words of the glossary that explain a signal, beside its own help. */

@@ -95,6 +95,9 @@ TEST_F(SilenceWatchTest, LayerIsToldOfWhatTrendsAreJudgedBy) {
   ASSERT_THAT(After(20), IsEmpty());
   EXPECT_THAT(After(50, {.of_layer = [](SignalId id, size_t layer) { return layer == 3 && id == SignalId::kRows; }}),
               IsEmpty());
+  EXPECT_THAT(After(50, {.of_layer = [](SignalId id, size_t layer) { return layer > 0 && id == SignalId::kRows; }}),
+              IsEmpty())
+      << "nor is it of more of them";
   const auto found =
       After(50, {.of_layer = [](SignalId id, size_t layer) { return layer == 3 && id == SignalId::kWqSigma; }});
   ASSERT_THAT(found, SizeIs(1));
