@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import pwd
 import signal
 import socket
 import stat
@@ -21,6 +22,8 @@ import pytest
 import bellwether
 from bellwether._native import c_api
 from bellwether._server import private_server
+from bellwether._server.state_file import StateFile
+from bellwether.tools import doctor
 
 from models import Model, Shape, batch
 from recording import Recording
@@ -214,6 +217,35 @@ def test_without_a_server_the_run_is_recorded(
         monitor.step(loss=1.0)
         assert monitor.flush(20)
     assert len(Recording(tmp_path / "lonely.bwrun").frames) == 1
+
+
+def test_without_a_home_the_run_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in a container whose user is a number without an entry."""
+
+    def unknown(uid: int) -> pwd.struct_passwd:
+        raise KeyError(uid)
+
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    monkeypatch.chdir(tmp_path)
+    assert private_server.running() is None
+    model = Model(Shape())
+    with bellwether.attach(model, run="homeless") as monitor:
+        assert monitor.record_path == "homeless.bwrun"
+        model(batch(Shape(), 0)).sum().backward()
+        monitor.step(loss=1.0)
+        assert monitor.flush(20)
+    assert len(Recording(tmp_path / "homeless.bwrun").frames) == 1
+    assert "has no home: set HOME or XDG_STATE_HOME" in caplog.text
+    (finding,) = doctor.server_findings(None)
+    assert finding.ok is False and "has no home" in finding.text
+    remembered = StateFile("scans", "one")
+    assert remembered.read() is None
+    with pytest.raises(OSError, match="has no home"):
+        remembered.write({})
 
 
 def test_attach_uses_the_private_server(fake: Path) -> None:

@@ -62,8 +62,14 @@ class PrivateServer:
 
 
 def state_folder() -> Path:
-    home = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
-    return Path(home) / "bellwether"
+    """Raises ServerError where this user has none."""
+    told = os.environ.get("XDG_STATE_HOME")
+    if told:
+        return Path(told) / "bellwether"
+    try:
+        return Path.home() / ".local" / "state" / "bellwether"
+    except RuntimeError:  # A container may run a number that is no user's.
+        raise ServerError(f"user {os.getuid()} has no home: set HOME or XDG_STATE_HOME") from None
 
 
 def _is_utf8(raw: bytes) -> bool:
@@ -110,7 +116,10 @@ def _read_ready(path: Path) -> Optional[PrivateServer]:
 
 def running() -> Optional[PrivateServer]:
     """This user's private server on this machine, if it is alive; none is started."""
-    folder = state_folder()
+    try:
+        folder = state_folder()
+    except ServerError:
+        return None
     for place in (folder, folder / HOSTS / socket.gethostname()):
         server = _read_ready(place / READY_FILE)
         if server is not None:

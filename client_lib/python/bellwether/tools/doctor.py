@@ -83,7 +83,10 @@ def server_findings(server: Optional[str]) -> list[Finding]:
                 "file in the working folder (set BELLWETHER_SERVER, or install bellwetherd)",
             )
         ]
-    where = private_server.state_folder()
+    try:
+        where = private_server.state_folder()
+    except private_server.ServerError as e:
+        return [Finding(False, f"no server configured, and {e}: runs are recorded to .bwrun files")]
     return [Finding(True, f"no server configured: a private one is used, its data in {where}")]
 
 
