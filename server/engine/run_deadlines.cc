@@ -21,6 +21,12 @@ void RunDeadlines::RecordEffects(const RunEffects& effects) {
   silent_ranks_ = 0;
 }
 
+void RunDeadlines::RecordAway(int64_t away_ns) {
+  for (auto& [rank, heard] : heard_ns_) heard += away_ns;
+  open_since_ns_ += away_ns;
+  present_ns_ += away_ns;
+}
+
 bool RunDeadlines::StepOverdue(const RunState& state, int64_t now_ns, int64_t deadline_ns, StepClosedMessage* overdue) {
   uint32_t attempt = 0;
   int64_t step = 0;

@@ -27,6 +27,8 @@ class RunDeadlines {
   // A stream or an import of the run is there, though it may send nothing.
   void RecordPresent(int64_t now_ns) { present_ns_ = now_ns; }
   int64_t present_ns() const { return present_ns_; }
+  // This server did not run for so long, and heard no rank: no deadline counts it.
+  void RecordAway(int64_t away_ns);
   // Ranks left, or the run ended: their silence is not judged any more.
   void RecordEffects(const RunEffects& effects);
 

@@ -17,6 +17,8 @@ namespace bellwether::server {
 namespace {
 
 // Rules and policies that a tick logs, in bytes: a part of the log's queue.
+// Between two ticks: a server that is merely busy is back sooner.
+constexpr int64_t kAwayNanosMin = 10'000'000'000;
 constexpr size_t kRulesBytesPerTick = 4 << 20;
 // An import that was cut off is started again by then.  After that its open step is
 // closed, because the log is needed from there.
@@ -378,7 +380,17 @@ void Shard::SpreadPolicy() {
   }
 }
 
+void Shard::NoteAway() {
+  const int64_t now_ns = MonotonicNow();
+  const int64_t away_ns = ticked_ns_ == 0 ? 0 : now_ns - ticked_ns_;
+  ticked_ns_ = now_ns;
+  if (away_ns < kAwayNanosMin) return;
+  LogWarning("this server did not run for {} s: no rank counts as silent for that", away_ns / 1'000'000'000);
+  for (auto& [id, run] : runs_) run->deadlines().RecordAway(away_ns);
+}
+
 void Shard::Tick(int64_t now_ns) {
+  NoteAway();
   if (!recovering_) {
     SpreadRules();
     SpreadPolicy();

@@ -145,6 +145,8 @@ class Shard {
   // The live run, loaded from the database if it had ended; nullptr: there is none.
   LiveRun* FindOrLoad(RunId id);
   void Tick(int64_t now_ns);
+  // A server that was stopped meanwhile, or had no processor, heard no rank.
+  void NoteAway();
   // Logs what the clock says of a run: overdue steps, silent ranks, its end.
   void CheckDeadlines(LiveRun* run, int64_t now_ns);
   bool IsAttached(RunId run) const { return parts_.attached != nullptr && parts_.attached(run); }
@@ -197,6 +199,7 @@ class Shard {
   std::map<RunId, std::vector<Item>> held_;        // Messages that came while their run's end is being saved.
   RunRanges dropping_;                             // Ranges whose Drop() is under way.
   RunRanges dropped_;                              // Ranges that Drop() has forgotten.
+  int64_t ticked_ns_ = 0;                          // The last tick, by the machine's own clock.
   Lsn processed_lsn_ = 0;                          // The highest LSN that was applied.
   std::vector<Lane> lanes_;                        // By lane of the log.
   int saves_ = 0;                                  // Saves under way in all lanes.

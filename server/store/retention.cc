@@ -31,6 +31,8 @@ constexpr int64_t kPassSecondsMin = 1, kPassSecondsMax = 3600;
 constexpr int64_t kNanos = 1'000'000'000;
 // A run that is silent for so long has no newer step on its way.
 constexpr int64_t kSilentNanos = 3600 * kNanos;
+// Clocks that are slewed stay below it.
+constexpr int64_t kJumpNanosMin = 60 * kNanos;
 // Less freed than this, or than this part of all, is not worth a compaction.
 constexpr int64_t kFreedBytesMin = 16 << 20;
 constexpr int64_t kFreedPart = 16;
@@ -147,6 +149,7 @@ bool Retention::forever() const {
 }
 
 void Retention::Start() {
+  Now();
   thread_ = std::thread([this] { Loop(); });
 }
 
@@ -221,6 +224,30 @@ void Retention::Mark(const RunSnapshot& run, int64_t now_unix_ns, RetentionState
   marks.resize(kept);
 }
 
+int64_t Retention::Now() {
+  const int64_t unix_ns = UnixNanos(), monotonic_ns = clock_->MonotonicNanos();
+  const int64_t by_ns = last_unix_ns_ == 0 ? 0 : (unix_ns - last_unix_ns_) - (monotonic_ns - last_monotonic_ns_);
+  if (by_ns >= kJumpNanosMin) {
+    jumps_.push_back({last_unix_ns_, by_ns});
+    LogWarning("the clock was set ahead by {} s: what is stored gets no older by that", by_ns / kNanos);
+  }
+  last_unix_ns_ = unix_ns;
+  last_monotonic_ns_ = monotonic_ns;
+  return unix_ns;
+}
+
+void Retention::GoWithJumps(RunId run, RetentionState* state) const {
+  const auto seen = jumped_.find(run);
+  for (size_t i = seen == jumped_.end() ? 0 : seen->second; i < jumps_.size(); ++i) {
+    int64_t latest = INT64_MIN;
+    for (RetentionState::Mark& mark : state->marks) {
+      // A later one is from a time at which the clock was right, and went back since.
+      if (mark.time_unix_ns <= jumps_[i].from_unix_ns) mark.time_unix_ns += jumps_[i].by_ns;
+      latest = mark.time_unix_ns = std::max(mark.time_unix_ns, latest);
+    }
+  }
+}
+
 HistoryPoint Retention::Older(const RetentionState& state, int64_t now_unix_ns, int64_t seconds) {
   HistoryPoint point = kNothing;
   if (seconds == 0) return point;
@@ -256,7 +283,9 @@ absl::Status Retention::PassRun(const RunSnapshot& run) {
   } else if (!absl::IsNotFound(stored.status())) {
     return stored.status();
   }
-  const int64_t now_unix_ns = UnixNanos();
+  const int64_t now_unix_ns = Now();
+  const size_t jumps = jumps_.size();
+  GoWithJumps(id, &state);
   Mark(run, now_unix_ns, &state);
   const HistoryPoint round = std::max(Older(state, now_unix_ns, options_.raw_seconds), state.rounded);
   const HistoryPoint summarize = std::max(Older(state, now_unix_ns, options_.rounded_seconds), state.summarized);
@@ -330,6 +359,7 @@ absl::Status Retention::PassRun(const RunSnapshot& run) {
   const std::string bytes = EncodeRetentionState(state);
   if (!stored.ok() || *stored != bytes) work.rocks()->Put(key, bytes);
   BW_RETURN_IF_ERROR(work.Commit());
+  if (!jumps_.empty()) jumped_[id] = jumps;
   freed_bytes_->Add(static_cast<double>(work.freed_bytes));
   return absl::OkStatus();
 }

@@ -16,6 +16,10 @@
 // kMarksMax marks (time, attempt, step).  Fewer marks than steps mean that
 // things are kept a little longer, never shorter.
 //
+// A clock that is set ahead while this server runs makes nothing older: the
+// marks before the jump go with it.  The monotonic clock says that it jumped.
+// One that is set back has its marks seen anew.
+//
 // In a cluster each server goes over the runs that it serves, by the database's
 // clock.  Row x and what is rewritten are in the shared store, so that the
 // run's next server goes on where this one was (Sharing).
@@ -32,9 +36,11 @@
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <mutex>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "server/store/database.h"
@@ -90,6 +96,10 @@ class Retention {
   bool forever() const;
   absl::Status PassRun(const RunSnapshot& run);
   void Mark(const RunSnapshot& run, int64_t now_unix_ns, RetentionState* state) const;
+  // The time now, and whether it came by a jump ahead.
+  int64_t Now();
+  // Marks from before the jumps that the run has not seen.
+  void GoWithJumps(RunId run, RetentionState* state) const;
   // The newest point that is older than `seconds`.
   bool MayPass(RunId run) const { return sharing_.whole == nullptr || sharing_.whole(run); }
   int64_t UnixNanos() const { return sharing_.unix_nanos == nullptr ? clock_->UnixNanos() : sharing_.unix_nanos(); }
@@ -103,6 +113,13 @@ class Retention {
   SeriesStore* const series_;
   Clock* const clock_;
   Sharing sharing_;
+  // Of the thread that passes.
+  struct Jump {
+    int64_t from_unix_ns, by_ns;
+  };
+  std::vector<Jump> jumps_;         // Of this server's life.
+  std::map<RunId, size_t> jumped_;  // How many of them a run's stored marks went with.
+  int64_t last_unix_ns_ = 0, last_monotonic_ns_ = 0;
   Counter* const rounded_;
   Counter* const summarized_;
   Counter* const dropped_;

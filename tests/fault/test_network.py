@@ -279,6 +279,21 @@ def test_stopped_server_does_not_delay_the_trainer(server: Server) -> None:
     assert pusher.client.counters().frames_dropped_window == 0
 
 
+def test_stopped_server_calls_no_rank_silent(tmp_path: Path) -> None:
+    """It heard none while it was stopped, and its trainers went on."""
+    with Server(tmp_path, "ingest: {silence_ms_min: 8000}\n") as server:
+        pusher = Pusher(server.grpc, "unheard", 0.05, heads=4, layers=2)
+        wait_for("acks", lambda: pusher.client.counters().frames_acked > 20)
+        with server.paused():
+            time.sleep(14)
+        before = pusher.client.counters().frames_queued
+        wait_for("it goes on", lambda: pusher.client.counters().frames_acked > before, 30)
+        alerts = server.call("ListAlerts", limit=10).get("alerts", [])
+        assert "silent" not in [alert["last"]["rule"] for alert in alerts], alerts
+        assert "this server did not run for 1" in server.log()
+        expect_accounted(server, pusher)
+
+
 def test_readers_that_do_not_read_cost_little(server: Server, tmp_path: Path) -> None:
     fleet = Fleet(server, tmp_path, 3, 0.01, layers=8, heads=16)
     fleet.await_acks(100)

@@ -360,6 +360,26 @@ TEST_F(LiveRunTest, RanksThatJobDroppedAreNotMissed) {
   EXPECT_EQ(silence.silent_ranks, 0);
 }
 
+TEST_F(LiveRunTest, RanksAreNotSilentWhileTheServerIsAway) {
+  constexpr int64_t kSecond = 1'000'000'000, kSilence = 60 * kSecond;
+  Begin(2);
+  for (uint32_t rank : {0u, 1u}) Send(rank, 0);
+  SilenceMessage silence;
+  StepClosedMessage overdue;
+  Send(0, 1);
+  EXPECT_FALSE(run_->deadlines().StepOverdue(run_->state(), clock_.MonotonicNanos(), kSilence, &overdue));
+  clock_.Advance(600 * kSecond);
+  run_->deadlines().RecordAway(600 * kSecond);
+  EXPECT_FALSE(run_->SilenceChanged(clock_.MonotonicNanos(), kSilence, &silence));
+  EXPECT_FALSE(run_->deadlines().StepOverdue(run_->state(), clock_.MonotonicNanos(), kSilence, &overdue))
+      << "the other rank's frame may wait in a socket";
+  clock_.Advance(kSilence);
+  EXPECT_TRUE(run_->deadlines().StepOverdue(run_->state(), clock_.MonotonicNanos(), kSilence, &overdue));
+  ASSERT_TRUE(run_->SilenceChanged(clock_.MonotonicNanos(), kSilence, &silence));
+  EXPECT_EQ(silence.silent_ranks, 2);
+  EXPECT_EQ(silence.seconds, 60);
+}
+
 TEST_F(LiveRunTest, SilentRunEndsAndHelloReopensIt) {
   constexpr int64_t kMinutes = int64_t{60} * 1'000'000'000;
   Begin(2);

@@ -60,6 +60,18 @@ TEST(RetentionTest, StateIsReadBackAndDamageIsSeen) {
   for (size_t cut = 0; cut < bytes.size(); ++cut) EXPECT_FALSE(DecodeRetentionState(bytes.substr(0, cut)).ok()) << cut;
 }
 
+class JumpingClock final : public Clock {
+ public:
+  int64_t UnixNanos() const override { return passed_ns_ + ahead_ns_; }
+  int64_t MonotonicNanos() const override { return passed_ns_; }
+  void Advance(int64_t nanos) { passed_ns_ += nanos; }
+  void JumpWall(int64_t nanos) { ahead_ns_ += nanos; }  // No time passes.
+
+ private:
+  int64_t passed_ns_ = 1'700'000'000'000'000'000;
+  int64_t ahead_ns_ = 0;
+};
+
 class RetentionRunTest : public testing::Test {
  protected:
   void SetUp() override {
@@ -185,7 +197,7 @@ class RetentionRunTest : public testing::Test {
   RunRecord record_;
   RunTable table_;
   Counters counters_;
-  FakeClock clock_;
+  JumpingClock clock_;
 };
 
 constexpr auto kAsItWas = [](float value) { return value; };
@@ -277,6 +289,44 @@ TEST_F(RetentionRunTest, ClockJumpsDropNothingTooEarly) {
   Wait(1.9);
   ExpectValues(SignalId::kLogitMax, 0, kSteps, kAsItWas);
   Wait(0.2);  // It is seen anew, by the clock as it is now.
+  EXPECT_GT(Rows("rounded"), 0);
+}
+
+TEST_F(RetentionRunTest, ClockSetAheadMakesNothingOlder) {
+  Day(0, 0, kSteps, 0);
+  const Retention::Options options{
+      .raw_seconds = 2 * kDay, .rounded_seconds = 4 * kDay, .summarized_seconds = 8 * kDay};
+  Retention retention(options, &table_, database_.get(), store_.get(), &counters_, &clock_);
+  retention.Pass();
+  clock_.Advance(kDay * 1'000'000'000);
+  clock_.JumpWall(int64_t{3650 * kDay} * 1'000'000'000);
+  retention.Pass();
+  retention.Pass();
+  ExpectValues(SignalId::kLogitMax, 0, kSteps, kAsItWas);
+  Wait(0.9);  // Another server, behind the jump.
+  ExpectValues(SignalId::kLogitMax, 0, kSteps, kAsItWas);
+  clock_.Advance(kDay * 1'000'000'000 / 2);
+  clock_.JumpWall(-int64_t{3650 * kDay} * 1'000'000'000);
+  retention.Pass();
+  ExpectValues(SignalId::kLogitMax, 0, kSteps, kAsItWas);
+  EXPECT_EQ(Rows("rounded"), 0);
+  clock_.Advance(int64_t{3 * kDay} * 1'000'000'000);
+  retention.Pass();  // It was seen anew, and ages as it did before.
+  EXPECT_GT(Rows("rounded"), 0);
+  EXPECT_EQ(Rows("summarized"), 0);
+}
+
+// A machine without a clock begins in 1970 at each start.
+TEST_F(RetentionRunTest, ClockThatIsSetRightAgesWhatWasSeenBefore) {
+  Day(0, 0, kSteps, 1.5);
+  clock_.JumpWall(-int64_t{3650 * kDay} * 1'000'000'000);
+  const Retention::Options options{
+      .raw_seconds = 2 * kDay, .rounded_seconds = 4 * kDay, .summarized_seconds = 8 * kDay};
+  Retention retention(options, &table_, database_.get(), store_.get(), &counters_, &clock_);
+  retention.Start();  // Its thread waits for an hour.
+  clock_.JumpWall(int64_t{3650 * kDay} * 1'000'000'000);
+  clock_.Advance(kDay * 1'000'000'000);
+  retention.Pass();
   EXPECT_GT(Rows("rounded"), 0);
 }
 
