@@ -262,6 +262,16 @@ void AlertEngine::TakeOver(Open* open, const Sign& sign, int64_t step, const Run
   }
 }
 
+bool AlertEngine::IsOfAnother(const Open& open, const Sign& found, int64_t step) {
+  const auto before =
+      std::find_if(open.signs.begin(), open.signs.end(), [&](const Sign& sign) { return sign.family == found.family; });
+  if (open.told.repaired_step >= 0 || found.first_step - before->last_found <= kTogetherSteps) return false;
+  Open* const other = IllnessOf(found, step);
+  if (other == nullptr || other == &open) return false;
+  const Sign& leading = Leading(*other);
+  return Explains(CauseNamed(leading.family, leading.cause), found.family);
+}
+
 AlertEngine::Sign AlertEngine::SignFrom(const Subject& subject, int64_t step,
                                         const std::vector<Finding>& findings) const {
   const Finding& worst = findings.front();
@@ -315,9 +325,14 @@ void AlertEngine::Apply(const Subject& subject, Open* own, int64_t step, const R
   const Finding& worst = findings.front();
   Sign found = SignFrom(subject, step, findings);
   Open* open = rule != nullptr ? (own->firing ? own : nullptr) : OpenWith(subject.family);
+  const bool moves = open != nullptr && rule == nullptr && IsOfAnother(*open, found, step);
+  if (moves) {
+    Resolve(subject.family, step, run, "what is found from here on is of another alert", out);
+    open = nullptr;
+  }
   // Most findings are of a sign that was told already: only others need their heads and evidence.
   if (open == nullptr) AddDetails(subject, run, findings, &found);
-  if (open == nullptr && rule == nullptr) open = own->firing ? own : IllnessOf(found, step);
+  if (open == nullptr && rule == nullptr) open = own->firing && !moves ? own : IllnessOf(found, step);
   if (open == nullptr) {
     const int64_t cooldown_steps = rule != nullptr ? rule->cooldown_steps : options_.cooldown_steps;
     const bool cooling = own->resolved_step >= 0 && step - own->resolved_step < cooldown_steps &&
@@ -353,6 +368,11 @@ void AlertEngine::Apply(const Subject& subject, Open* own, int64_t step, const R
     names = found_rank > rank;
     rises = names || worst.news || (worst.exact && !ToldExactly(sign->evidence)) || found.severity > sign->severity ||
             found.stage > sign->stage || (goes_back && !sign->went_back);
+    // A spike of long ago is no beginning of what is found now.
+    if (rule == nullptr && sign->severity <= Severity::kInfo && found.first_step - sign->last_found > kTogetherSteps) {
+      sign->first_step = found.first_step;
+      if (open->signs.size() == 1 && open->told.repaired_step < 0) open->first_step = found.first_step;
+    }
     sign->last_found = step;
     sign->lapsed = false;
     sign->eta = found.eta;
@@ -384,9 +404,10 @@ void AlertEngine::Renew(Sign found, bool keep_cause, Sign* sign) const {
   found.first_step = sign->first_step;  // Of the sign's first sight, as its rule.
   found.rule = sign->rule;
   found.went_back |= sign->went_back;
+  const bool of_same_cause = found.cause == sign->cause;
   if (keep_cause) found.cause = sign->cause;
-  // What only the finding of before could say is not lost to one that says less.
-  if (keep_cause && sign->own_words && !found.own_words) {
+  // What only the finding of before could say is not lost to one that says less, or that speaks of another cause.
+  if (keep_cause && sign->own_words && (!found.own_words || !of_same_cause)) {
     found.own_words = true;
     found.summary = sign->summary;
     found.advice = sign->advice;

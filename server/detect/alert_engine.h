@@ -229,6 +229,8 @@ class AlertEngine {
   // Ends the other alerts that `sign`, of `open`, explains: they are this one.
   void TakeOver(Open* open, const Sign& sign, int64_t step, const RunDescription& run,
                 std::vector<AlertTransition>* out);
+  // Whether what is found anew, after it was not for some time, follows from another illness than that of `open`.
+  bool IsOfAnother(const Open& open, const Sign& found, int64_t step);
   // What was found, worst first: a sign of `own`, or of another alert.
   void Apply(const Subject& subject, Open* own, int64_t step, const RunDescription& run,
              const std::vector<Finding>& findings, std::vector<AlertTransition>* out);

@@ -326,6 +326,99 @@ TEST_F(IllnessTest, KnownCauseOfASignIsNotLost) {
   EXPECT_EQ(next[0].evidence.size(), 2u);
 }
 
+TEST_F(IllnessTest, SpikeOfLongAgoIsNoBeginningOfAWarning) {
+  At(300, {{Family::kLoss, Found(Rule::kLoss, 299, "", Severity::kInfo)}});
+  EXPECT_TRUE(At(800, {{Family::kLoss, Found(Rule::kLoss, 799, "", Severity::kInfo)}}).empty());
+  const auto told = At(810, {{Family::kLoss, Found(Rule::kLoss, 799)}});
+  ASSERT_EQ(told.size(), 1u);
+  EXPECT_EQ(told[0].key, "c1");
+  EXPECT_EQ(told[0].first_step, 799);
+}
+
+// What grows in a place, as warnings; the loss follows, as critical.
+TEST_F(IllnessTest, CauseAndPlaceStayWhenTheLossJumps) {
+  const struct {
+    Family family;
+    Rule rule;
+    const char* cause;
+    Head where;
+  } growths[] = {{Family::kLogits, Rule::kLogits, "", {1, 2}},
+                 {Family::kRounding, Rule::kDrift, "", {1, 2}},
+                 {Family::kParameters, Rule::kParameters, "logit growth", {1, -1}},
+                 {Family::kParameters, Rule::kParameters, "residual growth", {0, -1}},
+                 {Family::kParameters, Rule::kParameters, "head growth", {}}};
+  for (const auto& growth : growths) {
+    engine_ = AlertEngine(AlertOptions());
+    const Finding grows = Found(growth.rule, 590, growth.cause, Severity::kWarning, growth.where);
+    const AlertTransition first = At(600, {{growth.family, grows}}).at(0);
+    SCOPED_TRACE(first.cause);
+    Finding jump = Found(Rule::kLoss, 630, "step change of the loss", Severity::kCritical);
+    jump.stage = 5;
+    jump.advice = "Look at the data";
+    const auto told = At(640, {{growth.family, grows}, {Family::kLoss, jump}});
+    ASSERT_EQ(told.size(), 1u);
+    EXPECT_EQ(told[0].key, first.key);
+    EXPECT_EQ(told[0].cause, first.cause);
+    EXPECT_EQ(told[0].rule, first.rule);
+    EXPECT_EQ(told[0].strongest, growth.where);
+    EXPECT_EQ(told[0].first_step, 590);
+    EXPECT_EQ(told[0].severity, Severity::kCritical);
+    EXPECT_EQ(told[0].stage, 5);
+    EXPECT_EQ(told[0].evidence.size(), 2u) << "the loss is evidence";
+    EXPECT_EQ(told[0].summary.find(first.summary), 0u) << told[0].summary;
+    EXPECT_NE(told[0].summary.find("The loss has left its course."), std::string::npos) << told[0].summary;
+    EXPECT_NE(told[0].summary.find("loss off its course since step 630"), std::string::npos) << told[0].summary;
+    EXPECT_EQ(told[0].advice.find("the data"), std::string::npos) << told[0].advice;
+  }
+}
+
+TEST_F(IllnessTest, AJumpOfTheLossAloneSaysSo) {
+  const auto first = At(640, {{Family::kLoss, Found(Rule::kLoss, 630)}});
+  const Finding jump = Found(Rule::kLoss, 630, "step change of the loss", Severity::kCritical);
+  const auto told = At(650, {{Family::kLoss, jump}});
+  ASSERT_EQ(told.size(), 1u);
+  EXPECT_EQ(told[0].key, first[0].key);
+  EXPECT_EQ(told[0].cause, "step change of the loss");
+  EXPECT_EQ(told[0].summary, "r: it is step change of the loss.");
+  const Finding scores = Found(Rule::kLogits, 610, "", Severity::kWarning, {1, 2});
+  const auto known = At(660, {{Family::kLoss, jump}, {Family::kLogits, scores}});
+  ASSERT_EQ(known.size(), 1u) << "what makes it is found later";
+  EXPECT_EQ(known[0].key, first[0].key);
+  EXPECT_EQ(known[0].cause, "logit growth");
+  EXPECT_EQ(known[0].strongest, (Head{1, 2}));
+}
+
+TEST_F(IllnessTest, WordsOfAKnownCauseStayWhenItIsWorse) {
+  Finding rate = Found(Rule::kLoss, 600, "learning rate too high");
+  rate.advice = "Lower it";
+  const auto first = At(606, {{Family::kLoss, rate}});
+  Finding jump = Found(Rule::kLoss, 600, "step change of the loss", Severity::kCritical);
+  jump.advice = "Look at the data";
+  const auto told = At(900, {{Family::kLoss, jump}});
+  ASSERT_EQ(told.size(), 1u);
+  EXPECT_EQ(told[0].severity, Severity::kCritical);
+  EXPECT_EQ(told[0].cause, "learning rate too high");
+  EXPECT_EQ(told[0].summary, "r: it is learning rate too high.");
+  EXPECT_EQ(told[0].advice, "Lower it");
+}
+
+TEST_F(IllnessTest, SpikeOfLongAgoKeepsNoJumpFromItsCause) {
+  const auto spike = At(300, {{Family::kLoss, Found(Rule::kLoss, 299, "", Severity::kInfo)}});
+  const Finding scores = Found(Rule::kLogits, 600, "", Severity::kWarning, {1, 2});
+  const auto growth = At(610, {{Family::kLogits, scores}});
+  ASSERT_EQ(growth.at(0).key, "b1") << "it began long after the spike";
+  const Finding jump = Found(Rule::kLoss, 650, "step change of the loss", Severity::kCritical);
+  const auto told = At(660, {{Family::kLogits, scores}, {Family::kLoss, jump}});
+  ASSERT_EQ(told.size(), 2u);
+  EXPECT_EQ(told[0].key, spike.at(0).key);
+  EXPECT_EQ(told[0].state, AlertState::kResolved);
+  EXPECT_EQ(told[1].key, "b1");
+  EXPECT_EQ(told[1].cause, "logit growth");
+  EXPECT_EQ(told[1].severity, Severity::kCritical);
+  EXPECT_EQ(engine_.alerts_firing(), 1u);
+  EXPECT_TRUE(At(661, {{Family::kLogits, scores}, {Family::kLoss, jump}}).empty()) << "told once";
+}
+
 TEST_F(IllnessTest, SignsFromLongBeforeTheirExplanationAreAnother) {
   At(300, {{Family::kLoss, Found(Rule::kLoss, 300)}});
   const auto drift = At(900, {{Family::kRounding, Found(Rule::kDrift, 880, "", Severity::kWarning, {1, 2})},
