@@ -235,6 +235,12 @@ std::string Stage(const v1::Run& run) {
   return "0 " + run.judged().text();
 }
 
+std::string LossText(const v1::Run& run, int digits, const char* none) {
+  const auto& reported = run.signals();
+  const bool known = !std::isnan(run.loss()) || std::find(reported.begin(), reported.end(), "loss") != reported.end();
+  return known ? Number(run.loss(), digits) : none;
+}
+
 std::string JudgedText(const v1::Run& run) {
   std::string text;
   for (const v1::Judged::Family& family : run.judged().families()) {

@@ -64,8 +64,10 @@ std::string Date(int64_t unix_ns);   // RFC 3339 in UTC; "-" for 0
 std::string Time(int64_t unix_ns);
 int64_t NowUnixNs();
 std::string Stage(uint32_t stage);  // "3 norm"
-// The run's; without an alert what it is judged by: "0 healthy", "0 judged by: leak".
+// The run's; without an alert what is said of it: "0 healthy", "0 nothing found in 5 steps", "0 judged by: leak".
 std::string Stage(const v1::Run& run);
+// "NaN" of a loss that was so, `none` where the run has never reported one.
+std::string LossText(const v1::Run& run, int digits = 6, const char* none = "-");
 // "drift 0 of 12 layers, ..., loss no"; "-" from a server without that field.
 std::string JudgedText(const v1::Run& run);
 // "269.1 (0..343.6), 25 min"; for people "~269 (0-344), 25 min".

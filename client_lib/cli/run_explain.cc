@@ -155,7 +155,7 @@ Json Explained(const v1::Run& told, std::vector<Json> alerts, const std::string&
     any = true;
     if (alert["state"] == "firing" && severity.is_null()) severity = alert["severity"];
   }
-  const bool sound = told.judged().whole() && told.judged().text() == "healthy";
+  const bool healthy = told.judged().text() == "healthy";  // Else it is too young for that.
   const std::string name = told.description().name();
   return {{"format", kFormat},
           {"run",
@@ -167,10 +167,11 @@ Json Explained(const v1::Run& told, std::vector<Json> alerts, const std::string&
             {"end_reason", told.end_reason().empty() ? Json() : Json(told.end_reason())},
             {"imported", told.imported()},
             {"last_report_unix_ns", told.last_report_unix_ns()}}},
-          {"verdict", !severity.is_null() ? "ill"
-                      : any               ? "recovered"
-                      : sound             ? "healthy"
-                                          : "not judged"},
+          {"verdict", !severity.is_null()      ? "ill"
+                      : any                    ? "recovered"
+                      : !told.judged().whole() ? "not judged"
+                      : healthy                ? "healthy"
+                                               : "nothing found"},
           {"severity", severity},
           {"stage", told.stage()},
           {"stage_name", told.stage() < std::size(kStages) ? Json(kStages[told.stage()]) : Json()},
@@ -199,7 +200,8 @@ std::vector<std::pair<std::string, size_t>> InWords(const Json& told) {
   const Json& run = told["run"];
   std::vector<std::pair<std::string, size_t>> lines;
   const auto add = [&lines](const std::string& text, size_t margin = 0) { lines.emplace_back(OneLine(text), margin); };
-  add(run["name"].get<std::string>() + ": " + told["verdict"].get<std::string>() + ", " +
+  const Json& said = told["verdict"] == "nothing found" ? told["judged"]["text"] : told["verdict"];
+  add(run["name"].get<std::string>() + ": " + said.get<std::string>() + ", " +
       (run["ended"].get<bool>() ? "ended" : "running") + ", step " + run["step"].dump());
   if (told["verdict"] == "not judged" || !told["judged"]["whole"].get<bool>()) {
     const auto text = told["judged"]["text"].get<std::string>();
@@ -301,8 +303,10 @@ ExitCode ExplainRun(Cli* cli, const ExplainOptions& options) {
           }
           alerts.push_back(AlertOf(alert, actions));
         }
-        const std::string page = PageOf(connection, &status);
+        std::string page = PageOf(connection, &status);
         if (!status.ok() && CodeOf(status) != kDenied) return Report(connection, status);
+        // Of a private server alone, which nothing else opens: what is printed may be kept in logs.
+        if (!page.empty() && !connection->page_token().empty()) page += "?token=" + connection->page_token();
         const Json told = Explained(run, std::move(alerts), page);
         PrintExplained(cli, told);
         return options.exit_code && !told["severity"].is_null() ? kFindings : kOk;

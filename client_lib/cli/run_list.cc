@@ -45,7 +45,8 @@ std::string StateOf(const v1::Run& run) {
 // Of a run without alerts: what may be claimed of it, where there is no room for its stage.
 std::string Health(const v1::Run& run) {
   if (!run.has_judged() || run.stage() > 0) return "-";
-  return run.judged().whole() && run.judged().text() == "healthy" ? "healthy" : "partly";
+  if (!run.judged().whole()) return "partly";
+  return run.judged().text() == "healthy" ? "healthy" : "none yet";
 }
 
 }  // namespace
@@ -66,7 +67,7 @@ Table RunsForPeople(Connection* connection, const v1::ListRunsResponse& response
     table.rows.push_back(
         {run.description().name(), StateOf(run), Cell(ill ? SeverityName(alert.severity()) : Health(run), colour),
          ill ? HeadText(alert.layer(), alert.head()) : "-", ill ? Integer(alert.first_step()) : "-", EtaText(run.eta()),
-         Stage(run), Integer(run.step()), Number(run.loss(), 4), Time(run.last_report_unix_ns())});
+         Stage(run), Integer(run.step()), LossText(run, 4), Time(run.last_report_unix_ns())});
   }
   return table;
 }

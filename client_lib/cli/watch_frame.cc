@@ -27,7 +27,7 @@ std::vector<std::string> Header(const v1::Run& run, int64_t now_unix_ns) {
   std::vector<std::string> lines = {
       run.description().name() + "  attempt " + std::to_string(run.description().attempt()) + "  step " +
           Integer(run.step()) + "  stage " + Stage(run) + "  " + state,
-      "loss " + Number(run.loss(), 5) + "  last report " +
+      "loss " + LossText(run, 5, "not reported") + "  last report " +
           (run.last_report_unix_ns() == 0
                ? "never"
                : TimeText(1e-9 * static_cast<double>(now_unix_ns - run.last_report_unix_ns())) + " ago, " +

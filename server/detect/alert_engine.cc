@@ -304,8 +304,14 @@ void AlertEngine::AddDetails(const Subject& subject, const RunDescription& run, 
       ++sign->heads_total;
       if (sign->heads.size() < static_cast<size_t>(options_.heads_max)) sign->heads.push_back(finding.where);
     }
+  }
+  AddEvidence(findings, sign);
+}
+
+void AlertEngine::AddEvidence(const std::vector<Finding>& findings, Sign* sign) const {
+  for (const Finding& finding : findings) {
     for (int32_t i = 0; i < finding.fact_count; ++i) {
-      if (sign->evidence.size() >= static_cast<size_t>(options_.evidence_max)) break;
+      if (sign->evidence.size() >= static_cast<size_t>(options_.evidence_max)) return;
       const Fact& fact = finding.facts[static_cast<size_t>(i)];
       sign->evidence.push_back({.signal = fact.signal,
                                 .where = fact.where,
@@ -319,6 +325,13 @@ void AlertEngine::AddDetails(const Subject& subject, const RunDescription& run, 
   }
 }
 
+void AlertEngine::RenewEvidence(const std::vector<Finding>& findings, Sign* sign) const {
+  // What has words of its own tells of one moment.
+  if (sign->own_words || findings.front().exact || ToldExactly(sign->evidence)) return;
+  sign->evidence.clear();
+  AddEvidence(findings, sign);
+}
+
 void AlertEngine::Apply(const Subject& subject, Open* own, int64_t step, const RunDescription& run,
                         const std::vector<Finding>& findings, std::vector<AlertTransition>* out) {
   const UserRule* const rule = subject.rule;
@@ -330,7 +343,7 @@ void AlertEngine::Apply(const Subject& subject, Open* own, int64_t step, const R
     Resolve(subject.family, step, run, "what is found from here on is of another alert", out);
     open = nullptr;
   }
-  // Most findings are of a sign that was told already: only others need their heads and evidence.
+  // Most findings are of a sign that was told already: only others need their heads and words.
   if (open == nullptr) AddDetails(subject, run, findings, &found);
   if (open == nullptr && rule == nullptr) open = own->firing && !moves ? own : IllnessOf(found, step);
   if (open == nullptr) {
@@ -379,6 +392,8 @@ void AlertEngine::Apply(const Subject& subject, Open* own, int64_t step, const R
     if (rises) {
       AddDetails(subject, run, findings, &found);
       Renew(std::move(found), found_rank < rank || open->told.repaired_step >= 0, sign);
+    } else if (!found.own_words && open->told.repaired_step < 0) {
+      RenewEvidence(findings, sign);
     }
   }
   if (sign == &Leading(*open)) {
@@ -560,6 +575,7 @@ AlertTransition AlertEngine::Describe(const Subject& subject, Open* open, int64_
   const LossState loss = rule == nullptr ? LossBeside(*open, leading) : LossState::kNotKnown;
   absl::StrAppend(&change.summary, TailOf(change, leading.eta_words, loss));
   AddOtherSigns(*open, leading, &change);
+  PutWorstFirst(open->stage, /*by_limits=*/!leading.own_words, &change.evidence);
   AdviceState state = StateFor(open->severity, open->stage, leading.sigma);
   state.cause = leading.cause;
   if (rule != nullptr || !leading.advice.empty()) {
@@ -576,7 +592,7 @@ AlertTransition AlertEngine::Describe(const Subject& subject, Open* open, int64_
   return change;
 }
 
-// The evidence of all signs, in the order in which they began, and a word of those that do not lead.
+// The evidence of all signs, and a word of those that do not lead, in the order in which they began.
 void AlertEngine::AddOtherSigns(const Open& open, const Sign& leading, AlertTransition* change) const {
   if (open.signs.size() == 1) return;
   std::vector<const Sign*> signs;

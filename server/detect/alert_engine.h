@@ -11,7 +11,8 @@
 // An alert rises (same key, k + 1) when a sign joins it, when severity or stage
 // of a sign goes beyond what was reported, or when its advice becomes to go
 // back.  It rises, too, when a finding is exact after only a set was named, or
-// is news.  A sign lapses after `resolve_steps` without a finding, and the alert
+// is news.  What it then tells has the newest values of all signs, the worst first
+// (alert_text.h).  A sign lapses after `resolve_steps` without a finding, and the alert
 // resolves with its last one.  After that its families stay quiet for
 // `cooldown_steps`, unless what is found is worse than the last alert.
 //
@@ -235,6 +236,9 @@ class AlertEngine {
   void Apply(const Subject& subject, Open* own, int64_t step, const RunDescription& run,
              const std::vector<Finding>& findings, std::vector<AlertTransition>* out);
   static bool MayBeOnePlace(const Sign& a, const Sign& b);
+  void AddEvidence(const std::vector<Finding>& findings, Sign* sign) const;
+  // The newest values of a sign that was told already: its words and heads stay.
+  void RenewEvidence(const std::vector<Finding>& findings, Sign* sign) const;
   // `found` in place of what `sign` was.
   void Renew(Sign found, bool keep_cause, Sign* sign) const;
   void AddOtherSigns(const Open& open, const Sign& leading, AlertTransition* change) const;

@@ -1,6 +1,8 @@
 #include "server/detect/alert_text.h"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
@@ -32,7 +34,26 @@ std::string BiasText(const AlertTransition& change) {
       largest->value, largest->threshold);
 }
 
+// How far a value is beyond its limit, as a factor; 1 where there is none to hold it against.
+double Beyond(const Evidence& piece) {
+  if (!std::isfinite(piece.value)) return std::numeric_limits<double>::infinity();
+  const double factor = std::abs(piece.value / piece.threshold);
+  if (!std::isfinite(factor)) return 1;
+  // What must not fall below its limit is as bad as what is as far above.
+  return factor < 1 && piece.detector != kNextInLine ? 1 / std::max(factor, 1e-300) : factor;
+}
+
 }  // namespace
+
+void PutWorstFirst(int32_t stage, bool by_limits, std::vector<Evidence>* evidence) {
+  if (by_limits) {
+    std::stable_sort(evidence->begin(), evidence->end(),
+                     [](const Evidence& a, const Evidence& b) { return Beyond(a) > Beyond(b); });
+  }
+  if (stage < 5) return;
+  std::stable_partition(evidence->begin(), evidence->end(),
+                        [](const Evidence& piece) { return piece.signal == FindSignal(SignalId::kLoss)->name; });
+}
 
 std::string CauseOf(Family family, const std::vector<Finding>& findings) {
   switch (family) {

@@ -22,6 +22,11 @@ constexpr double kSmallest = 4096.0 * std::numeric_limits<float>::min();
 // 10^16 times as large; what is made of it is at most |q|, |k| or |v| times the root of its rows.
 constexpr double kSmallDo = 1e6;
 
+// A forward pass that a model trains with: the largest score, and the variance that roundings give A4 beside the
+// squares of dO, which follows |O|.  Beyond them Q, K or V are so large that their products overflow in any kernel.
+constexpr double kUsualScore = 1e8;
+constexpr double kUsualOutput = 1e12;
+
 // Layers that are named; of further ones their number is told.
 constexpr size_t kLayersMax = 8;
 constexpr size_t kHeadsInText = 8;
@@ -186,6 +191,7 @@ void LawWatch::Read(const StepSample& sample) {
 
 void LawWatch::ReadSquares(const StepSample& sample) {
   const auto squares_of_do = sample.matrix(SignalId::kDoSumsq), bad_of_do = sample.matrix(SignalId::kDoNonfinite);
+  const auto scores = sample.matrix(SignalId::kLogitMax), of_outputs = sample.matrix(SignalId::kLawA4Variance);
   const auto heads = static_cast<size_t>(layout_.heads), key_heads = static_cast<size_t>(layout_.kv_heads);
   any_huge_ = false;
   for (size_t tensor = 0; tensor < kTensors; ++tensor) {
@@ -199,11 +205,18 @@ void LawWatch::ReadSquares(const StepSample& sample) {
     for (size_t at = 0; at < squares.size(); ++at) {
       if (squares[at] != std::numeric_limits<float>::infinity() || bad[at] != 0) continue;
       double given = 0;
+      bool usual = true;  // The forward pass, as far as it was measured.
       for (size_t head = at * width; head < (at + 1) * width; ++head) {
         const bool known = bad_of_do[head] == 0 && Usable(squares_of_do[head]);
         given += known ? squares_of_do[head] : std::numeric_limits<double>::infinity();
+        usual &= head >= scores.size() || IsNotMeasured(scores[head]) || std::abs(scores[head]) <= kUsualScore;
       }
       if (given > kSmallDo) continue;
+      const size_t cell = info.of_keys ? at : at * key_heads / heads;
+      usual &= cell >= of_outputs.size() || std::isnan(of_outputs[cell]) ||
+               of_outputs[cell] <= kUsualOutput * std::max(given, kSmallest);
+      // dV is made of P and dO alone.
+      if (!usual && info.squares != SignalId::kDvSumsq) continue;
       huge_[tensor].resize(squares.size(), -1);
       huge_[tensor][at] = given;
       any_huge_ = true;

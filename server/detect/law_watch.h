@@ -41,7 +41,8 @@
 // huge     dQ, dK or dV has a sum of squares that a float cannot hold, though all its elements are
 //          finite, and dO is finite and small.  An element of 1e26 makes its laws' variances infinite as
 //          well.  No forward pass that a model trains with makes that of such a dO, so no chance is spent.
-//          Where dO is large or not known it is overflow, and no fault.
+//          Where dO is large or not known it is overflow, and no fault.  So it is of dQ and dK where the scores or O
+//          are far beyond those of such a pass, as behind a weight that has jumped.
 //
 // A1 alone is broken only where it is also beyond twice alike.  Its bias in healthy kernels is tens
 // of sigmas, so that otherwise everything would hang on how well alike is known from some rows.

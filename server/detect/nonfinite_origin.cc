@@ -325,6 +325,23 @@ bool FollowsFromCounts(SignalId id) {
   return of_factors || (id >= SignalId::kLawA10 && id <= SignalId::kShadowDvVarianceSq && !MustBeZero(id));
 }
 
+// What is made of squares of a matrix, and so overflows before its largest singular value does: that value.
+SignalId SigmaBehind(SignalId id) {
+  switch (id) {
+    case SignalId::kGramSigma:
+    case SignalId::kGramStableRank:
+    case SignalId::kGramEffectiveRank:
+    case SignalId::kGramTop2Ratio:
+    case SignalId::kGramIncrementRank:
+    case SignalId::kWqSigmaResidual:
+      return SignalId::kWqSigma;
+    case SignalId::kWkSigmaResidual:
+      return SignalId::kWkSigma;
+    default:
+      return SignalId::kNone;
+  }
+}
+
 // Values of the run and of heads; an origin among other things is not looked for.
 bool IsLookedAt(SignalId id) {
   // A sequence whose labels are all masked has a mean of NaN, and jobs drop it.
@@ -366,6 +383,7 @@ class Search {
       if (bad_ > told_.size()) first.note = absl::StrCat(bad_ - told_.size(), " further values are not finite");
     }
     NameRun();
+    NameOverflows();
     return std::move(found_);
   }
 
@@ -377,6 +395,7 @@ class Search {
   struct Counts {
     bool measured = false;
     bool given_finite = false;
+    bool returned_bad = false;  // Of dQ, dK or dV: any that is not finite.
   };
   using Layers = std::vector<Layer>;
   struct Origin {
@@ -397,6 +416,9 @@ class Search {
         const auto row = values.subspan(at * columns, columns);
         Counts& counts = counts_[at];
         counts.measured |= std::any_of(row.begin(), row.end(), [](float value) { return !IsNotMeasured(value); });
+        if (CountsGradient(id)) {
+          counts.returned_bad |= std::any_of(row.begin(), row.end(), [id](float value) { return IsBad(id, value); });
+        }
         if (id == SignalId::kDoNonfinite) {
           counts.given_finite = std::all_of(row.begin(), row.end(), [](float value) { return value == 0; });
         }
@@ -404,12 +426,20 @@ class Search {
     }
   }
 
-  bool IsBadHere(SignalId id, size_t layer, float value) const {
-    return IsBad(id, value) && !(counts_[layer].measured && FollowsFromCounts(id));
+  bool IsBadHere(SignalId id, size_t layer, const float& value) const {
+    return IsBad(id, value) && !(counts_[layer].measured && FollowsFromCounts(id)) && !IsOverflow(id, value);
+  }
+  // Of a value of the sample that is not finite: whether the weights that it is made of are.
+  bool IsOverflow(SignalId id, const float& value) const {
+    const SignalId behind = SigmaBehind(id);
+    if (behind == SignalId::kNone) return false;
+    const auto at = static_cast<size_t>(&value - sample_.matrix(id).data());
+    const auto sigmas = sample_.matrix(behind);
+    return at < sigmas.size() && !IsNotMeasured(sigmas[at]) && std::isfinite(sigmas[at]);
   }
 
-  // Whether a kernel made it.
-  bool IsCulprit(size_t layer) const { return side_[kBackward][layer].bad && counts_[layer].given_finite; }
+  // Whether a kernel made it.  Sums of a layer that overflow, though all elements are finite, are no fault.
+  bool IsCulprit(size_t layer) const { return counts_[layer].given_finite && counts_[layer].returned_bad; }
 
   void Read() {
     for (const SignalId id : sample_.signals()) {
@@ -638,6 +668,45 @@ class Search {
     }
   }
 
+  // Information: what cannot be used, though nothing that was measured is wrong.
+  void NameOverflows() {
+    Finding finding;
+    finding.rule = Rule::kNonfinite;
+    finding.severity = Severity::kInfo;
+    finding.first_step = sample_.step;
+    finding.score = -1;
+    std::vector<const char*> signals;
+    size_t others = 0;
+    for (const SignalId id : sample_.signals()) {
+      if (SigmaBehind(id) == SignalId::kNone) continue;
+      const auto values = sample_.matrix(id);
+      const size_t columns = values.size() / layers_;
+      for (const float& value : values) {
+        if (!IsBad(id, value) || !IsOverflow(id, value)) continue;
+        const auto at = static_cast<size_t>(&value - values.data());
+        const Head where = {static_cast<int32_t>(at / columns),
+                            static_cast<int32_t>(at % columns * (static_cast<size_t>(heads_) / columns))};
+        if (signals.empty()) finding.where = where;
+        others += where == finding.where ? 0 : 1;
+        if (signals.empty() || signals.back() != FindSignal(id)->name) signals.push_back(FindSignal(id)->name);
+        finding.Add({.signal = FindSignal(id)->name,
+                     .where = where,
+                     .value = value,
+                     .first_step = sample_.step,
+                     .detector = "overflow"});
+      }
+    }
+    if (signals.empty()) return;
+    finding.summary =
+        absl::StrCat("squares of the weights (", absl::StrJoin(signals, ", "), ") overflow in layer ",
+                     finding.where.layer, " head ", finding.where.head, others > 0 ? " and others" : "",
+                     ": the weights are finite, but these measurements cannot be used, since step ", sample_.step);
+    finding.advice =
+        "Look at sigma(W_Q) and sigma(W_K) of the named heads. The Gram matrix has their squares, which no float "
+        "holds.";
+    found_.findings.push_back(std::move(finding));
+  }
+
   void NameRun() {
     for (const SignalId id : sample_.signals()) {
       if (!IsLookedAt(id) || FindSignal(id)->granularity != Granularity::kRun || !IsBad(id, sample_.scalar(id)))
@@ -681,7 +750,6 @@ class Search {
     if (HasSignal(origin, {"dq_nonfinite"})) tensors.push_back("dQ");
     if (HasSignal(origin, {"dk_nonfinite"})) tensors.push_back("dK");
     if (HasSignal(origin, {"dv_nonfinite"})) tensors.push_back("dV");
-    if (tensors.empty()) return "the backward pass of its kernel, which was given a finite dO";
     return absl::StrCat(absl::StrJoin(tensors, " and "), ", as the kernel returned ",
                         tensors.size() == 1 ? "it" : "them", " from a finite dO");
   }

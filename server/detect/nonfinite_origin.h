@@ -21,11 +21,16 @@
 // Where the elements of dO, dQ, dK and dV that are not finite are counted, more
 // is known.  A layer whose dO is finite and whose dQ, dK or dV is not has a
 // kernel that is at fault, whatever the layers above it are; the layers below
-// are innocent.  One whose dO is not finite got it from between it and the layer
+// are innocent.  Sums of a layer that are infinite, while no element is, have
+// overflowed: no kernel is at fault.  One whose dO is not finite got it from between it and the layer
 // above.  Sums of the laws of such a layer say nothing more.
 //
 // A layer that does not follow from another one is an origin of its own.  A
 // loss that is not finite while all scores are arose behind them.
+//
+// Gram matrices and residuals are made of squares, which overflow where sigma(W)
+// does not.  Where it is finite they are information: the weights are finite, and
+// the measurement cannot be used.
 //
 // Where ranks tell the norms of their own gradients, the first finding says which
 // ranks' are not finite while others' are.
@@ -44,7 +49,7 @@ namespace bellwether::server {
 
 struct Nonfinite {
   // Of the origins' heads in their order, then of the run; not their
-  // severity.  Empty: all is finite.
+  // severity, but for measurements that overflow: kInfo.  Empty: all is finite.
   std::vector<Finding> findings;
   bool forward = false, backward = false, weights = false;  // Anything of a head.
   bool loss = false, grad_norm = false;

@@ -518,6 +518,7 @@ void RunJudge::State::JudgeNonfinite(const StepSample& sample) {
   const bool may_be_skipped = run.attention.score_dtype == "fp16" && !found.weights;
   const bool skipped = may_be_skipped && bad_losses <= kLostLossesMax && bad_gradients <= kOverflowsMax;
   for (Finding& finding : found.findings) {
+    if (finding.severity == Severity::kInfo) continue;  // A measurement that overflows, whatever is skipped.
     const bool norm_alone = finding.where.layer < 0 && finding.facts[0].signal == FindSignal(SignalId::kGradNorm)->name;
     finding.severity = norm_alone ? Severity::kWarning : Severity::kCritical;
     if (skipped) {

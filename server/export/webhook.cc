@@ -29,6 +29,17 @@ nlohmann::json AlertJson(const AlertTransition& transition, const AlertLinks& li
           {"fingerprint", AlertFingerprint(transition)}};
 }
 
+// Of what a person must hear of: an alert that was told again with newer values alone is no news.
+size_t NewsHash(const nlohmann::json& alert) {
+  nlohmann::json news = {{"labels", alert.at("labels")}};
+  const nlohmann::json& annotations = alert.at("annotations");
+  for (const char* const name : {"summary", "cause", "advice", "stage"}) {
+    const auto found = annotations.find(name);
+    if (found != annotations.end()) news[name] = *found;
+  }
+  return std::hash<std::string>()(news.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+}
+
 // Pairs that all alerts have.
 nlohmann::json Common(const nlohmann::json& alerts, const char* field) {
   nlohmann::json common = alerts.at(0).at(field);
@@ -268,7 +279,7 @@ std::string Webhook::Body(RunId run, const Pending& pending, uint64_t* told, Sai
   size_t others = 0;
   for (const AlertTransition& alert : Firing(run)) {
     nlohmann::json text = AlertJson(alert, options_.links, imported);
-    const size_t hash = std::hash<std::string>()(text.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+    const size_t hash = NewsHash(text);
     const auto found = before.find(alert.key);
     const bool unchanged = found != before.end() ? found->second == hash
                                                  : alert.id <= said->before && !pending.changed.contains(alert.key);

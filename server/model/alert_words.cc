@@ -206,8 +206,6 @@ std::string PiecesText(const AlertTransition& alert, size_t pieces_max, bool bey
   for (const Evidence& piece : alert.evidence) {
     if (!beyond_limits || piece.detector != kNextInLine) pieces.push_back(&piece);
   }
-  std::stable_partition(pieces.begin(), pieces.end(),
-                        [&](const Evidence* piece) { return piece->where == alert.strongest; });
   std::set<std::pair<std::string, Head>> said;
   std::string text;
   int64_t since = -1;

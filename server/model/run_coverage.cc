@@ -126,8 +126,8 @@ void RunCoverage::Observe(const StepSample& sample) {
   }
 }
 
-JudgedBy RunCoverage::At(int64_t step, int32_t layers) const {
-  JudgedBy told{.yet = head_step >= 0 || steps >= kFirstSteps, .layers = layers};
+JudgedBy RunCoverage::At(int64_t step, int32_t layers, uint64_t steps_judged) const {
+  JudgedBy told{.yet = head_step >= 0 || steps >= kFirstSteps, .layers = layers, .step = step, .steps = steps_judged};
   const auto is_off = [this](size_t family) { return (off >> family & 1) != 0; };
   const auto columns = static_cast<size_t>(layers);
   const bool heads = missed.size() == kHeadFamilies * columns && !Late(step, head_step, head_gap, period);
@@ -172,7 +172,9 @@ bool JudgedBy::whole() const {
 }
 
 std::string JudgedBy::Text(bool ended) const {
-  if (whole()) return "healthy";
+  if (whole()) {
+    return young() ? absl::StrCat("nothing found in ", steps, steps == 1 ? " step" : " steps") : "healthy";
+  }
   if (!yet && !ended) return "not judged yet";
   std::vector<const char*> all, none;
   std::map<int32_t, std::vector<const char*>> some;  // By the layers that have it.

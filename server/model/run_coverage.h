@@ -24,15 +24,24 @@ inline constexpr size_t kRuleFamilies = 6;
 inline constexpr size_t kHeadFamilies = 5;  // All but the loss.
 const char* FamilyName(RuleFamily family);
 
+// Before this step trends of heads are not judged (ContextOptions::warmup_steps): that nothing was found says little.
+inline constexpr int64_t kYoungSteps = 700;
+// Nor does it after fewer steps than these, where a run is watched from a later step on.
+inline constexpr uint64_t kFewSteps = 100;
+
 // What is told of it at one moment.
 struct JudgedBy {
   bool yet = false;                             // False: too few steps have come to say.
   int32_t layers = 0;                           // Of the run.
   std::array<int32_t, kRuleFamilies> judged{};  // Layers; of the loss 0 or 1.
+  int64_t step = -1;                            // The newest.
+  uint64_t steps = 0;                           // That were judged, of all attempts.
   int32_t of(RuleFamily family) const { return family == RuleFamily::kLoss ? 1 : layers; }
-  bool whole() const;  // By each family in all layers: only then "healthy" is true.
-  // "healthy" if whole(), else what is to be said in its place: "not judged yet", "not judged",
-  // "judged by: leak", "judged by: norm, leak, loss; drift, ties, logits in 3 of 12 layers".
+  bool whole() const;  // By each family in all layers.
+  bool young() const { return step + 1 < kYoungSteps || steps < kFewSteps; }
+  // If whole(): "healthy", or of a young run "nothing found in 5 steps".  Else what is to be said in their
+  // place: "not judged yet", "not judged", "judged by: leak", "judged by: norm, leak, loss; drift, ties, logits in 3
+  // of 12 layers".
   std::string Text(bool ended) const;
 };
 
@@ -49,7 +58,8 @@ struct RunCoverage {
 
   // Takes a closed step in.  A higher attempt begins anew, a lower one is ignored.
   void Observe(const StepSample& sample);
-  JudgedBy At(int64_t step, int32_t layers) const;
+  // After `steps_judged` steps, of all attempts.
+  JudgedBy At(int64_t step, int32_t layers, uint64_t steps_judged) const;
 
   // Of a record that knows only which signals were reported: in all layers, up to `step`.
   static RunCoverage Of(const std::vector<SignalId>& signals, int32_t layers, uint32_t attempt, int64_t step);

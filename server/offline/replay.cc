@@ -35,6 +35,7 @@ class Replayer final : public RunListener {
   void OnSample(const StepSample& sample) override {
     if (!IsWanted(sample.step)) return;
     coverage_.Observe(sample);
+    ++steps_;
     step_ = std::max(step_, sample.step);
     judge_->Observe(sample, &transitions_);
     Print();
@@ -48,7 +49,7 @@ class Replayer final : public RunListener {
   // To standard error, where the run was judged in part: no alert is no health then.
   void PrintJudged() const {
     if (judge_ == nullptr) return;
-    const JudgedBy judged = coverage_.At(step_, layers_);
+    const JudgedBy judged = coverage_.At(step_, layers_, steps_);
     if (judged.whole()) return;
     std::fflush(stdout);  // Behind what it is about.
     std::fprintf(stderr, "%s: %s\n", name_.c_str(), judged.Text(/*ended=*/true).c_str());
@@ -78,6 +79,7 @@ class Replayer final : public RunListener {
   std::string name_;
   int32_t layers_ = 0;
   int64_t step_ = 0;
+  uint64_t steps_ = 0;
   RunCoverage coverage_;
   std::unique_ptr<RunJudge> judge_;
   std::vector<AlertTransition> transitions_;

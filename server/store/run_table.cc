@@ -14,7 +14,7 @@ JudgedBy JudgedByOf(const RunRecord& run) {
   const bool known = !run.coverage.missed.empty();
   const RunCoverage coverage =
       known ? run.coverage : RunCoverage::Of(run.signals, layers, run.description.attempt, run.step);
-  return coverage.At(run.step, layers);
+  return coverage.At(run.step, layers, run.steps_recorded);
 }
 
 void RunTable::Publish(RunSnapshotPtr snapshot) {

@@ -92,9 +92,9 @@ class RunTest(CliTest):
     def test_list_as_a_table(self) -> None:
         self.assertEqual(
             self.ask("run", "list"),
-            "RUN       STEP  STAGE      LOSS  FIRING  ETA               LAST REPORT           STATE\n"
-            "gpt-bf16  399   1 drift    0.01  1       1200 (900..1600)  2023-11-14T22:13:20Z  live\n"
-            "gpt-fp32  399   0 healthy  0.01  0       -                 2020-09-13T12:26:40Z  ended\n",
+            "RUN       STEP  STAGE                         LOSS  FIRING  ETA               LAST REPORT           STATE\n"
+            "gpt-bf16  399   1 drift                       0.01  1       1200 (900..1600)  2023-11-14T22:13:20Z  live\n"
+            "gpt-fp32  399   0 nothing found in 400 steps  0.01  0       -                 2020-09-13T12:26:40Z  ended\n",
         )
 
     def test_list_without_headers_filtered_and_limited(self) -> None:
@@ -144,7 +144,22 @@ class RunTest(CliTest):
         finally:
             server.close()
         run = json.loads(self.ask("run", "get", "gpt-fp32", "-o", "json"))
-        self.assertEqual((run["judged"]["whole"], run["judged"]["text"]), (True, "healthy"))
+        self.assertEqual((run["judged"]["whole"], run["judged"]["text"]), (True, "nothing found in 400 steps"))
+
+    def test_a_loss_that_was_never_reported_is_no_nan(self) -> None:
+        server = Server()
+        try:
+            server.tell("unreported")
+            ask = ["--server", server.address, "run"]
+            listed = run(*ask, "list", "--no-headers").stdout.splitlines()[1]
+            self.assertRegex(listed, r"^gpt-fp32  399   0 judged by: all but loss  -  ")
+            self.assertRegex(run(*ask, "get", "gpt-fp32").stdout, r"(?m)^loss +not reported$")
+            self.assertIn("loss not reported  last", run(*ask, "watch", "gpt-fp32", "--once").stdout)
+            server.tell("nan")
+            listed = run(*ask, "list", "--no-headers").stdout.splitlines()[1]
+            self.assertRegex(listed, r"  NaN  ")
+        finally:
+            server.close()
 
     def test_events_and_annotate(self) -> None:
         self.ask("run", "annotate", "gpt-fp32", "new data", "--step", "7", "--kind", "data")

@@ -88,7 +88,12 @@ const checks = {
     assert.match(row('bf16-fa2'), /judged by: leak/);
     assert.doesNotMatch(row('bf16-fa2'), /healthy/);
     assert.match(row('fp32-control'), /healthy/);
+    assert.match(row('first-steps'), /nothing found in 50 steps/);
+    assert.doesNotMatch(row('first-steps'), /healthy/);
     assert.match(row('warmup-test'), /ended · judged by: loss/);
+    const losses = await page.$$eval('.runs tbody tr', (all) => all.map((tr) => [tr.querySelector('th a').textContent, tr.cells[7].innerText.trim()]));
+    assert.equal(Object.fromEntries(losses)['gpt2-small/bf16-fa2'], '–', 'this run has reported no loss');
+    assert.match(Object.fromEntries(losses)['gpt2-small/fp32-control'], /^\d/);
     assert.deepEqual(await breaches(page), []);
     await page.close();
     page = await open(server, '#/run/gpt2-small%2Fbf16-fa2');
@@ -98,6 +103,11 @@ const checks = {
     const others = await page.locator('#beside option').allTextContents();
     for (const other of ['gpt2-small/fp32-control', 'gpt2-small/warmup-test · imported · judged by: loss']) assert.ok(others.includes(other), others);
     for (const part of [/^judged by: leak/, /no alert fires/, /Not judged, since its signals do not arrive: drift, ties, norm, logits, loss\./]) assert.match(verdict, part);
+    assert.deepEqual(await breaches(page), []);
+    await page.close();
+    page = await open(server, '#/run/gpt2-small%2Ffirst-steps');
+    await page.waitForSelector('.verdict.info');
+    assert.match(await page.textContent('.verdict'), /^Nothing found in 50 steps.*no alert fires/);
     assert.deepEqual(await breaches(page), []);
     await server.stop();
   },

@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -109,8 +110,7 @@ def test_a_sound_run_claims_only_what_was_judged(
     run = server.json("run", "get", SOUND)
     counts = [each for each in found["alerts"] if each["severity"] != "info"]
     assert counts == [] and found["severity"] is None and found["do"] == []
-    whole = run["judged"]["whole"] and run["judged"]["text"] == "healthy"
-    assert found["verdict"] == ("healthy" if whole else "not judged")
+    assert found["verdict"] == (run["judged"]["text"] if run["judged"]["whole"] else "not judged")
     assert found["judged"]["text"] == run["judged"]["text"]
 
 
@@ -198,7 +198,15 @@ def test_open_starts_an_ended_private_server_again() -> None:
         command = [*Server(Path()).program("bellwether"), "--server", first.grpc, "run", "import", recording]
         subprocess.run(command, check=True, capture_output=True, timeout=120)
         # A server at the usual place would be asked first; here is none.
-        assert bellwether("explain", SOUND).stdout.startswith(SOUND)
+        explained = bellwether("explain", SOUND).stdout
+        assert explained.startswith(SOUND)
+        # Its token alone opens its page.
+        page = first.page_url(SOUND)
+        assert f"?token={first.token}#" in page and explained.splitlines()[-1] == page
+        urllib.request.urlopen(page.partition("#")[0], timeout=60).close()
+        command = [*Server(Path()).program("bellwether"), "run", "explain", SOUND]
+        done = subprocess.run(command, env=env, check=True, capture_output=True, text=True, timeout=120)
+        assert done.stdout == explained
         os.kill(first.pid, signal.SIGTERM)
         os.waitpid(first.pid, 0)
         done = bellwether("open", SOUND)

@@ -140,7 +140,7 @@ def test_a_run_that_is_judged_in_part_says_so_everywhere(
         return listed
 
     told: dict[str, Any] = {}
-    assert " 0 healthy " in train("whole")
+    assert " 0 nothing found in 12 steps " in train("whole")
     assert told["doctor"] == [] and "judged in part" not in told["log"]
     assert 'bellwether_run_judged_ratio{run="whole",family="all"} 1' in told["metrics"]
 

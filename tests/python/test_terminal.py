@@ -200,6 +200,7 @@ def test_words_of_others_stay_on_their_line(owner: Owner, caplog: pytest.LogCapt
     ("judged", "said"),
     [
         (WHOLE, "healthy"),
+        ({**WHOLE, "text": "nothing found in 5 steps"}, "nothing found in 5 steps"),
         ({"text": "judged by: loss"}, "no alert, but it is not wholly judged: judged by: loss"),
         (None, "no alert, but it is not wholly judged: not judged"),
     ],

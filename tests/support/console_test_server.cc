@@ -160,6 +160,7 @@ std::vector<SyntheticRun> Scenario(const std::string& name) {
                   .layout = {.layers = 32, .heads = 32, .kv_heads = 8, .head_dim = 64, .seq_len = 4096},
                   .steps = 12400});
   runs.push_back({.id = 4, .name = "gpt2-small/warmup-test", .steps = 800, .ended = true});
+  if (name == "partly") runs.push_back({.id = 5, .name = "gpt2-small/first-steps", .steps = 50});
   for (RunId id = 5; name == "many" && id <= 1000; ++id) {
     runs.push_back({.id = id,
                     .name = absl::StrCat("sweep/run-", id),
@@ -215,6 +216,13 @@ int Main(const std::vector<std::string>& arguments) {
       std::vector<SignalId> reported = {SignalId::kLoss};
       if (run.id == 1) reported = {SignalId::kKeyLeakSum, SignalId::kKeyGradientSum};
       snapshot->record.coverage = RunCoverage::Of(reported, run.layout.layers, 0, run.steps);
+      if (run.id == 1) {
+        snapshot->record.signals = reported;
+        auto newest = std::make_shared<StepSample>();
+        newest->Reset(run.layout);
+        newest->step = run.steps;
+        snapshot->newest = newest;
+      }
     }
     table.Publish(snapshot);
   };

@@ -9,7 +9,8 @@
 // Prints "port N" once it serves.  Then takes one command a line on stdin and
 // answers "ok": "post KEY BYTES" posts a firing warning of run gpt-bf16, "end"
 // ends that run, "export BYTES" makes exports BYTES long, "pad" takes from run
-// gpt-fp32 what a mask takes in two of its three layers.  Ends with stdin.
+// gpt-fp32 what a mask takes in two of its three layers, "unreported" all its
+// losses; "nan" gives it one that is NaN.  Ends with stdin.
 #include <grpcpp/grpcpp.h>
 
 #include <algorithm>
@@ -18,10 +19,12 @@
 #include <fstream>
 #include <iostream>
 #include <iterator>
+#include <limits>
 #include <map>
 #include <memory>
 #include <sstream>
 #include <string>
+#include <vector>
 
 #include "server/query/query_service.h"
 #include "server/query/run_router.h"
@@ -126,6 +129,17 @@ int main(int argc, char** argv) {
           const auto first = run->record.coverage.missed.begin() + 3 * static_cast<int>(family);
           std::fill(first, first + 2, RunCoverage::kNever);
         }
+      });
+    } else if (command == "unreported" || command == "nan") {
+      stack.Edit(healthy.id, [&command](RunSnapshot* run) {
+        std::vector<bellwether::SignalId>& signals = run->record.signals;
+        const bool is_nan = command == "nan";
+        auto newest = std::make_shared<StepSample>(*run->newest);
+        newest->Add(bellwether::SignalId::kLoss)[0] = is_nan ? std::numeric_limits<float>::quiet_NaN() : NotMeasured();
+        run->newest = newest;
+        std::erase(signals, bellwether::SignalId::kLoss);
+        if (is_nan) signals.push_back(bellwether::SignalId::kLoss);
+        run->record.coverage.loss_step = is_nan ? run->record.step : -1;
       });
     } else if (command == "export") {
       words >> bytes;

@@ -1,7 +1,7 @@
 // What is said of a run wherever one is listed: its stage, what it is judged by, that it was imported.
 import { num } from './api';
 import { h } from './dom';
-import { stageName } from './format';
+import { number, stageName } from './format';
 import type { Run } from './wire';
 
 /** A recording: it tells of the past, and its alerts notified no one. */
@@ -14,12 +14,13 @@ export function stageBadge(stage: number, severity: string): HTMLElement {
   return h('span', { class: `badge sev-${severity}` }, `${stage} · ${stageName(stage)}`);
 }
 
-/** "Healthy" only if everything is judged. */
+/** "Healthy" only if everything is judged, and behind the first steps. */
 export function runBadge(run: Run, severity: string): HTMLElement {
   if (run.stage > 0) return stageBadge(run.stage, severity);
   const partly = partlyJudged(run);
-  const words = [run.ended ? 'ended' : '', partly ?? (run.ended ? '' : 'healthy')].filter((word) => word !== '');
-  return h('span', { class: `badge ${run.ended ? 'stage-ended' : partly !== null ? 'sev-info' : 'stage-0'}` }, words.join(' · '));
+  const words = [run.ended ? 'ended' : '', partly ?? soundWords(run)].filter((word) => word !== '');
+  const isHealthy = partly === null && soundWords(run) === 'healthy';
+  return h('span', { class: `badge ${run.ended ? 'stage-ended' : isHealthy ? 'stage-0' : 'sev-info'}` }, words.join(' · '));
 }
 
 /** What is said in place of "healthy": "judged by: leak"; null if the run is judged in full. */
@@ -27,10 +28,22 @@ export function partlyJudged(run: Run): string | null {
   return run.judged && !run.judged.whole ? run.judged.text : null;
 }
 
+/** What is said of a run that is judged in full and has no alert: "healthy", "nothing found in 5 steps"; '' once it has ended so. */
+export function soundWords(run: Run): string {
+  const said = run.judged?.text || 'healthy';
+  return run.ended && said === 'healthy' ? '' : said;
+}
+
 /** The run in a list that holds text alone: "name · imported · judged by: leak". */
 export function runWords(run: Run): string {
   const judged = run.stage > 0 ? null : partlyJudged(run);
   return [run.description.name, run.imported ? 'imported' : null, judged].filter(Boolean).join(' · ');
+}
+
+/** NaN is a loss that was so; one that the run has never reported is a dash. */
+export function lossWords(run: Run): string {
+  const isKnown = !Number.isNaN(num(run.loss)) || run.signals.includes('loss');
+  return isKnown ? number(num(run.loss)) : '–';
 }
 
 const silentAfterSeconds = 600;

@@ -1,10 +1,10 @@
 // All runs: those that live before those that ended, worst first.
 import { headName, leading, worstSeverity } from './alerts';
 import { api, num } from './api';
-import { importedBadge, runBadge, silentFor } from './badges';
+import { importedBadge, lossWords, runBadge, silentFor } from './badges';
 import { pasteLine } from './copying';
 import { fill, focusIn, h } from './dom';
-import { ago, integer, number } from './format';
+import { ago, integer } from './format';
 import { stepRows } from './keys';
 import { leftOf, meanStepSeconds, toldWords } from './left';
 import { Route, formatRoute, routeOf } from './route';
@@ -261,7 +261,7 @@ export class RunsPage {
       numberCell(last ? integer(num(last.first_step)) : '–', alert ? toldWords(run, alert).replace(/^.*, /, '') : ''),
       numberCell(run.eta?.known && !run.ended ? `≈ ${integer(num(run.eta.steps))}` : '–', left?.time ? `about ${left.time}` : ''),
       h('td', { class: 'right at-step' }, integer(num(run.step))),
-      numberCell(number(num(run.loss))),
+      numberCell(lossWords(run)),
       numberCell(run.ended ? run.end_reason || 'ended' : `${run.ranks_reporting}/${run.description.reporters}`),
       lastReportCell(run));
   }

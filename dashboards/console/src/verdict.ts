@@ -2,7 +2,7 @@
 import { actionTitle, onTrial, repairWords, scopeOf, underWay, underWayWords, waiting } from './action_words';
 import { alertName, counts, headName, isFiring, leading, severityOf, worstSeverity } from './alerts';
 import { api, num } from './api';
-import { partlyJudged, silentFor } from './badges';
+import { partlyJudged, silentFor, soundWords } from './badges';
 import { caller } from './caller';
 import { Openings, h, labelled, replaceIfOther, showRefusal } from './dom';
 import { duration, firstSentence, integer, number, stageName, stageNames } from './format';
@@ -38,10 +38,11 @@ export function evidenceKey({ signal, layer, head }: Evidence): string {
   return `${signal} ${layer} ${head}`;
 }
 
-/** What stands in the verdict: of the strongest head, or else of all, each signal of a place once. */
+/** What stands in the verdict: of the strongest head, and of a loss that is lost, or else of all, each signal of a place once. */
 export function shownEvidence({ last }: Alert): Evidence[] {
   const found = new Map<string, Evidence>();
-  const ofStrongest = last.evidence.filter((e) => e.layer === last.layer && e.head === last.head);
+  const isLoss = (e: Evidence) => last.stage === 5 && e.signal === 'loss';
+  const ofStrongest = last.evidence.filter((e) => (e.layer === last.layer && e.head === last.head) || isLoss(e));
   for (const piece of ofStrongest.length > 0 ? ofStrongest : last.evidence) {
     if (!found.has(evidenceKey(piece))) found.set(evidenceKey(piece), piece);
   }
@@ -106,7 +107,7 @@ function before(alerts: Alert[], actions: Action[]): HTMLElement | null {
   return h('p', {}, h('strong', {}, 'Before: '), words);
 }
 
-/** No alert counts: the run is healthy, silent, ended, or judged in part. */
+/** No alert counts: the run is healthy, young, silent, ended, or judged in part. */
 function calm({ run, alerts, actions }: VerdictFacts): HTMLElement {
   const silent = silentFor(run);
   if (silent !== null) {
@@ -116,9 +117,12 @@ function calm({ run, alerts, actions }: VerdictFacts): HTMLElement {
   const partly = partlyJudged(run);
   const muted = alerts.filter(isFiring).length;
   const noAlert = muted === 0 ? 'no alert fires' : `no alert fires but ${muted} false alarm${muted === 1 ? '' : 's'}`;
-  const words = [run.ended ? 'Ended' : '', partly ?? (run.ended ? '' : 'Healthy')].filter((word) => word !== '');
-  const about = partly !== null ? term('judged') : null;
-  return box(partly !== null ? 'info' : 'healthy', headline(words.join(' · '), about, noAlert), before(alerts, actions), notJudged(run));
+  const sound = soundWords(run);
+  const said = partly ?? (run.ended ? sound : sound[0].toUpperCase() + sound.slice(1));
+  const words = [run.ended ? 'Ended' : '', said].filter((word) => word !== '');
+  const isHealthy = run.judged === undefined || run.judged.text === 'healthy';
+  const about = isHealthy ? null : term('judged');
+  return box(isHealthy ? 'healthy' : 'info', headline(words.join(' · '), about, noAlert), before(alerts, actions), notJudged(run));
 }
 
 /** What no rule can find in this run, since its signals do not arrive. */

@@ -7,10 +7,14 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <limits>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "bellwether/time_text.h"
+#include "server/detect/alert_text.h"
 #include "server/model/alert_words.h"
 
 namespace bellwether::server {
@@ -57,6 +61,25 @@ TEST_F(AlertEngineTest, OpensOnceAndNamesTheStrongestFirst) {
   EXPECT_NE(t.summary.find("layer 1 head 4"), std::string::npos) << t.summary;
   EXPECT_NE(t.advice.find("center_k"), std::string::npos) << t.advice;
   EXPECT_TRUE(At(120, {Drift(Severity::kWarning, 1, {1, 2}, 50)}).empty());
+}
+
+TEST_F(AlertEngineTest, EvidenceStandsByHowFarItIsBeyondItsLimit) {
+  std::vector<Evidence> evidence = {
+      {.signal = "common_mode", .value = 7, .threshold = 100, .detector = kNextInLine},
+      {.signal = "drift_ratio", .value = 8, .threshold = 4},
+      {.signal = "no_limit", .value = 9, .threshold = 0},
+      {.signal = "must_not_fall", .value = 1, .threshold = 5},
+      {.signal = "loss", .value = 2.2, .threshold = 2},
+      {.signal = "grad_norm", .value = std::numeric_limits<double>::infinity(), .threshold = 5}};
+  const auto signals = [&evidence] {
+    std::string text;
+    for (const Evidence& piece : evidence) absl::StrAppend(&text, " ", piece.signal);
+    return text;
+  };
+  PutWorstFirst(4, /*by_limits=*/true, &evidence);
+  EXPECT_EQ(signals(), " grad_norm must_not_fall drift_ratio loss no_limit common_mode");
+  PutWorstFirst(5, /*by_limits=*/false, &evidence);
+  EXPECT_EQ(signals(), " loss grad_norm must_not_fall drift_ratio no_limit common_mode");
 }
 
 TEST_F(AlertEngineTest, RisesUnderTheSameKey) {
@@ -300,6 +323,30 @@ TEST_F(IllnessTest, AlertKeepsItsKeyWhenItsCauseBecomesKnown) {
   EXPECT_EQ(known[0].rule, "loss");
   EXPECT_EQ(known[0].first_step, 600);
   EXPECT_EQ(known[0].evidence[0].signal, "loss") << "what began first comes first";
+}
+
+TEST_F(IllnessTest, EvidenceIsTheNewestWithTheLossFirst) {
+  const auto logits = [](double value, double other) {
+    Finding finding = Found(Rule::kLogits, 600, "", Severity::kCritical, {0, 1});
+    finding.stage = 4;
+    finding.facts[0] = {.signal = "logit_max", .where = {0, 1}, .value = value, .threshold = 50, .first_step = 600};
+    finding.Add({.signal = "wq_sigma", .where = {0, 3}, .value = other, .threshold = 10, .first_step = 600});
+    return finding;
+  };
+  EXPECT_EQ(At(600, {{Family::kLogits, logits(60, 11)}}).at(0).evidence.at(0).signal, "logit_max");
+  EXPECT_TRUE(At(640, {{Family::kLogits, logits(100, 90)}}).empty()) << "values alone are no news";
+  Finding lost = Found(Rule::kLoss, 641);
+  lost.stage = 5;
+  lost.facts[0] = {.signal = "loss", .value = 4, .threshold = 3.9, .first_step = 641};
+  std::vector<AlertTransition> told;
+  engine_.Collect(Family::kLoss, {lost});
+  engine_.Flush(641, run_, &told);
+  ASSERT_EQ(told.size(), 1u);
+  ASSERT_EQ(told[0].evidence.size(), 3u);
+  EXPECT_EQ(told[0].evidence[0].signal, "loss") << "by its limit it would be the last";
+  EXPECT_EQ(told[0].evidence[1].signal, "wq_sigma");
+  EXPECT_EQ(told[0].evidence[1].value, 90);
+  EXPECT_EQ(told[0].evidence[2].value, 100);
 }
 
 TEST_F(IllnessTest, FollowingSignsChangeNoKnownCause) {

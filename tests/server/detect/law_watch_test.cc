@@ -335,6 +335,26 @@ TEST(LawWatchTest, OverflowingSquaresOfLargeDoAreNoFault) {
   none([](StepSample* sample) { sample->Add(SignalId::kDkSumsq)[kCell] = NotMeasured(); });
 }
 
+TEST(LawWatchTest, OverflowBehindAHugeForwardPassIsNoFault) {
+  const float infinite = std::numeric_limits<float>::infinity();
+  const auto found = [&](SignalId squares, size_t at, int law, const auto& change) {
+    StepSample sample = WithSquares();
+    for (float& value : sample.Add(SignalId::kLogitMax)) value = 30;
+    Overflow(&sample, squares, at, law);
+    change(&sample);
+    return Judged(sample).size();
+  };
+  const auto usual = [](StepSample*) {};
+  const auto scores = [](StepSample* sample) { sample->Add(SignalId::kLogitMax)[1 * 8 + 5] = 1e12f; };
+  const auto outputs = [&](StepSample* sample) { sample->Add(SignalId::kLawA4Variance)[kCell] = infinite; };
+  EXPECT_EQ(found(SignalId::kDqSumsq, 1 * 8 + 5, 3, usual), 1u);
+  EXPECT_EQ(found(SignalId::kDqSumsq, 1 * 8 + 5, 3, scores), 0u);
+  EXPECT_EQ(found(SignalId::kDqSumsq, 1 * 8 + 5, 3, outputs), 0u);
+  EXPECT_EQ(found(SignalId::kDkSumsq, kCell, 1, scores), 0u);
+  EXPECT_EQ(found(SignalId::kDkSumsq, kCell, 1, outputs), 0u);
+  EXPECT_EQ(found(SignalId::kDvSumsq, kCell, 2, scores), 2u) << "dV is made of P and dO alone";
+}
+
 TEST(LawWatchTest, NumbersTooSmallForAFloatWidenLimits) {
   StepSample sample = Lawful();
   // Variances that were lost as zeros.

@@ -280,6 +280,42 @@ TEST(NonfiniteOriginTest, SumsOfLawsThatOverflowAreNoFault) {
   EXPECT_TRUE(out.empty());
 }
 
+TEST(NonfiniteOriginTest, SumsOfFiniteElementsThatOverflowBlameNoKernel) {
+  const AlertTransition t = NanAlert([](StepSample* s) {
+    AddCounts(s);
+    s->Add(SignalId::kKeyGradientSum)[2 * 2 + 1] = std::numeric_limits<float>::infinity();
+  });
+  EXPECT_EQ(t.cause, "unknown");
+  EXPECT_THAT(t.summary, testing::HasSubstr("first in layer 2 heads 2, 3: the key gradient dK of the backward pass"));
+  EXPECT_THAT(t.advice, testing::StartsWith("Stop, or go back to a checkpoint."));
+}
+
+TEST(NonfiniteOriginTest, GramOfFiniteWeightsThatOverflowsIsInformation) {
+  const RunDescription run = SixLayers();
+  const auto overflow = [](StepSample* s) {
+    for (const SignalId id : {SignalId::kGramSigma, SignalId::kGramTop2Ratio}) {
+      for (float& value : s->Add(id)) value = NotMeasured();
+      s->Add(id)[1 * 4 + 2] = kNan;
+    }
+    s->Add(SignalId::kWqSigma)[1 * 4 + 2] = 1e20f;
+  };
+  const StepSample sample = Spoiled(run, 40, overflow);
+  const Nonfinite found = FindNonfinite(sample, true);
+  ASSERT_EQ(found.findings.size(), 1u);
+  EXPECT_EQ(found.findings[0].severity, Severity::kInfo);
+  EXPECT_EQ(found.findings[0].where, (Head{1, 2}));
+  EXPECT_EQ(found.findings[0].summary,
+            "squares of the weights (gram_sigma, gram_top2_ratio) overflow in layer 1 head 2: the weights are finite, "
+            "but these measurements cannot be used, since step 40");
+  EXPECT_FALSE(found.weights) << "nothing of the weights is wrong";
+  // With them not finite it is what it was.
+  const AlertTransition t = NanAlert([&](StepSample* s) {
+    overflow(s);
+    s->Add(SignalId::kWqSigma)[1 * 4 + 2] = kNan;
+  });
+  EXPECT_THAT(t.summary, testing::HasSubstr("first in layer 1 head 2: W_Q"));
+}
+
 TEST(NonfiniteOriginTest, ForwardPassNamesTheLowestLayer) {
   const AlertTransition t = NanAlert([](StepSample* s) {
     Nan(s, kScores, 3, 2);

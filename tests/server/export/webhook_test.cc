@@ -180,6 +180,31 @@ TEST_F(WebhookTest, AMessageCarriesWhatHasChangedAndCountsOthers) {
   EXPECT_EQ(body["otherAlertsFiring"], 1);
 }
 
+TEST_F(WebhookTest, NewerValuesAloneAreNoMessage) {
+  auto webhook = Start({});
+  AlertTransition alert = Post(run_, AlertState::kFiring);
+  receiver_.Await(1);
+  alert.k = k_++;
+  alert.step += 100;
+  alert.time_unix_ns += 100'000'000'000;
+  alert.evidence.at(0).value *= 3;
+  ASSERT_TRUE(alerts_.Post(alert).ok());
+  // What comes of the run next shows that nothing came before it.
+  SyntheticRun other = run_;
+  other.failing = {3, 3};
+  Post(other, AlertState::kFiring);
+  nlohmann::json body = receiver_.Await(2)[1];
+  ASSERT_EQ(body["alerts"].size(), 1u);
+  EXPECT_EQ(body["alerts"][0]["labels"]["layer"], "3");
+  alert.k = k_++;
+  alert.severity = Severity::kCritical;
+  ASSERT_TRUE(alerts_.Post(alert).ok());
+  body = receiver_.Await(3)[2];
+  ASSERT_EQ(body["alerts"].size(), 1u);
+  EXPECT_EQ(body["alerts"][0]["labels"]["severity"], "critical");
+  EXPECT_EQ(body["alerts"][0]["annotations"]["step"], absl::StrCat(alert.step)) << "with the newest values";
+}
+
 TEST_F(WebhookTest, ChangesWhileSilencedAreToldWithTheNextChange) {
   auto webhook = Start({});
   const AlertTransition quiet = Post(run_, AlertState::kFiring);

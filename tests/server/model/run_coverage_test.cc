@@ -1,5 +1,6 @@
 // Goal: "healthy" is said of a run only while every family of rules has its
-// signals of all layers; else it is said what the run is judged by.
+// signals of all layers, and behind the first steps; else it is said what the run is judged by, or in how many
+// steps nothing was found.
 // Method: samples of a small run that lack what a padded batch, a layer of
 // another kind, a loss alone or another attempt lacks.
 #include "server/model/run_coverage.h"
@@ -52,11 +53,11 @@ class RunCoverageTest : public testing::Test {
   void Steps(int count, unsigned parts, unsigned scored_layers = 7, uint32_t attempt = 0) {
     for (int i = 0; i < count; ++i) coverage_.Observe(SampleOf(step_++, parts, scored_layers, attempt));
   }
-  JudgedBy Now() const { return coverage_.At(step_ - 1, kCoveredLayout.layers); }
+  JudgedBy Now() const { return coverage_.At(step_ - 1, kCoveredLayout.layers, kFewSteps); }
   std::string Text() const { return Now().Text(false); }
 
   RunCoverage coverage_;
-  int64_t step_ = 0;
+  int64_t step_ = kYoungSteps;
 };
 
 TEST_F(RunCoverageTest, ARunWithAllSignalsOfAllLayersIsHealthy) {
@@ -66,6 +67,20 @@ TEST_F(RunCoverageTest, ARunWithAllSignalsOfAllLayersIsHealthy) {
   EXPECT_TRUE(Now().whole());
   Steps(300, kLoss);  // Between two samples.
   EXPECT_EQ(Text(), "healthy");
+}
+
+TEST_F(RunCoverageTest, OfAYoungRunStepsWithoutAFindingAreTold) {
+  step_ = 0;
+  Steps(1, kAll);
+  EXPECT_EQ(coverage_.At(0, 3, 1).Text(false), "nothing found in 1 step");
+  EXPECT_EQ(coverage_.At(0, 3, 1).Text(true), "nothing found in 1 step") << "that it has ended makes it no older";
+  EXPECT_TRUE(coverage_.At(0, 3, 1).whole());
+  EXPECT_EQ(coverage_.At(kYoungSteps - 2, 3, 140).Text(false), "nothing found in 140 steps");
+  EXPECT_EQ(coverage_.At(kYoungSteps - 1, 3, 140).Text(false), "healthy");
+  EXPECT_EQ(coverage_.At(900, 3, kFewSteps - 1).Text(false), "nothing found in 99 steps") << "watched from step 800 on";
+  coverage_ = {};
+  Steps(20, kLeak);
+  EXPECT_EQ(coverage_.At(step_, 3, 20).Text(false), "judged by: leak");
 }
 
 TEST_F(RunCoverageTest, TextNamesJudgingFamiliesWhereSignalsAreMissing) {
@@ -140,7 +155,7 @@ TEST_F(RunCoverageTest, LayerIsJudgedIfAllItsReportingHeadsAre) {
   StepSample sample = SampleOf(0, kAll);
   for (const SignalId id : {SignalId::kRows, SignalId::kSpreadSum}) sample.Add(id)[1] = 0;
   coverage_.Observe(sample);
-  EXPECT_EQ(coverage_.At(0, 3).judged[0], 2) << "one head of layer 0 has no scores";
+  EXPECT_EQ(coverage_.At(0, 3, 1).judged[0], 2) << "one head of layer 0 has no scores";
   // A narrower layer has no such head at all.
   sample = SampleOf(1, kAll);
   for (const SignalId id : {SignalId::kRows, SignalId::kSpreadSum, SignalId::kKeyGradientSum}) {
@@ -151,7 +166,7 @@ TEST_F(RunCoverageTest, LayerIsJudgedIfAllItsReportingHeadsAre) {
     sample.Add(id)[2] = sample.Add(id)[3] = NotMeasured();
   coverage_ = {};
   coverage_.Observe(sample);
-  EXPECT_EQ(coverage_.At(1, 3).Text(false), "healthy");
+  EXPECT_TRUE(coverage_.At(1, 3, 2).whole());
 }
 
 TEST_F(RunCoverageTest, EqualScoresAndNanValuesCountAsMeasured) {
@@ -160,7 +175,7 @@ TEST_F(RunCoverageTest, EqualScoresAndNanValuesCountAsMeasured) {
   sample.Add(SignalId::kLogitMax)[2] = NAN;
   sample.Add(SignalId::kKeyGradientSum)[2] = NAN;
   coverage_.Observe(sample);
-  EXPECT_EQ(coverage_.At(0, 3).Text(false), "healthy");
+  EXPECT_TRUE(coverage_.At(0, 3, 1).whole());
 }
 
 TEST_F(RunCoverageTest, ARuleThatIsSwitchedOffJudgesNothing) {
@@ -172,7 +187,8 @@ TEST_F(RunCoverageTest, ARuleThatIsSwitchedOffJudgesNothing) {
 TEST_F(RunCoverageTest, RecordKeepsCoverageAndOlderOnesUseTheirSignals) {
   RunRecord run;
   run.description.layout = kCoveredLayout;
-  run.step = 20;
+  run.step = kYoungSteps;
+  run.steps_recorded = kFewSteps;
   run.signals = SampleOf(0, kAll).signals();
   EXPECT_EQ(JudgedByOf(run).Text(false), "healthy");
   run.signals = SampleOf(0, kLeak).signals();

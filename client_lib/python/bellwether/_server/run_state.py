@@ -68,9 +68,13 @@ class RunState:
 
     @property
     def judged(self) -> str:
-        """What health may be claimed of: "healthy", or by what the run is judged."""
-        judged: Mapping[str, Any] = self.run.get("judged") or {}
-        return files.one_line(judged.get("text", "")) or "not judged"
+        """What may be said of a run without alerts: "healthy", or "nothing found in 5 steps", or by
+        what it is judged."""
+        return files.one_line(self._told.get("text", "")) or "not judged"
+
+    @property
+    def _told(self) -> Mapping[str, Any]:
+        return self.run.get("judged") or {}
 
     def heard(self) -> list[Mapping[str, Any]]:
         """The alerts that people have neither silenced nor called false."""
@@ -85,8 +89,8 @@ class RunState:
         """How the run is, in one sentence."""
         lasts = [alert["last"] for alert in self.alerts if not alert.get("muted")]
         if not lasts:
-            sound = self.judged == "healthy"
-            return "healthy" if sound else f"no alert, but it is not wholly judged: {self.judged}"
+            part = "" if self._told.get("whole") else "no alert, but it is not wholly judged: "
+            return f"{part}{self.judged}"
         firing = [last for last in lasts if word(last["state"]) == "firing"]
         worst = max(firing or lasts, key=severity_of)
         named = f"{SEVERITIES[severity_of(worst)]}: {short(without_run(worst)).rstrip('.')}"

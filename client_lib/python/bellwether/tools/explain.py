@@ -13,6 +13,7 @@ import urllib.parse
 from collections.abc import Mapping
 from typing import Any, Optional
 
+from .._server import private_server
 from .._server.run_state import SEVERITIES, severity_of, without_run, word
 from .._util import files
 from ..actions import JSON_KINDS
@@ -149,7 +150,9 @@ def _verdict(run: Mapping[str, Any], ill: list[dict[str, Any]], any_alert: bool)
     judged = run.get("judged") or {}
     if any_alert:
         return "recovered"
-    return "healthy" if judged.get("whole") and judged.get("text") == "healthy" else "not judged"
+    if not judged.get("whole"):
+        return "not judged"
+    return "healthy" if judged.get("text") == "healthy" else "nothing found"
 
 
 def explain(client: Client, name: str, page: str) -> dict[str, Any]:
@@ -192,12 +195,18 @@ def explain(client: Client, name: str, page: str) -> dict[str, Any]:
         "eta": _eta(run["eta"]),
         "alerts": alerts,
         "do": _to_do(of["name"], run["ended"], alerts),
-        "page": address(_without_token(page), of["name"]),
+        "page": address(page if _is_private(page) else _without_token(page), of["name"]),
     }
 
 
+def _is_private(page: str) -> bool:
+    """Whether it is that of one's own private server, which nothing but its token opens."""
+    own = private_server.running()
+    return own is not None and page == own.page_url("").partition("#")[0]
+
+
 def _without_token(page: str) -> str:
-    """What is printed may be kept in logs, where a token must not be."""
+    """What is printed may be kept in logs, where a token of others must not be."""
     return urllib.parse.urlsplit(page)._replace(query="", fragment="").geturl()
 
 
@@ -216,7 +225,9 @@ def _why(evidence: Mapping[str, Any]) -> str:
 def _in_words(told: Mapping[str, Any]) -> str:
     run = told["run"]
     state = "ended" if run["ended"] else "running"
-    lines = [f"{run['name']}: {told['verdict']}, {state}, step {run['step']}"]
+    young = told["verdict"] == "nothing found"
+    said = told["judged"]["text"] if young else told["verdict"]
+    lines = [f"{run['name']}: {said}, {state}, step {run['step']}"]
     if told["verdict"] == "not judged" or not told["judged"]["whole"]:
         text = str(told["judged"]["text"])
         lines.append(text if text.startswith("judged by") else f"judged: {text}")
