@@ -99,9 +99,9 @@ constexpr char kDryRun[] = "dry-run";
 
 void AddOffline(Cli* cli, CLI::App* noun) {
   CLI::App* command = nullptr;
-  auto* options = AddCommand<OfflineOptions>(cli, noun, kCheckPolicy, "Checks a policy file; exits with 3 on findings",
+  auto* options = AddCommand<OfflineOptions>(cli, noun, kCheckPolicy, "Checks policy files; exits with 3 on findings",
                                              "bellwether policy check policy.yml", &Offline<kCheckPolicy>, &command);
-  command->add_option("file", options->file, "the policy")->required()->check(CLI::ExistingFile);
+  command->add_option("files", options->runs, "the policies")->required()->check(CLI::ExistingFile);
   options = AddCommand<OfflineOptions>(cli, noun, kExplainPolicy, "Says in sentences what is done about which alert",
                                        "bellwether policy explain policy.yml", &Offline<kExplainPolicy>, &command);
   command->add_option("file", options->file, "the policy; what is built in without one")->check(CLI::ExistingFile);

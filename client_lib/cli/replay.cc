@@ -90,13 +90,13 @@ ExitCode Scorecard(Cli*, const ScorecardOptions& options) {
 
 struct RulesOptions {
   std::string file, rule;
-  std::vector<std::string> tests;
+  std::vector<std::string> files;  // To check, or of tests.
 };
 
 template <const char* command>
 ExitCode Rules(Cli*, const RulesOptions& options) {
   std::vector<std::string> arguments = {"rules", command};
-  arguments.insert(arguments.end(), options.tests.begin(), options.tests.end());
+  arguments.insert(arguments.end(), options.files.begin(), options.files.end());
   for (const std::string& word : {options.file, options.rule}) {
     if (!word.empty()) arguments.push_back(word);
   }
@@ -110,13 +110,13 @@ constexpr char kExplainRules[] = "explain";
 void AddRules(Cli* cli) {
   CLI::App* const noun = AddNoun(cli, "rules", "Thresholds and own rules, as files");
   CLI::App* command = nullptr;
-  auto* options = AddCommand<RulesOptions>(cli, noun, "check", "Checks a rules file; exits with 3 on findings",
+  auto* options = AddCommand<RulesOptions>(cli, noun, "check", "Checks rules files; exits with 3 on findings",
                                            "bellwether rules check rules.yml", &Rules<kCheckRules>, &command);
-  command->add_option("file", options->file, "the rules")->required()->check(CLI::ExistingFile);
+  command->add_option("files", options->files, "the rules")->required()->check(CLI::ExistingFile);
   options = AddCommand<RulesOptions>(cli, noun, "test",
                                      "Runs tests of rules on made-up series; exits with 1 if some fail, 3 on findings",
                                      "bellwether rules test rules_test.yml", &Rules<kTest>, &command);
-  command->add_option("files", options->tests, "the tests")->required()->check(CLI::ExistingFile);
+  command->add_option("files", options->files, "the tests")->required()->check(CLI::ExistingFile);
   options =
       AddCommand<RulesOptions>(cli, noun, "explain", "Says in sentences when each rule fires, with its numbers",
                                "bellwether rules explain rules.yml drift.growth", &Rules<kExplainRules>, &command);
@@ -151,10 +151,12 @@ ExitCode CheckConfig(Cli*, const CheckOptions& options) {
 void AddReplay(Cli* cli) {
   CLI::App* command = nullptr;
   auto* const replay = AddCommand<ReplayOptions>(
-      cli, &cli->app, "replay", "Judges a recorded run (.bwrun) with the server's own detectors, offline",
+      cli, &cli->app, "replay", "Judges recorded runs (.bwrun) with the server's own detectors, offline",
       "bellwether replay run.bwrun --json", &Replay, &command);
   replay->command = command;
-  command->add_option("file", replay->file, "the recording")->required()->check(CLI::ExistingFile);
+  command->add_option("file", replay->file, "the recording, or a folder of them; more may follow")
+      ->required()
+      ->check(CLI::ExistingPath);
   command->add_flag("--json", replay->json, "one JSON object a line per transition");
   command->add_option("--rules", replay->rules, "judge by this rules file")->check(CLI::ExistingFile);
   command->allow_extras();      // The rest is bellwetherd's,

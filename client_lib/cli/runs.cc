@@ -2,6 +2,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstdio>
@@ -214,19 +215,17 @@ ExitCode Annotate(Cli* cli, const AnnotateOptions& options) {
 }
 
 struct ImportOptions {
-  std::string file, name;
+  std::vector<std::string> files;
+  std::string name;
   bool notify = false;
 };
 
-// Streams an open recording to the server.
-ExitCode Send(Cli* cli, const ImportOptions& options, int file) {
-  ExitCode code = kOk;
-  const std::unique_ptr<Connection> connection = Connect(cli->connect, &code);
-  if (connection == nullptr) return code;
+// Streams the open recording `name` to the server.
+ExitCode Send(const ImportOptions& options, Connection* connection, const std::string& name, int file,
+              v1::ImportRunResponse* response) {
   grpc::ClientContext context;
   connection->Prepare(&context, /*long_call=*/true);
-  v1::ImportRunResponse response;
-  const auto stream = connection->stub().ImportRun(&context, &response);
+  const auto stream = connection->stub().ImportRun(&context, response);
   v1::ImportRunRequest request;
   request.set_as_name(options.name);
   request.set_notify(options.notify);
@@ -235,7 +234,7 @@ ExitCode Send(Cli* cli, const ImportOptions& options, int file) {
   while ((got = read(file, chunk.data(), chunk.size())) != 0) {
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) {
-      Complain(options.file + ": " + std::strerror(errno));
+      Complain(name + ": " + std::strerror(errno));
       context.TryCancel();
       (void)stream->Finish();
       return kFailed;
@@ -247,24 +246,52 @@ ExitCode Send(Cli* cli, const ImportOptions& options, int file) {
   }
   stream->WritesDone();
   const grpc::Status status = stream->Finish();
-  if (!status.ok()) return Report(connection.get(), status);
-  const Table table{.columns = {"RUN", "FRAMES", "EVENTS"},
-                    .rows = {{response.run().description().name(), std::to_string(response.frames()),
-                              std::to_string(response.events())}}};
-  Print(cli->output, table, response);
-  return kOk;
+  if (status.ok()) return kOk;
+  const ExitCode code = CodeOf(status);
+  if (code == kUnreachable) return Report(connection, status);
+  return Report(connection, grpc::Status(status.error_code(), name + ": " + status.error_message()));
 }
 
+// One after the other: what is wrong with one is told, and the others are sent.
 ExitCode Import(Cli* cli, const ImportOptions& options) {
-  std::string why;
-  const int file = client::OpenRegularFile(options.file, O_RDONLY, 0, &why);
-  if (file < 0) {
-    Complain(options.file + ": " + why);
-    return kFailed;
+  const size_t count = options.files.size();
+  if (count > 1 && !options.name.empty()) {
+    Complain("--name is one run's: must not stand where " + std::to_string(count) + " recordings are imported");
+    return kUsage;
   }
-  const ExitCode code = Send(cli, options, file);
-  close(file);
-  return code;
+  ExitCode worst = kOk;
+  size_t done = 0;
+  std::unique_ptr<Connection> connection;
+  for (const std::string& name : options.files) {
+    std::string why;
+    const int file = client::OpenRegularFile(name, O_RDONLY, 0, &why);
+    if (file < 0) {
+      Complain(name + ": " + why);
+      worst = std::max(worst, kFailed);
+      continue;
+    }
+    ExitCode code = kOk;
+    if (connection == nullptr) connection = Connect(cli->connect, &code);
+    v1::ImportRunResponse response;
+    if (connection != nullptr) code = Send(options, connection.get(), name, file, &response);
+    close(file);
+    worst = std::max(worst, code);
+    if (code == kUnreachable || connection == nullptr) break;  // As it would be with the others.
+    if (code != kOk) continue;
+    const Table table{.columns = {"RUN", "FRAMES", "EVENTS"},
+                      .rows = {{response.run().description().name(), std::to_string(response.frames()),
+                                std::to_string(response.events())}}};
+    if (count == 1) {
+      Print(cli->output, table, response);
+    } else {
+      PrintItem(cli->output, table, response, done == 0);
+    }
+    ++done;
+  }
+  if (count > 1 && done < count) {
+    Complain(std::to_string(count - done) + " of " + std::to_string(count) + " recordings were not imported");
+  }
+  return worst;
 }
 
 struct ExportOptions {
@@ -380,9 +407,9 @@ void AddRuns(Cli* cli) {
                            "what happened (default annotation)");
 
   auto* const import =
-      AddCommand<ImportOptions>(cli, noun, "import", "Sends a recorded run (.bwrun) to the server",
+      AddCommand<ImportOptions>(cli, noun, "import", "Sends recorded runs (.bwrun) to the server",
                                 "bellwether run import incident.bwrun --name incident-42", &Import, &command);
-  command->add_option("file", import->file, "the recording")->required()->check(CLI::ExistingFile);
+  command->add_option("files", import->files, "the recordings")->required()->check(CLI::ExistingFile);
   command->add_option("--name", import->name, "name of the run on the server; else the recorded one");
   command->add_flag("--notify", import->notify,
                     "tell people of its alerts, as of a run that lives; else it is only judged");

@@ -14,6 +14,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/time/time.h"
 #include "server/access/secret_file.h"
+#include "server/util/regular_file.h"
 #include "server/util/status_macros.h"
 
 namespace bellwether::server {
@@ -71,6 +72,7 @@ bool ConstantTimeEquals(std::string_view a, std::string_view b) {
 }
 
 absl::StatusOr<std::vector<StoredToken>> ParseTokens(std::string_view text, const std::string& file) {
+  BW_RETURN_IF_ERROR(CheckUtf8(text, file));
   std::vector<StoredToken> tokens;
   std::vector<std::string> findings;
   std::set<TokenHash> seen;

@@ -12,7 +12,6 @@
 #include <type_traits>
 #include <utility>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "server/model/partition.h"
@@ -68,14 +67,7 @@ Field Number(std::string key, T* target, T low, T high) {
       yaml->Number(node, key, low, high, target);
     } else {
       int64_t value = 0;
-      // Which some readers of YAML take for octal.
-      const bool zeros = node.IsScalar() && node.Scalar().size() > 1 && node.Scalar()[0] == '0' &&
-                         absl::ascii_isdigit(static_cast<unsigned char>(node.Scalar()[1]));
-      if (zeros) {
-        yaml->Report(node,
-                     absl::StrCat(key, " = ", CleanText(node.Scalar(), kTextBytesMax), ": must be a whole number in [",
-                                  low, ", ", high, "], decimal, without zeros in front"));
-      } else if (yaml->Integer(node, key, static_cast<int64_t>(low), static_cast<int64_t>(high), &value)) {
+      if (yaml->Integer(node, key, static_cast<int64_t>(low), static_cast<int64_t>(high), &value)) {
         *target = static_cast<T>(value);
       }
     }

@@ -74,7 +74,8 @@ struct Flags {
   std::string token_file;
   std::string idle_exit;
   ReplayOptions replay;
-  BankOptions bank;  // Of replay.
+  std::vector<std::string> recordings;  // Of replay.
+  BankOptions bank;                     // Of replay.
 };
 
 // "300s", "5m", "1h", or plain seconds; -1 = none of these.
@@ -165,21 +166,23 @@ std::string LibraryPath(const std::string& file) {
   return (folder / kProgramsToLibraries / file).lexically_normal().string();
 }
 
-absl::Status ReplayFile(const Flags& flags) {
+int ReplayFiles(const Flags& flags) {
   ReplayOptions options = flags.replay;
   auto bank = OpenBank(flags.bank, [](const std::string& why) {
     std::fprintf(stderr, "the GPU is given up, the CPU goes on: %s\n", why.c_str());
   });
-  if (!bank.ok()) return bank.status();
+  if (!bank.ok()) {
+    std::fprintf(stderr, "%s\n", std::string(bank.status().message()).c_str());
+    return kFailed;
+  }
   options.bank = bank->get();
-  return Replay(options);
-}
-
-// The result of a command that works offline.
-int Ended(const absl::Status& status) {
-  if (status.ok()) return kOk;
-  std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());
-  return kFailed;
+  const std::vector<std::string> files = RecordingsAt(flags.recordings);
+  options.headed = files.size() > 1;
+  const int code = ForEachFile(files, "could not be judged", [&options](const std::string& file) {
+    options.file = file;
+    return Replay(options);
+  });
+  return code == kCommandOk ? kOk : kFailed;
 }
 
 absl::Status ReadWebToken(const std::string& file, std::string* token) {
@@ -256,8 +259,8 @@ int Main(int argc, char** argv) {
   add_gpu(&app, &options.bank);
   flags.bank.gpu = "off";  // Opening the device takes longer than judging a run.
   app.set_version_flag("--version", std::string("bellwetherd ") + kVersion + " (" + kRevision + ")");
-  CLI::App* const replay = app.add_subcommand("replay", "judge a recorded run offline with the server's own detectors");
-  replay->add_option("file", flags.replay.file, "the .bwrun")->required();
+  CLI::App* const replay = app.add_subcommand("replay", "judge recorded runs offline with the server's own detectors");
+  replay->add_option("files", flags.recordings, "the .bwrun, or folders of them")->required();
   replay->add_flag("--json", flags.replay.json, "one JSON object a line per transition");
   replay->add_option("--until-step", flags.replay.until_step, "stop after this step")->check(CLI::NonNegativeNumber);
   add_gpu(replay, &flags.bank);
@@ -291,7 +294,7 @@ int Main(int argc, char** argv) {
     std::fputs(ConfigReference().c_str(), stdout);
     return kOk;
   }
-  if (replay->parsed()) return Ended(ReplayFile(flags));
+  if (replay->parsed()) return ReplayFiles(flags);
   std::string findings;
   const auto check = [&findings](const absl::Status& status) {
     if (!status.ok()) absl::StrAppend(&findings, status.message(), "\n");

@@ -15,8 +15,8 @@ CLI::App* PolicyCommands::AddTo(CLI::App* app) {
   CLI::App* const policy =
       app->add_subcommand("policy", "check, explain and try a policy file: what is done about alerts");
   policy->require_subcommand(1);
-  check_ = policy->add_subcommand("check", "check a policy file: 0 good, 3 findings");
-  check_->add_option("file", file_, "the policy")->required();
+  check_ = policy->add_subcommand("check", "check policy files: 0 good, 3 findings");
+  check_->add_option("files", files_, "the policies")->required();
   explain_ = policy->add_subcommand("explain", "say in sentences what is done about which alert");
   explain_->add_option("file", file_, "the policy [what is built in]");
   dry_run_ = policy->add_subcommand("dry-run", "say what would have been done in recorded runs, and when");
@@ -40,10 +40,12 @@ std::optional<int> PolicyCommands::Run(const JudgeOptions& judge) const {
 }
 
 int PolicyCommands::Check() const {
-  const auto policy = ReadPolicy(file_);
-  if (!policy.ok()) return Report(policy.status());
-  std::printf("%s: good, mode %s, %zu rules\n", file_.c_str(), NameOf((*policy)->mode), (*policy)->rules.size());
-  return kCommandOk;
+  return ForEachFile(files_, "have findings", [](const std::string& file) {
+    const auto policy = ReadPolicy(file);
+    if (!policy.ok()) return policy.status();
+    std::printf("%s: good, mode %s, %zu rules\n", file.c_str(), NameOf((*policy)->mode), (*policy)->rules.size());
+    return absl::OkStatus();
+  });
 }
 
 int PolicyCommands::Explain() const {
@@ -70,18 +72,14 @@ int PolicyCommands::DryRun(const JudgeOptions& judge) const {
         "approved.\nWhat it would have changed is not known: the recorded run goes on as if nothing helped or hurt, "
         "and verdicts speak of that.");
   }
-  int code = kCommandOk;
-  for (const std::string& file : runs_) {
+  const int code = ForEachFile(runs_, "could not be judged", [&](const std::string& file) {
     const auto run =
         DryRunPolicy([&](RunListener* listener) { return WalkRecordedRun(file, listener); }, policy, judge);
-    if (!run.ok()) {
-      std::fprintf(stderr, "%s\n", std::string(run.status().message()).c_str());
-      code = kCommandFailed;
-      continue;
-    }
+    if (!run.ok()) return run.status();
     std::printf(json_ ? "%s\n" : "\n%s", (json_ ? DryRunJson(*run) : DryRunText(*run)).c_str());
-  }
-  return code;
+    return absl::OkStatus();
+  });
+  return code == kCommandOk ? kCommandOk : kCommandFailed;  // A recording has no findings.
 }
 
 }  // namespace bellwether::server

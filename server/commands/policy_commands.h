@@ -36,7 +36,7 @@ class PolicyCommands {
   CLI::App* defaults_ = nullptr;
   CLI::App* reference_ = nullptr;
   std::string file_, mode_;
-  std::vector<std::string> runs_;
+  std::vector<std::string> files_, runs_;
   bool json_ = false;
 };
 

@@ -13,10 +13,10 @@ namespace bellwether::server {
 void RulesCommands::AddTo(CLI::App* app) {
   CLI::App* const rules = app->add_subcommand("rules", "check, test and explain a rules file");
   rules->require_subcommand(1);
-  check_ = rules->add_subcommand("check", "check a rules file: 0 good, 3 findings");
-  check_->add_option("file", file_, "the rules")->required();
+  check_ = rules->add_subcommand("check", "check rules files: 0 good, 3 findings");
+  check_->add_option("files", files_, "the rules")->required();
   test_ = rules->add_subcommand("test", "run tests of rules: 0 all passed, 1 some failed, 3 findings in a file");
-  test_->add_option("files", tests_, "the tests")->required();
+  test_->add_option("files", files_, "the tests")->required();
   explain_ = rules->add_subcommand("explain", "say in sentences when each rule fires");
   explain_->add_option("file", file_, "the rules [what is built in]");
   explain_->add_option("rule", rule_, "this one only");
@@ -46,29 +46,28 @@ std::optional<int> RulesCommands::ReadFlag(JudgeOptions* options) const {
 }
 
 int RulesCommands::Check() const {
-  const auto rules = ReadRules(file_);
-  if (!rules.ok()) return Report(rules.status());
-  const size_t own = (*rules)->options.rules == nullptr ? 0 : (*rules)->options.rules->size();
-  std::printf("%s: good, %zu own rules\n", file_.c_str(), own);
-  return kCommandOk;
+  return ForEachFile(files_, "have findings", [](const std::string& file) {
+    const auto rules = ReadRules(file);
+    if (!rules.ok()) return rules.status();
+    const size_t own = (*rules)->options.rules == nullptr ? 0 : (*rules)->options.rules->size();
+    std::printf("%s: good, %zu own rules\n", file.c_str(), own);
+    return absl::OkStatus();
+  });
 }
 
 int RulesCommands::Test() const {
-  int code = kCommandOk;
   size_t passed = 0;
   size_t failed = 0;
-  for (const std::string& file : tests_) {
+  const int code = ForEachFile(files_, "could not be run", [&](const std::string& file) {
     const auto results = RunRuleTests(file);
-    if (!results.ok()) {
-      code = std::max(code, Report(results.status()));
-      continue;
-    }
+    if (!results.ok()) return results.status();
     for (const RuleTestResult& result : *results) {
       ++(result.failures.empty() ? passed : failed);
       std::printf("%s  %s: %s\n", result.failures.empty() ? "ok    " : "FAILED", file.c_str(), result.name.c_str());
       for (const std::string& failure : result.failures) std::printf("        %s\n", failure.c_str());
     }
-  }
+    return absl::OkStatus();
+  });
   std::printf("%zu passed, %zu failed\n", passed, failed);
   return std::max(code, failed > 0 ? kCommandFailed : kCommandOk);
 }

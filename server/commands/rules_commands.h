@@ -41,7 +41,7 @@ class RulesCommands {
   CLI::App* defaults_ = nullptr;
   CLI::App* reference_ = nullptr;
   std::string file_, rule_, flag_;
-  std::vector<std::string> tests_;
+  std::vector<std::string> files_;  // To check, or of tests.
 };
 
 }  // namespace bellwether::server

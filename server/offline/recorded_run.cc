@@ -1,8 +1,12 @@
 #include "server/offline/recorded_run.h"
 
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <memory>
 #include <optional>
+#include <system_error>
 #include <variant>
 #include <vector>
 
@@ -119,8 +123,12 @@ class RunReader {
 }  // namespace
 
 absl::Status WalkRecordedRun(const std::string& path, RunListener* listener) {
+  std::error_code error;
+  if (std::filesystem::is_directory(path, error)) {
+    return absl::InvalidArgumentError(absl::StrCat(path, ": is a directory, holds no .bwrun"));
+  }
   std::ifstream file(path, std::ios::binary);
-  if (!file) return absl::NotFoundError(absl::StrCat(path, ": cannot be read"));
+  if (!file) return absl::NotFoundError(absl::StrCat(path, ": cannot be read: ", std::strerror(errno)));
   RecordingReader recording;
   RunReader reader(listener);
   v1::RecordedMessage recorded;

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
+#include <filesystem>
 #include <memory>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "server/detect/rule_families.h"
@@ -87,7 +89,23 @@ class Replayer final : public RunListener {
 
 }  // namespace
 
+std::vector<std::string> RecordingsAt(const std::vector<std::string>& paths) {
+  std::vector<std::string> files;
+  for (const std::string& path : paths) {
+    std::vector<std::string> inside;
+    std::error_code error;
+    for (std::filesystem::directory_iterator at(path, error), end; !error && at != end; at.increment(error)) {
+      if (at->path().extension() == ".bwrun") inside.push_back(at->path().string());
+    }
+    std::sort(inside.begin(), inside.end());
+    if (inside.empty()) inside.push_back(path);
+    files.insert(files.end(), inside.begin(), inside.end());
+  }
+  return files;
+}
+
 absl::Status Replay(const ReplayOptions& options) {
+  if (options.headed && !options.json) std::printf("%s:\n", options.file.c_str());
   Replayer replayer(options);
   BW_RETURN_IF_ERROR(WalkRecordedRun(options.file, &replayer));
   replayer.PrintJudged();

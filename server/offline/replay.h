@@ -4,6 +4,7 @@
 #define BELLWETHER_SERVER_OFFLINE_REPLAY_H_
 
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "server/detect/detector_bank.h"
@@ -13,6 +14,7 @@ namespace bellwether::server {
 
 struct ReplayOptions {
   std::string file;         // .bwrun
+  bool headed = false;      // Sentences begin with a line that names the file.
   bool json = false;        // One object a line per transition; else sentences.
   int64_t until_step = -1;  // Stop after this step; -1 = to the end.
   JudgeOptions judge;
@@ -22,6 +24,10 @@ struct ReplayOptions {
 // Prints to standard output, and to standard error what the run was judged by if that is
 // not all.  INVALID_ARGUMENT: damaged or not a recording.
 absl::Status Replay(const ReplayOptions& options);
+
+// `paths` with the *.bwrun of a folder in its place, by their names; one without
+// any stays.
+std::vector<std::string> RecordingsAt(const std::vector<std::string>& paths);
 
 }  // namespace bellwether::server
 

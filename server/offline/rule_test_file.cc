@@ -8,6 +8,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "server/util/regular_file.h"
+#include "server/util/status_macros.h"
 #include "server/util/strict_yaml.h"
 
 namespace bellwether::server {
@@ -316,6 +318,11 @@ absl::StatusOr<RuleTestFile> ParseRuleTests(std::string_view text, const std::st
   if (const std::optional<YAML::Node> root = yaml.Load(text, kBytesMax)) RuleTestReader(&yaml).ReadFile(*root, &file);
   if (!yaml.clean()) return yaml.status();
   return file;
+}
+
+absl::StatusOr<RuleTestFile> ReadRuleTests(const std::string& path) {
+  BW_ASSIGN_OR_RETURN(const RegularFile file, ReadRegularFile(path, kBytesMax));
+  return ParseRuleTests(file.text, path);
 }
 
 }  // namespace bellwether::server

@@ -81,6 +81,8 @@ struct RuleTestFile {
 
 // INVALID_ARGUMENT: every finding, a line each, as of a rules file.
 absl::StatusOr<RuleTestFile> ParseRuleTests(std::string_view text, const std::string& name);
+// As above, or what ReadRegularFile says.
+absl::StatusOr<RuleTestFile> ReadRuleTests(const std::string& path);
 
 }  // namespace bellwether::server
 

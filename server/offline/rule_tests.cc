@@ -3,9 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <fstream>
 #include <map>
-#include <sstream>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -150,13 +148,6 @@ std::string Compare(const Expectation& expectation, const std::map<std::string, 
                       absl::StrJoin(all, ", "), "]");
 }
 
-absl::StatusOr<std::string> ReadText(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::stringstream text;
-  if (!file || !(text << file.rdbuf())) return absl::NotFoundError(absl::StrCat(path, ": cannot be read or is empty"));
-  return text.str();
-}
-
 }  // namespace
 
 std::vector<std::string> RunRuleTest(const RuleTest& test, const JudgeOptions& options) {
@@ -189,8 +180,7 @@ std::vector<std::string> RunRuleTest(const RuleTest& test, const JudgeOptions& o
 }
 
 absl::StatusOr<std::vector<RuleTestResult>> RunRuleTests(const std::string& path) {
-  BW_ASSIGN_OR_RETURN(const std::string text, ReadText(path));
-  BW_ASSIGN_OR_RETURN(const RuleTestFile file, ParseRuleTests(text, path));
+  BW_ASSIGN_OR_RETURN(const RuleTestFile file, ReadRuleTests(path));
   JudgeOptions options;
   if (!file.rules_file.empty()) {
     // Beside the file that names it; an absolute path stays one.

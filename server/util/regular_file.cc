@@ -9,6 +9,7 @@
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
+#include "server/util/clean_text.h"
 
 namespace bellwether::server {
 
@@ -41,6 +42,26 @@ absl::StatusOr<RegularFile> ReadRegularFile(const std::string& path, size_t byte
   }
   file.text.resize(size);
   return file;
+}
+
+absl::Status CheckUtf8(std::string_view text, const std::string& file) {
+  size_t line = 1;
+  size_t column = 1;
+  for (size_t at = 0; at < text.size();) {
+    const size_t length = Utf8Length(text.substr(at));
+    if (length == 0) {
+      return absl::InvalidArgumentError(absl::StrCat(file, ":", line, ":", column, ": byte ",
+                                                     static_cast<int>(static_cast<unsigned char>(text[at])),
+                                                     " is no UTF-8: the file must be text in UTF-8"));
+    }
+    ++column;
+    if (text[at] == '\n') {
+      ++line;
+      column = 1;
+    }
+    at += length;
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace bellwether::server

@@ -3,6 +3,7 @@
 #include <yaml-cpp/eventhandler.h>
 #include <yaml-cpp/parser.h>
 
+#include <algorithm>
 #include <charconv>
 #include <set>
 #include <sstream>
@@ -13,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "server/util/clean_text.h"
+#include "server/util/regular_file.h"
 
 namespace bellwether::server {
 namespace {
@@ -32,6 +34,31 @@ std::string Shown(const YAML::Node& node) {
   return node.Tag() == "!" ? absl::StrCat("\"", text, "\"") : text;
 }
 
+// What to write instead of a number that some readers of YAML take for octal or
+// hexadecimal; "" for all else.
+std::string InDecimal(std::string_view text) {
+  std::string sign;
+  if (text.starts_with('-') || text.starts_with('+')) {
+    if (text[0] == '-') sign = "-";
+    text.remove_prefix(1);
+  }
+  const auto is_digit = [&text](size_t i) {
+    return i < text.size() && absl::ascii_isdigit(static_cast<unsigned char>(text[i]));
+  };
+  if (text.starts_with("0x") || text.starts_with("0X") || text.starts_with("0o")) {
+    const int base = text[1] == 'o' ? 8 : 16;
+    text.remove_prefix(2);
+    uint64_t value = 0;
+    const auto [stopped, error] = std::from_chars(text.data(), text.data() + text.size(), value, base);
+    return error == std::errc() && stopped == text.data() + text.size() ? absl::StrCat(sign, value) : "";
+  }
+  if (!text.starts_with('0') || !is_digit(1) || text.find_first_not_of("0123456789.eE+-") != std::string_view::npos) {
+    return "";
+  }
+  while (text[0] == '0' && is_digit(1)) text.remove_prefix(1);
+  return absl::StrCat(sign, std::string(text));
+}
+
 // Decimal only: absl::SimpleAtod takes hexadecimal, and skips spaces.
 bool ReadNumber(std::string_view text, double* value) {
   if (text.starts_with('+') && !text.starts_with("+-")) text.remove_prefix(1);
@@ -42,6 +69,12 @@ bool ReadNumber(std::string_view text, double* value) {
 
 bool IsPlain(const YAML::Node& node) { return node.IsScalar() && node.Tag() != "!" && !node.Scalar().empty(); }
 
+// Behind a legal range.
+std::string WriteInDecimal(const YAML::Node& node) {
+  const std::string decimal = IsPlain(node) ? InDecimal(node.Scalar()) : "";
+  return decimal.empty() ? "" : absl::StrCat(", decimal: write ", decimal);
+}
+
 }  // namespace
 
 namespace {
@@ -51,8 +84,11 @@ class DocumentCounter final : public YAML::EventHandler {
  public:
   int count() const { return count_; }
   const YAML::Mark& last() const { return last_; }
+  // Of what begins no document the parser takes nothing, for ever.
+  bool stuck() const { return stuck_; }
 
   void OnDocumentStart(const YAML::Mark& at) override {
+    stuck_ = count_ > 0 && at.pos == last_.pos;
     ++count_;
     last_ = at;
   }
@@ -67,6 +103,7 @@ class DocumentCounter final : public YAML::EventHandler {
 
  private:
   int count_ = 0;
+  bool stuck_ = false;
   YAML::Mark last_;
 };
 
@@ -77,6 +114,10 @@ std::optional<YAML::Node> StrictYaml::Load(std::string_view text, size_t bytes_m
     findings_.push_back(absl::StrCat(file_, ":1:1: the file is ", text.size(), " bytes long: at most ", bytes_max));
     return std::nullopt;
   }
+  if (const absl::Status utf8 = CheckUtf8(text, file_); !utf8.ok()) {
+    findings_.push_back(std::string(utf8.message()));
+    return std::nullopt;
+  }
   try {
     const std::string whole(text);
     // Not LoadAll(): of a text that begins with a comma it never finds the end.
@@ -85,7 +126,9 @@ std::optional<YAML::Node> StrictYaml::Load(std::string_view text, size_t bytes_m
     DocumentCounter documents;
     while (documents.count() < 2 && parser.HandleNextDocument(documents)) continue;
     if (documents.count() > 1) {
-      Report(documents.last(), "a second document: the file must hold one");
+      const char at = whole[std::min(static_cast<size_t>(documents.last().pos), whole.size() - 1)];
+      Report(documents.last(), documents.stuck() ? absl::StrCat(std::string(1, at), " begins no document of YAML")
+                                                 : "a second document: the file must hold one");
       return std::nullopt;
     }
     const YAML::Node root = YAML::Load(whole);
@@ -142,8 +185,9 @@ std::vector<YAML::Node> StrictYaml::List(const YAML::Node& node, const std::stri
 
 bool StrictYaml::Number(const YAML::Node& node, const std::string& path, double low, double high, double* out) {
   double value = 0;
-  if (!IsPlain(node) || !ReadNumber(node.Scalar(), &value) || !(value >= low && value <= high)) {
-    Report(node, absl::StrCat(path, " = ", Shown(node), ": must be a number in [", low, ", ", high, "]"));
+  const std::string decimal = WriteInDecimal(node);
+  if (!IsPlain(node) || !decimal.empty() || !ReadNumber(node.Scalar(), &value) || !(value >= low && value <= high)) {
+    Report(node, absl::StrCat(path, " = ", Shown(node), ": must be a number in [", low, ", ", high, "]", decimal));
     return false;
   }
   *out = value;
@@ -152,8 +196,10 @@ bool StrictYaml::Number(const YAML::Node& node, const std::string& path, double 
 
 bool StrictYaml::Integer(const YAML::Node& node, const std::string& path, int64_t low, int64_t high, int64_t* out) {
   int64_t value = 0;
-  if (!IsPlain(node) || !absl::SimpleAtoi(node.Scalar(), &value) || value < low || value > high) {
-    Report(node, absl::StrCat(path, " = ", Shown(node), ": must be a whole number in [", low, ", ", high, "]"));
+  const std::string decimal = WriteInDecimal(node);
+  if (!IsPlain(node) || !decimal.empty() || !absl::SimpleAtoi(node.Scalar(), &value) || value < low || value > high) {
+    Report(node,
+           absl::StrCat(path, " = ", Shown(node), ": must be a whole number in [", low, ", ", high, "]", decimal));
     return false;
   }
   *out = value;

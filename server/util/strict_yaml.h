@@ -3,8 +3,9 @@
 //
 // Every finding is `file:line:column: field = value: what is legal`.  All of
 // them are collected, so that one look at a file is enough.  A key that stands
-// twice, an unknown key, a second document, a number in quotes and a value out
-// of range are findings, never guesses.
+// twice, an unknown key, a second document and text that is not UTF-8 are
+// findings, never guesses.  So is a number in quotes, out of its range, not
+// decimal, or with a zero in front.
 //
 // Not thread-safe.
 
@@ -31,7 +32,7 @@ class StrictYaml {
   explicit StrictYaml(std::string file) : file_(std::move(file)) {}
 
   // The text's only document; an empty one is an empty map.  nullopt: it does
-  // not parse, is longer than `bytes_max`, or holds a second document.
+  // not parse, is no UTF-8, is longer than `bytes_max`, or holds a second document.
   std::optional<YAML::Node> Load(std::string_view text, size_t bytes_max);
 
   void Report(const YAML::Mark& at, std::string_view what);

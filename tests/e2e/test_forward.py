@@ -14,6 +14,7 @@ import json
 import math
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -28,6 +29,7 @@ from bellwether_process import ROOT, Server, wait_for
 from warm_python import WarmPython
 
 from bellwether.client import Block, RunClient, RunOptions
+from bellwether.forward import otlp
 from bellwether.forward.loggers import Start
 from bellwether.forward.otlp import Otlp
 from bellwether.forward.reader import Entry
@@ -372,6 +374,32 @@ def test_collector_redirects_and_endless_answers_are_bounded() -> None:
     Otlp(f"{where}/endless", start).write([Entry(1)])
     assert asked == ["/to/v1/metrics", "/endless/v1/metrics"]
     server.shutdown()
+
+
+def test_a_collector_that_drips_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each byte comes within the socket's timeout: the head of the answer never ends."""
+    monkeypatch.setattr(otlp, "_TIMEOUT_SECONDS", 1.0)
+    gone = threading.Event()
+
+    def answer() -> None:
+        connection, _ = listener.accept()
+        with connection, contextlib.suppress(OSError):
+            connection.sendall(b"HTTP/1.1 200 OK\r\nX: ")
+            while connection.recv(1 << 16):
+                connection.settimeout(0.01)
+                for _ in range(1000):
+                    connection.sendall(b"x")
+                    with contextlib.suppress(TimeoutError):
+                        if not connection.recv(1 << 16):
+                            break
+        gone.set()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=answer, daemon=True).start()
+        told = Otlp(f"http://127.0.0.1:{listener.getsockname()[1]}", Start("r", "u", {}, ""))
+        with pytest.raises(TimeoutError, match="has not answered in 1 s"):
+            told.write([Entry(1)])
+        assert gone.wait(30)
 
 
 def push(client: RunClient, steps: Iterable[int]) -> None:

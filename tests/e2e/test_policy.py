@@ -73,5 +73,5 @@ def test_dry_run_names_files_other_than_recordings() -> None:
         "policy", "dry-run", BUILT_IN, RUNS / "labels.json", RUNS / "gpt-live-centred-s13.bwrun"
     )
     assert tried.returncode == 1
-    assert "labels.json" in tried.stderr
+    assert "labels.json" in tried.stderr and "1 of 2 files could not be judged" in tried.stderr
     assert "gpt-live-centred-s13" in tried.stdout

@@ -245,6 +245,14 @@ def test_rules_check_test_explain(tmp_path: Path) -> None:
     assert "FAILED  " in done.stdout and "step 20: expected [{rule: drift}], got []" in done.stdout
     assert bellwether("rules", "test", str(bad)).returncode == 3
 
+    # What is wrong with one file is not in the way of the others.
+    done = bellwether("rules", "check", str(bad), example, str(bad))
+    assert (done.returncode, done.stdout) == (3, f"{example}: good, 5 own rules\n")
+    assert done.stderr.splitlines()[-1] == "2 of 3 files have findings"
+    done = bellwether("rules", "test", str(bad), *tests)
+    assert done.returncode == 3 and re.search(r"(?m)^[0-9]+ passed, 0 failed\n\Z", done.stdout)
+    assert "1 of 3 files could not be run" in done.stderr
+
     done = bellwether("rules", "explain", example, "drift.growth")
     assert done.returncode == 0 and "4.5 (built in: 4) times the median head" in done.stdout
     assert bellwether("rules", "explain", example, "nothing").returncode == 1
@@ -289,6 +297,27 @@ def test_a_back_test_is_the_judgement_by_those_rules(tmp_path: Path) -> None:
     off.write_text("off: 3\n")
     assert bellwether("replay", run, "--rules", str(off)).returncode == 3
     assert bellwether("scorecard", str(tmp_path / "runs"), "--rules", str(off)).returncode == 3
+
+
+def test_a_replay_goes_on_past_what_is_no_recording(tmp_path: Path) -> None:
+    run = RUNS / "gpt-flash-s17.bwrun"
+    (tmp_path / "a.bwrun").write_bytes(run.read_bytes()[:20_000])
+    (tmp_path / "b.bwrun").symlink_to(run)
+    (tmp_path / "c.bwrun").write_text("none")
+    (tmp_path / "notes.txt").write_text("none")
+    one = bellwether("replay", str(run))
+    done = bellwether("replay", str(tmp_path))
+    assert done.returncode == 1
+    assert f"{tmp_path}/b.bwrun:\n{one.stdout}{tmp_path}/c.bwrun:\n" in done.stdout
+    assert f"{tmp_path}/a.bwrun: ends too early" in done.stderr
+    assert f"{tmp_path}/c.bwrun: " in done.stderr and "notes.txt" not in done.stderr
+    assert done.stderr.splitlines()[-1] == "2 of 3 files could not be judged"
+    as_json = bellwether("replay", str(tmp_path / "c.bwrun"), str(run), "--json")
+    assert as_json.returncode == 1
+    assert as_json.stdout == bellwether("replay", str(run), "--json").stdout
+    (tmp_path / "none").mkdir()
+    empty = bellwether("replay", str(tmp_path / "none"))
+    assert empty.returncode == 1 and "none: is a directory, holds no .bwrun" in empty.stderr
 
 
 def test_a_replay_ends_with_what_the_recording_was_judged_by() -> None:

@@ -88,6 +88,28 @@ def spool_inputs(hello: bytes) -> None:
     write("spool", "damaged", bytes([0, 3]) + (bytes([0, 9]) + records[:-1] + b"\1\40\0\xff") * 3)
 
 
+def judge_inputs() -> None:
+    """As judge_fuzz.cc reads them: a layout, then what is done."""
+    layout = bytes([3, 1, 1, 1, 1, 4, 0])
+
+    def sample(signals: list[tuple[int, int]], apart: int = 10, times: int = 40) -> bytes:
+        told = b"".join(struct.pack("<HBB", id, kind, 7) for id, kind in signals)
+        return bytes([9, len(signals) - 1]) + told + bytes([apart - 1, 1, times - 1])
+
+    quiet = 10
+    names = bytes([3, 5]) + b"h.0.wq" + bytes([3]) + b"h.0"
+    heads = [(id, quiet) for id in (17, 18, 19, 20, 33, 34, 48)]
+    save, damage = bytes([0]), bytes([5]) + struct.pack("<IBB", 40, 3, 1)
+    write("judge", "a-signal-stops", layout + sample(heads) + save + sample(heads[1:]) * 2)
+    write("judge", "not-finite", layout + sample(heads) + sample([(17, 1), (20, 2), (1, 1)]) + save)
+    write("judge", "tensors", layout + names * 3 + sample([(128, quiet), (1, quiet)]) + damage)
+    told = bytes([1, 1]) + struct.pack("<f", 1e-3) + b"text"
+    write("judge", "told", layout + sample(heads) + told + bytes([2]) + sample(heads) + bytes([4, 2]))
+    every = [(id, 8) for id in range(1, 400)]
+    parts = [every[at : at + 12] for at in range(0, len(every), 12)]
+    write("judge", "all-signals", layout + names + b"".join(sample(p, times=4) for p in parts) + save)
+
+
 def main() -> None:
     ingest, recording = protos()
     chance = random.Random(1)
@@ -220,6 +242,13 @@ rules:
         b"alerting:\n  webhooks:\n  - {url: http://h/x, severity: warning, send_resolved: false}\n"
         b"  alertmanagers: [{url: http://am:9093, resend_seconds: 30}]\nweb: {hosts: [a, b]}\n",
     )
+    judge_inputs()
+    write("written", "access", b"\0tenants: {a: {runs_max: 12}}\nidentities:\n- {name: b, roles: [read]}\n")
+    write("written", "tokens", b"\1sha256:" + b"a" * 64 + b" alice never never\n")
+    example = ROOT / "deploy" / "rules" / "example_test.yml"
+    write("written", "rule_tests", b"\2" + example.read_bytes())
+    slack = ROOT / "deploy" / "webhook" / "slack.json"
+    write("written", "template", b"\3" + slack.read_bytes())
     write(
         "query_json",
         "get",

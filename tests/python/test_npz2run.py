@@ -169,7 +169,8 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "steps-inf": ({"steps": np.array([math.inf])}, "steps[0] is inf, must be"),
     "steps-part": ({"steps": np.array([0.5])}, "steps[0] is 0.5, must be"),
     "steps-below": ({"steps": np.array([-1])}, "steps[0] is -1, must be"),
-    "steps-twice": ({"steps": np.array([3, 1, 3])}, "steps has 3 twice"),
+    "steps-twice": ({"steps": np.array([1, 3, 3])}, "steps[2] is 3 behind 3, must be increasing"),
+    "steps-back": ({"steps": np.array([3, 1, 5])}, "steps[1] is 1 behind 3, must be increasing"),
     "steps-text": ({"steps": np.array(["a"])}, "steps holds <U1, no numbers"),
     "steps-square": ({"steps": np.zeros((2, 2))}, "steps has the shape [2, 2], must have 1 dim"),
     "steps-one": ({"steps": np.array(3)}, "steps has the shape [], must have 1 dimensions"),
@@ -274,7 +275,7 @@ def test_a_file_that_is_no_trace_is_a_sentence(
 
 
 def test_steps_that_lie_far_apart_are_no_loop(tmp_path: Path) -> None:
-    steps = np.array([2**53, 7, 2**40], np.uint64)
+    steps = np.array([7, 2**40, 2**53], np.uint64)
     np.savez(tmp_path / "a.npz", steps=steps, loss=np.ones(3), cm=np.ones((3, LAYERS, HEADS)))
     assert npz2run.convert(tmp_path / "a.npz", tmp_path / "a.bwrun") == 6
     recorded = Recording(tmp_path / "a.bwrun", ended=True)

@@ -6,6 +6,7 @@ Method: the sources in one call; no torch, no library.
 from __future__ import annotations
 
 import copy
+import os
 import pickle
 import subprocess
 import sys
@@ -38,6 +39,46 @@ def test_config_file_by_environment_and_its_faults(tmp_path: Path) -> None:
     file.write_text("just words\n")
     with pytest.raises(ValueError, match="expected `key: value`"):
         resolve({}, str(file), {})
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [(b"every: 010\n", "bad.yml:1: every: '010' must be a whole number, decimal: write 10"),
+     (b"every: 0x10\n", "'0x10' must be a whole number, decimal: write 16"),
+     (b"every: 1_0\n", "'1_0' must be a whole number"),
+     ("every: \u0663\n".encode(), "must be a whole number"),
+     (b"every: 5.0\n", "'5.0' must be a whole number"),
+     (b"every: 0\n", "bad.yml:1: every: 0 is below 1"),
+     (b"every: 99999999999999999999999\n", "must be a whole number"),
+     (b"disabled: maybe\n", "'maybe' must be true or false"),
+     (b"rows: 5\nevery: 5\nrows: 6\n", "bad.yml:3: rows stands twice"),
+     (b"rows: 5\n---\nevery: 5\n", "bad.yml:2: a second document: the file must hold one"),
+     (b"---\n---\nevery: 5\n", "bad.yml:2: a second document"),
+     (b",\nevery: 5\n", "bad.yml:1: expected `key: value`"),
+     (b", every: 5\n", "bad.yml:1: expected `key: value`"),
+     (b"rows: 5\n# b\xe4r\n", "bad.yml:2: byte 228 is no UTF-8"),
+     (b"\xff\xfee\0", "bad.yml:1: byte 255 is no UTF-8"),
+     (b"#" * (2 << 20), "it has more than 1048576 bytes")],
+)  # fmt: skip
+def test_a_bad_file_is_refused_with_its_place(text: bytes, why: str, tmp_path: Path) -> None:
+    file = tmp_path / "bad.yml"
+    file.write_bytes(text)
+    with pytest.raises(ValueError, match=r"^config: ") as refused:
+        resolve({}, str(file), {})
+    assert why in str(refused.value)
+
+
+def test_only_a_plain_file_of_settings_is_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path, what in ((tmp_path, "a folder"), (tmp_path / "pipe", "a FIFO"),
+                       (Path("/dev/zero"), "a device")):  # fmt: skip
+        with pytest.raises(ValueError, match=f"it is {what}, must be a regular file"):
+            resolve({}, str(path), {})
+
+
+def test_a_file_of_settings_may_begin_its_document(tmp_path: Path) -> None:
+    (tmp_path / "good.yml").write_bytes(b"# ours\n---\nevery: 7\r\n")
+    assert resolve({}, str(tmp_path / "good.yml"), {}).every == 7
 
 
 @pytest.mark.parametrize(

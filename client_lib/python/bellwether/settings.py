@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Optional, Union
 
 from ._util import files
-from ._util.integers import STEP_MAX, shown, whole
+from ._util.integers import STEP_MAX, decimal, shown, whole
 from .actions import allowed
 
 # What `stats` may hold, and the signals of each part.
@@ -179,7 +179,10 @@ _ENVIRONMENT = {
 
 
 def _flag(text: Any) -> bool:
-    return str(text).strip().lower() in ("1", "true", "yes", "on")
+    said = str(text).strip().lower()
+    if said not in ("1", "true", "yes", "on", "0", "false", "no", "off", ""):
+        raise ValueError(f"{shown(text)} must be true or false")
+    return said in ("1", "true", "yes", "on")
 
 
 def _stats(value: Union[str, Iterable[str]]) -> frozenset[str]:
@@ -194,7 +197,7 @@ def _stats(value: Union[str, Iterable[str]]) -> frozenset[str]:
 
 def _at_least(low: int, high: int) -> Callable[[Any], int]:
     def convert(value: Any) -> int:
-        number = int(value)
+        number = decimal(value) if isinstance(value, str) else int(value)
         if number < low:
             raise ValueError(f"{shown(number)} is below {low}")
         if number > high:
@@ -268,16 +271,25 @@ def read_file(path: str) -> dict[str, Any]:
     """The settings of a file.  Raises ValueError with file and line, OSError."""
     known = {field.name for field in dataclasses.fields(Settings)}
     found: dict[str, Any] = {}
-    for number, line in enumerate(files.read_text(path).splitlines(), 1):
+    begun = False
+    for number, line in enumerate(files.read_text(path).split("\n"), 1):
         line = re.sub(r"(^|\s)#.*", "", line).rstrip()
-        if not line or line == "---":
+        if not line:
             continue
+        if line == "---" and not begun:
+            begun = True
+            continue
+        begun = True
+        if line == "---":
+            raise ValueError(f"{path}:{number}: a second document: the file must hold one")
         match = re.fullmatch(r"([a-z_]+):\s*(.*)", line)
         if match is None:
             raise ValueError(f"{path}:{number}: expected `key: value`")
         key, value = match.group(1), match.group(2).strip("\"'")
         if key not in known:
             raise ValueError(f"{path}:{number}: unknown key {key!r}, legal are {sorted(known)}")
+        if key in found:
+            raise ValueError(f"{path}:{number}: {key} stands twice")
         try:
             found[key] = convert(key, value)
         except ValueError as e:

@@ -1,6 +1,6 @@
-// Goal: the configuration, rules, policy and access files are read alike: one document of a plain
-// file, strictly, each finding with its place; an address names a port that there is.
-// Method: the same texts and the same odd files for all four readers.
+// Goal: all files that people write are read alike: one document of a plain file, strictly, each
+// finding with its place; an address names a port that there is.
+// Method: the same texts and the same odd files for all readers.
 
 #include "server/app/config.h"
 
@@ -17,8 +17,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "server/access/access_file.h"
+#include "server/access/token_file.h"
 #include "server/act/policy.h"
 #include "server/detect/rules_file.h"
+#include "server/offline/rule_test_file.h"
 #include "tests/support/temp_directory.h"
 
 namespace bellwether::server {
@@ -31,8 +33,8 @@ using ::testing::HasSubstr;
 struct Reader {
   const char* name;
   std::function<absl::Status(const std::string& path)> read;
-  std::string good;    // One line.
-  std::string number;  // What stands before a number.
+  std::string good;         // One line.
+  std::string number = {};  // What stands before a number; "" where the file is not YAML.
 };
 
 void PrintTo(const Reader& reader, std::ostream* to) { *to << reader.name; }
@@ -69,10 +71,37 @@ TEST_P(ReadersTest, OnlyAPlainFileIsRead) {
   EXPECT_THAT(Finding(folder_.path() + "/loop"), HasSubstr("cannot be read"));
 }
 
-TEST_P(ReadersTest, AcceptsOneDocumentAndNamesPlacesOfFindings) {
+TEST_P(ReadersTest, TextThatNoReaderTakesIsRefused) {
   const std::string good = GetParam().good;
-  for (const std::string& fine : {std::string(), std::string("\n"), std::string("# a comment\n"), "---\n" + good,
-                                  good + "\n# a comment\n", good + "\n...\n", std::string("{}")}) {
+  for (const std::string& bad : {
+           good + "\n---\nnonsense: 1\n",
+           good + "\n---\n" + good,
+           "---\n---\n" + good,
+           ",\n" + good,
+           ", " + good,
+           std::string(",,,"),
+           good + "\n" + good,
+       }) {
+    EXPECT_NE(FindingOf(bad), "") << bad;
+  }
+  EXPECT_EQ(FindingOf(good), "");
+  EXPECT_THAT(FindingOf(std::string(2 << 20, ' ')), HasSubstr("bytes long: at most"));
+}
+
+TEST_P(ReadersTest, TextThatIsNotUtf8IsRefused) {
+  const std::string good = GetParam().good;
+  for (const std::string& bad : {"\xff\xfe" + good, good + "\n# b\xe4r\n", good + "\n\xc3", good + "\n\xed\xa0\x80"}) {
+    EXPECT_THAT(FindingOf(bad), ::testing::AnyOf(HasSubstr("is no UTF-8"), HasSubstr("is no JSON"))) << bad;
+  }
+}
+
+// Those of YAML.
+class YamlReadersTest : public ReadersTest {};
+
+TEST_P(YamlReadersTest, AcceptsOneDocumentAndNamesPlacesOfFindings) {
+  const std::string good = GetParam().good;
+  for (const std::string& fine :
+       {"---\n" + good, "\xef\xbb\xbf" + good, good + "\n# a comm\xc3\xa9nt\n", good + "\n...\n"}) {
     EXPECT_EQ(FindingOf(fine), "") << fine;
   }
   const std::string places = "f\\.yml:[0-9]+:[0-9]+: ";
@@ -83,6 +112,7 @@ TEST_P(ReadersTest, AcceptsOneDocumentAndNamesPlacesOfFindings) {
            ",\n" + good,
            ", " + good,
            std::string(",,,"),
+           good + "\n\xff: 1",
            std::string("no_such_key: 1"),
            std::string("x"),
            std::string("[1, 2]"),
@@ -112,32 +142,73 @@ TEST_P(ReadersTest, AcceptsOneDocumentAndNamesPlacesOfFindings) {
     for (const char c : finding) EXPECT_FALSE(c != '\n' && absl::ascii_iscntrl(static_cast<unsigned char>(c))) << bad;
   }
   EXPECT_THAT(FindingOf(good + "\n" + good), HasSubstr("f.yml:2:1: ")) << "a key twice";
-  EXPECT_THAT(FindingOf(std::string(2 << 20, ' ')), HasSubstr("bytes long: at most"));
+  EXPECT_THAT(FindingOf(",\n" + good), HasSubstr("f.yml:1:1: , begins no document of YAML"));
 }
 
-TEST_P(ReadersTest, NumbersAreDecimal) {
+TEST_P(YamlReadersTest, NumbersAreDecimal) {
   EXPECT_EQ(FindingOf(GetParam().number + "12"), "");
+  for (const auto& [bad, good] : {std::pair("010", "10"), std::pair("0010", "10"), std::pair("0x10", "16"),
+                                  std::pair("0X1f", "31"), std::pair("0o17", "15"), std::pair("-010", "-10")}) {
+    EXPECT_THAT(FindingOf(GetParam().number + bad), EndsWith(absl::StrCat("], decimal: write ", good))) << bad;
+  }
   for (const char* bad : {"0x10", "0o17", "1_0", "'12'", "\"12\"", "+-1", "1e400", "nan", ".inf", "twelve", "[12]",
                           "{a: 12}", "~", "", "99999999999999999999999", "-99999999999999999999999"}) {
     EXPECT_THAT(FindingOf(GetParam().number + bad), HasSubstr("must be a")) << bad;
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    All, ReadersTest,
-    ::testing::Values(Reader{"config",
-                             [](const std::string& path) {
-                               ServerOptions options;
-                               return ReadConfig(path, &options).status();
-                             },
-                             "limits: {runs_live_max: 12}", "limits:\n  runs_live_max: "},
-                      Reader{"rules", [](const std::string& path) { return ReadRules(path).status(); },
-                             "thresholds: {drift: {grown_factor: 12}}", "thresholds:\n  drift:\n    grown_factor: "},
-                      Reader{"policy", [](const std::string& path) { return ReadPolicy(path).status(); },
-                             "mode: observe", "limits:\n  actions_per_run: "},
-                      Reader{"access", [](const std::string& path) { return ReadAccess(path).status(); },
-                             "tenants: {a: {runs_max: 12}}", "tenants:\n  a:\n    runs_max: "}),
-    [](const auto& of) { return std::string(of.param.name); });
+absl::Status ReadConfigAt(const std::string& path) {
+  ServerOptions options;
+  return ReadConfig(path, &options).status();
+}
+
+// As the template of a configuration's webhook.
+absl::Status ReadTemplateAt(const std::string& path) {
+  TempDirectory folder;
+  const std::string config = folder.path() + "/c.yml";
+  std::ofstream(config) << "alerting: {webhooks: [{url: 'http://a/', template_file: '" << path << "'}]}";
+  return ReadConfigAt(config);
+}
+
+const std::vector<Reader>& YamlReaders() {
+  static const auto* const readers =
+      new std::vector<Reader>{{"config", ReadConfigAt, "limits: {runs_live_max: 12}", "limits:\n  runs_live_max: "},
+                              {"rules", [](const std::string& path) { return ReadRules(path).status(); },
+                               "thresholds: {drift: {grown_factor: 12}}", "thresholds:\n  drift:\n    grown_factor: "},
+                              {"rule_tests", [](const std::string& path) { return ReadRuleTests(path).status(); },
+                               "tests: [{name: a, series: [], expect: [], steps: 12}]",
+                               "tests:\n- name: a\n  series: []\n  expect: []\n  steps: "},
+                              {"policy", [](const std::string& path) { return ReadPolicy(path).status(); },
+                               "mode: observe", "limits:\n  actions_per_run: "},
+                              {"access", [](const std::string& path) { return ReadAccess(path).status(); },
+                               "tenants: {a: {runs_max: 12}}", "tenants:\n  a:\n    runs_max: "}};
+  return *readers;
+}
+
+std::vector<Reader> AllReaders() {
+  std::vector<Reader> readers = YamlReaders();
+  readers.push_back({"tokens", [](const std::string& path) { return ReadTokens(path).status(); },
+                     "sha256:" + std::string(64, 'a') + " alice never never"});
+  readers.push_back({"webhook_template", ReadTemplateAt, "{\"text\": \"{{headline}}\"}"});
+  return readers;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, ReadersTest, ::testing::ValuesIn(AllReaders()),
+                         [](const auto& of) { return std::string(of.param.name); });
+INSTANTIATE_TEST_SUITE_P(All, YamlReadersTest, ::testing::ValuesIn(YamlReaders()),
+                         [](const auto& of) { return std::string(of.param.name); });
+
+TEST(EmptyFileTest, NothingIsSaidByAFileWithoutText) {
+  TempDirectory folder;
+  const std::string path = folder.path() + "/f.yml";
+  for (const Reader& reader : YamlReaders()) {
+    if (std::string(reader.name) == "rule_tests") continue;  // Which must have tests.
+    for (const char* fine : {"", "\n", "# a comment\n", "{}"}) {
+      std::ofstream(path) << fine;
+      EXPECT_EQ(reader.read(path), absl::OkStatus()) << reader.name << fine;
+    }
+  }
+}
 
 // What only the configuration has.
 class ConfigTest : public ::testing::Test {
@@ -158,15 +229,6 @@ TEST_F(ConfigTest, KeysAreCounted) {
   EXPECT_EQ(options_.engine.admission.runs_live_max, 5u);
   EXPECT_EQ(options_.web_address, "");
   EXPECT_EQ(options_.rules_file, folder_.path() + "/r.yml");
-}
-
-TEST_F(ConfigTest, ANumberThatSomeReadForOctalIsRefused) {
-  for (const char* bad : {"010", "00", "0777", "08"}) {
-    EXPECT_THAT(FindingOf(absl::StrCat("limits:\n  runs_live_max: ", bad)),
-                HasSubstr(absl::StrCat("c.yml:2:18: limits.runs_live_max = ", bad,
-                                       ": must be a whole number in [1, 100000], decimal, without zeros in front")));
-  }
-  EXPECT_EQ(FindingOf("storage: {free_ratio_min: 0.05, free_bytes_min: 0}"), "");
 }
 
 TEST_F(ConfigTest, AnAddressNamesAPortThatThereIs) {

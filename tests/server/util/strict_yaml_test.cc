@@ -6,6 +6,8 @@
 
 #include <gmock/gmock.h>
 
+#include "absl/strings/str_cat.h"
+
 namespace bellwether::server {
 namespace {
 
@@ -30,6 +32,9 @@ TEST(StrictYamlTest, NumbersAreInTheirRangeAndNotInQuotes) {
                           "x: ", "x: ~", "x: [2]", "x: {a: 2}", "x: 0x2", "x: true"}) {
     EXPECT_THAT(FindingOf(bad, read), HasSubstr("must be a number in [1, 5]")) << bad;
   }
+  for (const char* good : {"x: 010.5", "x: 00.5e1", "x: 02"}) {
+    EXPECT_THAT(FindingOf(good, read), HasSubstr("must be a number in [1, 5], decimal: write ")) << good;
+  }
   EXPECT_EQ(FindingOf("\n  x:   7", read), "f.yml:2:8: x = 7: must be a number in [1, 5]");
 }
 
@@ -40,7 +45,12 @@ TEST(StrictYamlTest, IntegersAreWholeAndDecimal) {
     EXPECT_TRUE(!yaml->clean() || number == 10) << number;
   };
   EXPECT_EQ(FindingOf("n: 10", read), "");
-  EXPECT_EQ(FindingOf("n: 010", read), "") << "decimal, not octal";
+  for (const auto& [bad, good] : {std::pair("010", "10"), std::pair("00", "0"), std::pair("08", "8"),
+                                  std::pair("0777", "777"), std::pair("0x10", "16"), std::pair("-0x1F", "-31"),
+                                  std::pair("0o10", "8"), std::pair("-007", "-7"), std::pair("+010", "10")}) {
+    EXPECT_EQ(FindingOf(absl::StrCat("n: ", bad), read),
+              absl::StrCat("f.yml:1:4: n = ", bad, ": must be a whole number in [1, 10], decimal: write ", good));
+  }
   for (const char* bad : {"n: 0", "n: 11", "n: 1.5", "n: 0x5", "n: '5'", "n: 1e1", "n: 99999999999999999999"}) {
     EXPECT_THAT(FindingOf(bad, read), HasSubstr("must be a whole number in [1, 10]")) << bad;
   }
@@ -76,7 +86,8 @@ TEST(StrictYamlTest, RefusesWhatIsNoDocument) {
   EXPECT_EQ(FindingOf("", ignore), "");
   EXPECT_EQ(FindingOf("# only a comment\n", ignore), "");
   EXPECT_THAT(FindingOf("a: 1\n---\nb: 2\n", ignore), HasSubstr("second document"));
-  EXPECT_THAT(FindingOf(", a: 1", ignore), HasSubstr("second document")) << "of which LoadAll() found no end";
+  EXPECT_EQ(FindingOf("\n , a: 1", ignore), "f.yml:2:2: , begins no document of YAML");
+  EXPECT_EQ(FindingOf("a: 1\nb: \xe4", ignore), "f.yml:2:4: byte 228 is no UTF-8: the file must be text in UTF-8");
   EXPECT_THAT(FindingOf("a: 1\na: 2\n", ignore), HasSubstr("f.yml:2:1: a stands twice"));
   EXPECT_THAT(FindingOf("[1]", ignore), HasSubstr("the file = a list: must be a map"));
   EXPECT_THAT(FindingOf("{[1]: 2}", ignore), HasSubstr("a key must be a word"));

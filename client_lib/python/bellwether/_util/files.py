@@ -72,7 +72,15 @@ def read(path: AnyPath, bytes_max: int) -> bytes:
 
 def read_text(path: AnyPath, bytes_max: int = SECRET_BYTES_MAX) -> str:
     """Raises OSError, ValueError."""
-    return read(path, bytes_max).decode("utf-8")
+    content = read(path, bytes_max)
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as e:
+        line = content.count(b"\n", 0, e.start) + 1
+        raise ValueError(
+            f"{os.fspath(path)}:{line}: byte {content[e.start]} is no UTF-8: the file must be text "
+            "in UTF-8"
+        ) from None
 
 
 def json_object(text: Union[str, bytes]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import re
 from typing import Any, Optional
 
 STEP_MAX = 1 << 53  # Of a step; the library, a recording and the server take no more.
@@ -35,6 +36,20 @@ def _integer(value: Any) -> Optional[int]:
         return int(number) if number.is_integer() else None
     except Exception:  # Somebody else's object may raise anything.
         return None
+
+
+def decimal(text: str) -> int:
+    """The number of a text that a person wrote.  Raises ValueError for what is not decimal, and for
+    what some readers take for octal."""
+    written = text.strip()
+    if re.fullmatch(r"[+-]?(0|[1-9][0-9]*)", written, re.ASCII) and len(written) <= _DIGITS_MAX:
+        return int(written)
+    meant = ""
+    if re.fullmatch(r"[+-]?0[0-9]{1,19}", written, re.ASCII):
+        meant = f", decimal: write {int(written)}"
+    elif re.fullmatch(r"[+-]?0(x[0-9a-f]{1,16}|o[0-7]{1,20})", written, re.ASCII | re.IGNORECASE):
+        meant = f", decimal: write {int(written, 0)}"
+    raise ValueError(f"{shown(text)} must be a whole number{meant}")
 
 
 def whole(name: str, value: Any, low: int, high: int) -> int:

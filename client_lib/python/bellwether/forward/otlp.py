@@ -9,14 +9,18 @@ Source: https://opentelemetry.io/docs/specs/otlp/
 
 from __future__ import annotations
 
+import contextlib
 import gzip
+import http.client
 import json
 import math
 import os
+import socket
 import sys
+import threading
 import time
 import urllib.request
-from typing import Any
+from typing import Any, Optional
 from urllib.parse import unquote
 
 from .._util import files
@@ -36,7 +40,73 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         return None
 
 
-_OPENER = urllib.request.build_opener(_NoRedirect)
+class _Exchange:
+    """One request and the head of its answer, within _TIMEOUT_SECONDS in all.  That of a socket is
+    for each read, and a collector may send a byte a second."""
+
+    def __init__(self) -> None:
+        self._connection: Optional[http.client.HTTPConnection] = None
+        self._passed = False
+
+    def open(self, asked: urllib.request.Request) -> Any:
+        """Raises OSError: also where the time has passed."""
+        timer = threading.Timer(_TIMEOUT_SECONDS, self._cut)
+        timer.daemon = True
+        timer.start()
+        opener = urllib.request.build_opener(_NoRedirect, _Plain(self), _Secure(self))
+        try:
+            answer = opener.open(asked, timeout=_TIMEOUT_SECONDS)
+        except (OSError, http.client.HTTPException) as e:
+            if self._passed:
+                raise self._late() from e
+            if isinstance(e, OSError):
+                raise
+            raise OSError(f"no answer of HTTP: {e!r}") from e
+        finally:
+            timer.cancel()
+        if self._passed:  # A head that was cut off reads like one that has ended.
+            answer.close()
+            raise self._late()
+        return answer
+
+    def made(self, connection: http.client.HTTPConnection) -> http.client.HTTPConnection:
+        self._connection = connection
+        return connection
+
+    def _cut(self) -> None:
+        self._passed = True
+        own: Optional[socket.socket] = getattr(self._connection, "sock", None)
+        if own is not None:
+            with contextlib.suppress(OSError):
+                own.shutdown(socket.SHUT_RDWR)
+
+    @staticmethod
+    def _late() -> OSError:
+        return TimeoutError(f"it has not answered in {_TIMEOUT_SECONDS:g} s")
+
+
+class _Plain(urllib.request.HTTPHandler):
+    def __init__(self, exchange: _Exchange) -> None:
+        super().__init__()
+        self._exchange = exchange
+
+    def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        def connection(host: str, **how: Any) -> http.client.HTTPConnection:
+            return self._exchange.made(http.client.HTTPConnection(host, **how))
+
+        return self.do_open(connection, req)
+
+
+class _Secure(urllib.request.HTTPSHandler):
+    def __init__(self, exchange: _Exchange) -> None:
+        super().__init__()
+        self._exchange = exchange
+
+    def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        def connection(host: str, **how: Any) -> http.client.HTTPConnection:
+            return self._exchange.made(http.client.HTTPSConnection(host, **how))
+
+        return self.do_open(connection, req)
 
 
 def _partial(answer: Any) -> dict[str, Any]:
@@ -88,7 +158,7 @@ class Otlp:
         headers = {"Content-Type": "application/json", "Content-Encoding": "gzip", **_headers()}
         data = gzip.compress(json.dumps(body, allow_nan=False).encode())
         asked = urllib.request.Request(f"{self._where}/v1/{signal}", data, headers)
-        with _OPENER.open(asked, timeout=_TIMEOUT_SECONDS) as answer:
+        with _Exchange().open(asked) as answer:
             partial = _partial(answer)
         # By the protocol not to be sent again.
         if refused := {

@@ -100,9 +100,12 @@ def _steps(path: Path, values: Any) -> npt.NDArray[np.int64]:
             f"0 to {integers.STEP_MAX}"
         )
     steps = given.astype(np.int64)
-    twice = np.flatnonzero(np.diff(np.sort(steps)) == 0)
-    if len(twice):
-        raise TraceError(f"{path}: steps has {np.sort(steps)[twice[0]]} twice")
+    back = np.flatnonzero(np.diff(steps) <= 0)
+    if len(back):
+        at = int(back[0]) + 1
+        raise TraceError(
+            f"{path}: steps[{at}] is {steps[at]} behind {steps[at - 1]}, must be increasing"
+        )
     return steps
 
 
@@ -301,7 +304,7 @@ def _steps_in_order(fields: dict[str, Array]) -> Iterable[int]:
     """Each that something is known of; samples may lie far apart, and behind all else."""
     told = max((len(fields[name]) for name in _SCALARS if name in fields), default=0)
     yield from range(told)
-    yield from (int(step) for step in np.sort(fields["steps"]) if step >= told)
+    yield from (int(step) for step in fields["steps"] if step >= told)
 
 
 def frames(
