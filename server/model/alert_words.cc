@@ -206,6 +206,10 @@ std::string PiecesText(const AlertTransition& alert, size_t pieces_max, bool bey
   for (const Evidence& piece : alert.evidence) {
     if (!beyond_limits || piece.detector != kNextInLine) pieces.push_back(&piece);
   }
+  // Of many heads of one signal the worst says as much as all: other signals come before them.
+  std::set<std::string> signals;
+  std::stable_partition(pieces.begin(), pieces.end(),
+                        [&](const Evidence* piece) { return signals.insert(piece->signal).second; });
   std::set<std::pair<std::string, Head>> said;
   std::string text;
   int64_t since = -1;

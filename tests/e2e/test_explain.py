@@ -203,7 +203,8 @@ def test_open_starts_an_ended_private_server_again() -> None:
         # Its token alone opens its page.
         page = first.page_url(SOUND)
         assert f"?token={first.token}#" in page and explained.splitlines()[-1] == page
-        urllib.request.urlopen(page.partition("#")[0], timeout=60).close()
+        browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+        assert browser.open(page.partition("#")[0], timeout=60).status == 200
         command = [*Server(Path()).program("bellwether"), "run", "explain", SOUND]
         done = subprocess.run(command, env=env, check=True, capture_output=True, text=True, timeout=120)
         assert done.stdout == explained

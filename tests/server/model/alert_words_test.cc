@@ -86,6 +86,16 @@ TEST(AlertWordsTest, EvidenceIsToldOnceAndNamesAnotherHead) {
   EXPECT_EQ(WhyText(Drift(), 1), "drift ratio 126 (limit 4) since step 2,750; and 2 more");
 }
 
+TEST(AlertWordsTest, EachSignalIsToldBeforeOneTwice) {
+  AlertTransition alert = Drift();
+  alert.evidence = {{.signal = "logit_max", .where = {1, 1}, .value = 9000, .threshold = 1000, .first_step = 7},
+                    {.signal = "logit_max", .where = {1, 2}, .value = 8000, .threshold = 1000, .first_step = 7},
+                    {.signal = "drift_ratio", .where = alert.strongest, .value = 6, .threshold = 4, .first_step = 7}};
+  EXPECT_EQ(WhyText(alert, 2),
+            "largest logit 9,000 (limit 1,000) of layer 1 head 1 since step 7; drift ratio 6 "
+            "(limit 4); and 1 more");
+}
+
 TEST(AlertWordsTest, EvidenceWithinItsLimitIsNoReason) {
   AlertTransition alert = Drift();
   alert.evidence = {{.signal = "common_mode", .value = 7, .threshold = 100, .detector = kNextInLine}};
