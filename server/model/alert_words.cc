@@ -202,14 +202,14 @@ std::string EvidenceText(const Evidence& piece, const Head& known) {
 namespace {
 
 std::string PiecesText(const AlertTransition& alert, size_t pieces_max, bool beyond_limits) {
-  std::vector<const Evidence*> pieces;
-  for (const Evidence& piece : alert.evidence) {
-    if (!beyond_limits || piece.detector != kNextInLine) pieces.push_back(&piece);
-  }
-  // Of many heads of one signal the worst says as much as all: other signals come before them.
+  // Of many heads of one signal the worst says as much as all: other signals come before the rest.
+  std::vector<const Evidence*> pieces, rest;
   std::set<std::string> signals;
-  std::stable_partition(pieces.begin(), pieces.end(),
-                        [&](const Evidence* piece) { return signals.insert(piece->signal).second; });
+  for (const Evidence& piece : alert.evidence) {
+    if (beyond_limits && piece.detector == kNextInLine) continue;
+    (signals.insert(piece.signal).second ? pieces : rest).push_back(&piece);
+  }
+  pieces.insert(pieces.end(), rest.begin(), rest.end());
   std::set<std::pair<std::string, Head>> said;
   std::string text;
   int64_t since = -1;

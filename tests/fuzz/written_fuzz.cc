@@ -41,14 +41,14 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     default: {
       const auto made = BodyTemplate::Parse(text);
       if (!IsGood(made)) break;
-      nlohmann::json alert = {{"status", "firing"},
-                              {"labels", {{"severity", "critical"}, {"alertname", "drift"}, {"run", "\"}"}}},
-                              {"annotations", {{"summary", "a\nb"}, {"do", ""}}}};
-      nlohmann::json notification = {{"status", "firing"}, {"receiver", "r"}, {"externalURL", "http://h"}};
-      notification["commonLabels"] = alert["labels"];
-      notification["commonAnnotations"] = alert["annotations"];
-      notification["otherAlertsFiring"] = 3;
-      notification["alerts"] = {alert, alert};
+      const nlohmann::json labels = {{"severity", "critical"}, {"alertname", "drift"}, {"run", "\"}"}};
+      const nlohmann::json texts = {{"summary", "a\nb"}, {"do", ""}};
+      const nlohmann::json alert = {{"status", "firing"},  {"labels", labels}, {"annotations", texts},
+                                    {"startsAt", "s"},     {"endsAt", "e"},    {"generatorURL", "http://g"},
+                                    {"fingerprint", "0af"}};
+      const nlohmann::json notification = {
+          {"status", "firing"},    {"receiver", "r"},        {"externalURL", "http"},      {"otherAlertsFiring", 3},
+          {"groupLabels", labels}, {"commonLabels", labels}, {"commonAnnotations", texts}, {"alerts", {alert, alert}}};
       FUZZ_CHECK(!made->Fill(notification).dump().empty());
     }
   }

@@ -13,6 +13,7 @@ import copy
 import math
 import pickle
 import re
+import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -651,6 +652,16 @@ def test_an_older_torch_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     module = Call()
     monitor = bellwether.attach(module, record=str(tmp_path / "a.bwrun"), run="old")
     assert monitor.why_off == "torch 2.7.1+cu126 is here: 2.8 or newer is needed"
+    assert not monitor.live() and not class_patches.users
+
+
+def test_a_free_threaded_python_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    real = sysconfig.get_config_var
+    monkeypatch.setattr(
+        sysconfig, "get_config_var", lambda name: 1 if name == "Py_GIL_DISABLED" else real(name)
+    )
+    monitor = bellwether.attach(Call(), record=str(tmp_path / "a.bwrun"), run="free")
+    assert monitor.why_off.startswith("this Python is free-threaded")
     assert not monitor.live() and not class_patches.users
 
 

@@ -259,7 +259,7 @@ def _begin(
         log.warning(f"watching is off: {monitor.why_off} (run {others[0].host.settings.run})")
         return
     function_calls.use(functions)
-    missing = intercept.too_old() or probe.available()
+    missing = intercept.unsupported() or probe.available()
     if missing is None and not weights_only:
         missing = intercept.unavailable()
     if missing is not None:

@@ -24,9 +24,9 @@ AlertTransition Drift() {
   alert.heads_total = 3;
   alert.first_step = 2750;
   alert.evidence = {
-      {.signal = "drift_ratio", .where = {1, 0}, .value = 61, .threshold = 4, .first_step = 2800},
       {.signal = "drift_ratio", .where = {1, 3}, .value = 125.8, .threshold = 4, .first_step = 2750},
       {.signal = "drift_ratio", .where = {1, 3}, .value = 120, .threshold = 4, .first_step = 2760},
+      {.signal = "drift_ratio", .where = {1, 0}, .value = 61, .threshold = 4, .first_step = 2800},
       {.signal = "tied_fraction_bf16", .where = {1, 3}, .value = 0.8643, .threshold = 0.3, .first_step = 2750},
   };
   return alert;

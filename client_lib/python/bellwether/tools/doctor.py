@@ -36,10 +36,10 @@ def installation() -> list[Finding]:
 
         from .._hook.patches import intercept
 
-        too_old = intercept.too_old()
+        unsupported = intercept.unsupported()
         found.append(Finding(None, f"torch {torch.__version__}"))
-        if too_old is not None:
-            found.append(Finding(False, too_old))
+        if unsupported is not None:
+            found.append(Finding(False, unsupported))
     except ImportError:
         found.append(Finding(False, "torch is not installed: attach() needs it"))
     for name, load in (

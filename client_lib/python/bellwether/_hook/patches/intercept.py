@@ -12,6 +12,7 @@ torch.compile traces functions of ours where it meets attention inside such a fo
 
 from __future__ import annotations
 
+import sysconfig
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Optional
@@ -26,9 +27,12 @@ from ..hosts import PatchedLayer, Seeker
 from . import class_patches, met_calls, registry
 
 
-def too_old() -> Optional[str]:
-    """Why this torch is none to be used.  One before 2.8 does not tell whether a region is
-    checkpointed, and a tap that a recomputation does not find would end the backward."""
+def unsupported() -> Optional[str]:
+    """Why this Python or this torch is none to be used.  Taps count on one thread at a time.  A torch
+    before 2.8 does not tell whether a region is checkpointed, and a tap that a recomputation does
+    not find would end the backward."""
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        return "this Python is free-threaded: one with the global interpreter lock is needed"
     version = tuple(int(part) for part in torch.__version__.split(".")[:2])
     if version >= TORCH_MIN:
         return None
@@ -37,7 +41,7 @@ def too_old() -> Optional[str]:
 
 def unavailable() -> Optional[str]:
     """Why calls cannot be seen in this process; None if they can."""
-    return too_old() or met_calls.sdpa.why_not()
+    return unsupported() or met_calls.sdpa.why_not()
 
 
 def _can_see() -> None:
