@@ -202,12 +202,19 @@ std::string EvidenceText(const Evidence& piece, const Head& known) {
 namespace {
 
 std::string PiecesText(const AlertTransition& alert, size_t pieces_max, bool beyond_limits) {
-  // Of many heads of one signal the worst says as much as all: other signals come before the rest.
+  // Of many heads of one signal the named one, or the worst, says as much as all: other signals come before the rest.
   std::vector<const Evidence*> pieces, rest;
-  std::set<std::string> signals;
   for (const Evidence& piece : alert.evidence) {
     if (beyond_limits && piece.detector == kNextInLine) continue;
-    (signals.insert(piece.signal).second ? pieces : rest).push_back(&piece);
+    const auto same = std::find_if(pieces.begin(), pieces.end(),
+                                   [&piece](const Evidence* other) { return other->signal == piece.signal; });
+    if (same == pieces.end()) {
+      pieces.push_back(&piece);
+    } else if (piece.where == alert.strongest && (*same)->where != alert.strongest) {
+      rest.push_back(std::exchange(*same, &piece));
+    } else {
+      rest.push_back(&piece);
+    }
   }
   pieces.insert(pieces.end(), rest.begin(), rest.end());
   std::set<std::pair<std::string, Head>> said;

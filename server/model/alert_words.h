@@ -49,7 +49,7 @@ std::string NounOf(std::string_view rule, Severity severity = Severity::kWarning
 std::string EvidenceText(const Evidence& piece, const Head& known);
 // The detector of evidence that is within its limit yet.
 inline constexpr char kNextInLine[] = "next in line";
-// Evidence in its order, each piece once, and one of each signal before a second one:
+// Evidence in its order, each piece once, and one of each signal, of the named head if it has any, before a second one:
 // "drift ratio 126 (limit 4) since step 2,750; ...".  Without what is within its limit.
 std::string WhyText(const AlertTransition& alert, size_t pieces_max);
 // All of it.

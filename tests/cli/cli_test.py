@@ -152,7 +152,7 @@ class RunTest(CliTest):
             server.tell("unreported")
             ask = ["--server", server.address, "run"]
             listed = run(*ask, "list", "--no-headers").stdout.splitlines()[1]
-            self.assertRegex(listed, r"^gpt-fp32  399   0 judged by: all but loss  -  ")
+            self.assertRegex(listed, r"^gpt-fp32 +399 +0 judged by: all but loss +- ")
             self.assertRegex(run(*ask, "get", "gpt-fp32").stdout, r"(?m)^loss +not reported$")
             self.assertIn("loss not reported  last", run(*ask, "watch", "gpt-fp32", "--once").stdout)
             server.tell("nan")

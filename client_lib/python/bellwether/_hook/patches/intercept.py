@@ -28,9 +28,9 @@ from . import class_patches, met_calls, registry
 
 
 def unsupported() -> Optional[str]:
-    """Why this Python or this torch is none to be used.  Taps count on one thread at a time.  A torch
-    before 2.8 does not tell whether a region is checkpointed, and a tap that a recomputation does
-    not find would end the backward."""
+    """Why this Python or this torch is none to be used.  Taps count on one thread at a time.  A
+    torch before 2.8 does not tell whether a region is checkpointed, and a tap that a recomputation
+    does not find would end the backward."""
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
         return "this Python is free-threaded: one with the global interpreter lock is needed"
     version = tuple(int(part) for part in torch.__version__.split(".")[:2])
