@@ -20,6 +20,7 @@
 #include "cuda/attention_bwd_tiles.cuh"
 #include "cuda/attention_bwd_visible.cuh"
 #include "cuda/key_mean.cuh"
+#include "cuda/launch_order.cuh"
 #include "cuda/softmax.cuh"
 #include "cuda/store_rows.cuh"
 
@@ -61,24 +62,19 @@ inline constexpr int kRowLanes = S::kHeadDim <= 64    ? 8
                                  : S::kHeadDim <= 128 ? 16
                                                       : 32;
 
-// delta, L in log2 units (or the anchor and 1 / lt), and cleared sums, also of the
-// padding rows.  Grid: [padded rows / rows, heads, batch].  Block: 256, 8 channels a
-// thread.
+// delta, L in log2 units (or the anchor and 1 / lt), and cleared sums of a row, also of padding.  By the
+// kRowLanes<S> threads that have the row, each from `channel` on.
 template <class S>
-__global__ void __launch_bounds__(256) PrepareBwdKernel(const __grid_constant__ AttentionBwdParams p) {
+__device__ __forceinline__ void PrepareRow(const AttentionBwdParams& p, const Sequence& seq, int head, int row,
+                                           int channel) {
   using T = typename S::T;
-  constexpr int kLanes = kRowLanes<S>, kRowsPerBlock = 256 / kLanes;
-  if constexpr (S::kShares) ClearShareCounts(p);
-  const int head = blockIdx.y, channel = threadIdx.x % kLanes * 8;
-  const PaddedRow at = LocatePaddedRow(p.seq, blockIdx.x * kRowsPerBlock + threadIdx.x / kLanes);
-  const Sequence& seq = at.sequence;
-  const int64_t padded = RowBase(p, seq, head) + at.row;
-  const bool inside = at.row < seq.q_len;
-  const int64_t lse_at = seq.index * p.lse_batch_stride + head * p.lse_head_stride + seq.q_start + at.row;
+  const int64_t padded = RowBase(p, seq, head) + row;
+  const bool inside = row < seq.q_len;
+  const int64_t lse_at = seq.index * p.lse_batch_stride + head * p.lse_head_stride + seq.q_start + row;
   const float lse = inside ? p.lse[lse_at] * kLog2E : -INFINITY;
   const auto read = [&](const void* base, const Strides& stride) {
     return *reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(base) + seq.index * stride.batch +
-                                           head * stride.head + (seq.q_start + at.row) * stride.token + channel);
+                                           head * stride.head + (seq.q_start + row) * stride.token + channel);
   };
   float delta = 0.f;
   if (inside && channel < p.seq.v_dim) {
@@ -93,7 +89,7 @@ __global__ void __launch_bounds__(256) PrepareBwdKernel(const __grid_constant__ 
     }
   }
 #pragma unroll
-  for (int i = 1; i < kLanes; i *= 2) delta += __shfl_xor_sync(0xffffffffu, delta, i);
+  for (int i = 1; i < kRowLanes<S>; i *= 2) delta += __shfl_xor_sync(0xffffffffu, delta, i);
   if (channel == 0) {
     const bool exists = lse > -INFINITY || lse != lse;  // NaN goes on
     p.delta[padded] = delta;
@@ -110,13 +106,31 @@ __global__ void __launch_bounds__(256) PrepareBwdKernel(const __grid_constant__ 
   sum[0] = sum[1] = make_float4(0.f, 0.f, 0.f, 0.f);
 }
 
+// All rows of a head, or of the first p.ahead pairs.  Grid: [padded rows / rows, heads, batch], or
+// [padded rows / rows, p.ahead].  Block: 256, 8 channels a thread.
+template <class S>
+__global__ void __launch_bounds__(256) PrepareBwdKernel(const __grid_constant__ AttentionBwdParams p) {
+  constexpr int kLanes = kRowLanes<S>, kRowsPerBlock = 256 / kLanes;
+  LetNextLaunchStart();
+  if constexpr (S::kShares) ClearShareCounts(p);
+  if (p.ahead > 0 && blockIdx.x == 0 && blockIdx.y == 0) {
+    for (int i = threadIdx.x; i < 2 * p.seq.batch * p.seq.heads; i += 256) p.pair_counts[i] = 0;
+  }
+  const BlockHead of = LocateBlockHead(p);
+  const PaddedRow at = LocatePaddedRow(p.seq, blockIdx.x * kRowsPerBlock + threadIdx.x / kLanes, of.sequence);
+  PrepareRow<S>(p, at.sequence, of.head, at.row, threadIdx.x % kLanes * 8);
+}
+
 // dQ = scale * (sum - rowsum(dS) kbar).  Grid: [padded rows / kRows * kSplits, heads,
 // batch].  Block: kQueryThreads.
 template <class S>
 __global__ void __launch_bounds__(S::kQueryThreads) FinishBwdKernel(const __grid_constant__ AttentionBwdParams p) {
   constexpr int kColumns = S::kQueryColumns, kWords = kColumns / 2;  // of a row tile
-  const int thread = threadIdx.x, lane = thread % 32, head = blockIdx.y, split = blockIdx.x % S::kSplits;
-  const PaddedRow tile = LocatePaddedRow(p.seq, blockIdx.x / S::kSplits * S::kRows);
+  const int thread = threadIdx.x, lane = thread % 32, split = blockIdx.x % S::kSplits;
+  AwaitLaunchBefore();
+  const BlockHead of = LocateBlockHead(p);
+  const int head = of.head;
+  const PaddedRow tile = LocatePaddedRow(p.seq, blockIdx.x / S::kSplits * S::kRows, of.sequence);
   const Sequence& seq = tile.sequence;
   if (tile.row >= seq.q_len) return;
   const int64_t padded = RowBase(p, seq, head) + tile.row;
@@ -162,7 +176,8 @@ __global__ void __launch_bounds__(S::kQueryThreads) FinishBwdKernel(const __grid
 // `launch_main` launches the main kernel between the others.
 template <class S, class Keys, class LaunchMain>
 void LaunchBwdAround(const AttentionBwdParams& p, cudaStream_t stream, const LaunchMain& launch_main) {
-  const unsigned heads = p.seq.heads, batch = p.seq.q_starts != nullptr ? 1 : p.seq.batch;
+  const unsigned heads = p.ahead > 0 ? p.ahead : p.seq.heads;
+  const unsigned batch = p.seq.q_starts != nullptr || p.ahead > 0 ? 1 : p.seq.batch;
   const auto blocks = [&](int64_t count) { return dim3(static_cast<unsigned>(count), heads, batch); };
   PrepareBwdKernel<S><<<blocks(p.rows_per_head / (256 / kRowLanes<S>)), 256, 0, stream>>>(p);
   if constexpr (Keys::kMasked) {
@@ -177,7 +192,18 @@ void LaunchBwdAround(const AttentionBwdParams& p, cudaStream_t stream, const Lau
     if constexpr (!S::kSumsKeys) LaunchSumKeys<Keys>(p, p.dk, p.dk_stride, p.d_key_sums, stream);
     LaunchSubtractMean<Keys>(p, stream);
   }
-  FinishBwdKernel<S><<<blocks(p.rows_per_head / S::kRows * S::kSplits), S::kQueryThreads, 0, stream>>>(p);
+  AttentionBwdParams last = p;  // if rows are prepared ahead, of the last pairs
+  last.block_pair = p.seq.batch * p.seq.heads - p.ahead;
+  cudaLaunchAttribute overlap = {};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = blocks(p.rows_per_head / S::kRows * S::kSplits);
+  config.blockDim = dim3(S::kQueryThreads);
+  config.stream = stream;
+  config.attrs = &overlap;
+  config.numAttrs = p.overlaps ? 1 : 0;
+  (void)cudaLaunchKernelEx(&config, FinishBwdKernel<S>, last);  // cudaGetLastError() has the error.
 }
 
 }  // namespace bellwether::kernels::cuda

@@ -17,14 +17,24 @@ __device__ __forceinline__ int64_t RowBase(const AttentionBwdParams& p, const Se
   return base + int64_t{FirstTile(p.seq.q_starts, s.index, kBwdRowPadding)} * kBwdRowPadding;
 }
 
-// The sequence and row of a kernel whose blocks walk all padded rows of a head;
-// blockIdx.z is the batch, if not packed.  The row may be past the end.
+// The query head of a block, and its sequence if not packed: grid y and z, or pairs in grid y.
+struct BlockHead {
+  int head, sequence;
+};
+__device__ __forceinline__ BlockHead LocateBlockHead(const AttentionBwdParams& p) {
+  if (p.ahead == 0) return {static_cast<int>(blockIdx.y), static_cast<int>(blockIdx.z)};
+  const int pair = p.block_pair + blockIdx.y, sequence = pair / p.seq.heads;
+  return {pair - sequence * p.seq.heads, sequence};
+}
+
+// The sequence and row of a kernel whose blocks walk all padded rows of a head, in `sequence`
+// if not packed.  The row may be past the end.
 struct PaddedRow {
   Sequence sequence;
   int row;
 };
-__device__ __forceinline__ PaddedRow LocatePaddedRow(const SequenceParams& p, int padded_row) {
-  if (p.q_starts == nullptr) return {BatchSequence(p, blockIdx.z), padded_row};
+__device__ __forceinline__ PaddedRow LocatePaddedRow(const SequenceParams& p, int padded_row, int sequence) {
+  if (p.q_starts == nullptr) return {BatchSequence(p, sequence), padded_row};
   const Sequence s = PackedSequence(p, p.q_starts, kBwdRowPadding, padded_row / kBwdRowPadding);
   return {s, padded_row - FirstTile(p.q_starts, s.index, kBwdRowPadding) * kBwdRowPadding};
 }

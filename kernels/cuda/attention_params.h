@@ -143,6 +143,12 @@ struct AttentionBwdParams {
   int section_queries;                       // of the (sequence, kv head) pairs that run together, for L2
   int launch_pairs;                          // that are launched together, 0 for all: sm90/attention_bwd_center.cuh
   int first_tile;                            // of this launch
+  // sm90/attention_bwd_ahead.cuh: a pair's CTAs prepare the rows of the pair that is so many later, and finish those of
+  // the one that is so many before.  0: kernels of their own do it for all.
+  int ahead;
+  int* pair_counts;  // [2][pairs]: warps that have prepared a pair's rows, CTAs whose dQ is added; or null
+  int block_pair;    // of the first block of a kernel for p.ahead pairs
+  bool overlaps;     // The main kernel and the last may start while the one before ends.
   MaskParams mask;
   float* d_sinks;    // [heads], or null
   uint8_t* visible;  // [batch][kv_heads][k_len]: the keys that centring is about; or null

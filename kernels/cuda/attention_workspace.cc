@@ -77,6 +77,7 @@ void PlaceWorkspace(const AttentionBackwardParams& b, AttentionBwdParams* p) {
   p->ds_sum = NeedsRowSums(b) ? ds_sum : nullptr;
   p->errors = b.forward.stats != nullptr ? errors : nullptr;
   p->turns = b.deterministic ? turns : nullptr;
+  p->pair_counts = b.deterministic ? nullptr : turns;  // Only one of both is needed; this one is smaller.
   p->rows_per_head = layout.rows_per_head;
   p->rows_per_sequence = IsPacked(b.forward) ? 0 : layout.rows_per_head * b.forward.heads;
   p->chunks = static_cast<int>(layout.chunks);

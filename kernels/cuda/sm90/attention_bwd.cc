@@ -46,6 +46,23 @@ void PlaceLaunches(const BwdLauncher& launcher, AttentionBwdParams* p) {
   p->launch_pairs = enough;
 }
 
+// How many pairs ahead rows are prepared, or 0.  All that a tile's CTA waits for then began a wave of CTAs before it.
+int PairsAhead(const BwdLauncher& launcher, const AttentionBwdParams& p) {
+  constexpr int kTilesMin = 192;  // about one and a half of a multiprocessor
+  // Of the mean tile.  With 576 (1k, causal) its idle warps take longer than its steps: 308 TFLOP/s instead of 340.
+  constexpr int kQueriesMin = 1024;
+  constexpr int kLengthMax = 1 << 20;  // The kernel has 32 bits for the product of rows and tiles.
+  const SequenceParams& seq = p.seq;
+  if (launcher.ahead_rows == 0 || seq.group > 1 || p.shares > 1 || std::max(seq.q_len, seq.k_len) > kLengthMax)
+    return 0;
+  if (seq.causal && seq.q_len != seq.k_len) return 0;
+  if ((seq.causal ? (seq.q_len + launcher.cols) / 2 : seq.q_len) < kQueriesMin) return 0;
+  const int pairs = seq.batch * seq.heads, tiles = p.key_tiles / seq.batch;
+  const int section = std::max(p.section_queries / seq.q_len, kBwdSectionPairsMin);
+  const int ahead = section * tiles >= kTilesMin ? section : 2 * section;
+  return ahead < pairs ? ahead : 0;
+}
+
 // Whether tiles that take turns begin with the first keys: whether they are so long that, on
 // a whole Hopper GPU, one begins late enough after the one before it, of the same pair; of
 // grouped queries always.  By length alone, of packed sequences the mean: dQ depends on neither
@@ -91,6 +108,17 @@ Status AttentionBackward(const AttentionBackwardParams& b, void* stream) {
   p.shares = BackwardShares(a);
   p.section_queries = static_cast<int>(SectionBytes(b, p.shares) / (8 * a.head_dim));
   p.tile_step = TileStep(p, b.deterministic);
+  p.overlaps = launcher.ahead_rows > 0 && p.shares == 1;  // A share without steps waits for nothing.
+  p.ahead = PairsAhead(launcher, p);
+  if (p.ahead > 0) {
+    const TensorMapShape out = OutputShape(a);
+    const int rows = launcher.ahead_rows;
+    BELLWETHER_KERNELS_RETURN_IF_ERROR(EncodeTensorMap("o", a.o, out, a.dtype, rows, &maps.o));
+    BELLWETHER_KERNELS_RETURN_IF_ERROR(EncodeTensorMap("d_o", b.d_o, out, a.dtype, rows, &maps.d_o_unit));
+    if (p.o_lo != nullptr) {
+      BELLWETHER_KERNELS_RETURN_IF_ERROR(EncodeTensorMap("o_lo", a.o_lo, out, DType::kBFloat16, rows, &maps.o_lo));
+    }
+  }
   if (launcher.center_rows > 0 && p.center && p.shares == 1) PlaceLaunches(launcher, &p);
   if (p.launch_pairs > 0 &&
       EncodeTensorMap("dk", b.dk, keys, a.dtype, launcher.center_rows, &maps.d_k) != Status::kOk) {

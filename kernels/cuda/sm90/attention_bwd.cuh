@@ -35,6 +35,7 @@
 #include "cuda/attention_bwd_turns.cuh"
 #include "cuda/attention_masks.cuh"
 #include "cuda/registers.cuh"
+#include "cuda/sm90/attention_bwd_ahead.cuh"
 #include "cuda/sm90/attention_bwd_center.cuh"
 #include "cuda/sm90/attention_bwd_deferred.cuh"
 #include "cuda/sm90/attention_bwd_launch.h"
@@ -67,6 +68,7 @@ __device__ __forceinline__ void BwdProduce(const AttentionBwdParams& p, const Bw
     }
     __syncwarp();
   }
+  if constexpr (S::kPlain) AwaitPrepared<S>(p, tile);
   // Little is kept across the loop, and it is not unrolled: 24 registers are few.
   const Sequence seq = tile->sequence;
   TileOrigin q = OriginOf(p.seq, seq.index, seq.q_start, seq.q_len, 0);
@@ -110,6 +112,7 @@ __device__ __forceinline__ void BwdReduce(const AttentionBwdParams& p, const Bwd
                                           const typename S::Tile* tile, int first) {
   constexpr int kTurn = 0;  // One adds the whole step.
   const bool turns = S::kGeneral && p.turns != nullptr, adds = threadIdx.x % 32 == 0;
+  if constexpr (S::kPlain) AwaitPrepared<S>(p, tile);
   QueryStep at = FirstQueryStep(p, *tile);
   if (first > 0) Advance(p, *tile, &at);
 #pragma unroll 1
@@ -141,6 +144,7 @@ __device__ __forceinline__ void BwdReduce(const AttentionBwdParams& p, const Bwd
     Advance(p, t, &at);
   }
   BulkWait();
+  if constexpr (S::kWorksAhead) SayAdded<S>(p, tile);
 }
 
 // Clears K and V of padding, whatever it holds: dS of it is 0, but 0 times NaN is not.  By the 256
@@ -402,6 +406,9 @@ __global__ void __launch_bounds__(S::kThreads, 1)
     }
     BarrierInit(sm.dq_empty, 1);
     if constexpr (S::kDeferred) BarrierInit(sm.skew, 128);
+    if constexpr (S::kWorksAhead) {
+      for (int i = 0; i < kAheadWarps; ++i) BarrierInit(sm.ahead_full + 8 * i, 1);
+    }
     if constexpr (S::kCenters) {
       for (int i = 0; i < kCenterBarriers; ++i) BarrierInit(sm.center_full + 8 * i, 1);
     }
@@ -417,6 +424,11 @@ __global__ void __launch_bounds__(S::kThreads, 1)
       BwdProduce<S>(p, maps, sm, &tile);
     } else if (warp == 1 || (S::kGeneral && p.turns != nullptr && warp == 3)) {
       BwdReduce<S>(p, sm, &tile, warp / 2);
+    } else if (S::kWorksAhead && p.ahead > 0) {
+      if constexpr (S::kWorksAhead) {
+        __shared__ AheadPart parts[kAheadWarps];
+        BwdWorkAhead<S>(p, maps, sm.ahead, sm.ahead_full, &tile, parts + warp - 2, warp - 2);
+      }
     } else if (S::kRowSums && warp == 2 && p.center && tile.share == 0) {
       BwdSumKeys<S>(p, sm.k, sm.kv_full, &tile);
     } else if (S::kCenters && warp == 3 && p.first_tile > 0) {
@@ -452,8 +464,8 @@ template <class S>
 Status LaunchAttentionBwd(const AttentionBwdParams& p, const BwdMaps& maps, cudaStream_t stream) {
   using Deferred = BwdShape<typename S::T, S::kHeadDim, S::kGeneral, S::kRounded, S::kRowSums, S::kCount, S::kDefers>;
   const auto kernel = p.seq.group == 1 ? AttentionBwdKernel<Deferred> : AttentionBwdKernel<S>;
-  static_assert(Deferred::kSharedBytes == S::kSharedBytes);
-  if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kSharedBytes) != cudaSuccess) {
+  const int shared_bytes = p.seq.group == 1 ? Deferred::kSharedBytes : S::kSharedBytes;
+  if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes) != cudaSuccess) {
     return Status::kDeviceError;
   }
   // Of the shape the other kernels read only what all shapes of a head dim share.
@@ -463,8 +475,8 @@ Status LaunchAttentionBwd(const AttentionBwdParams& p, const BwdMaps& maps, cuda
     const int at_once = S::kCenters && p.launch_pairs > 0 ? p.launch_pairs * (p.key_tiles / p.seq.batch) : tiles;
     AttentionBwdParams part = p;
     for (part.first_tile = 0; part.first_tile < tiles; part.first_tile += at_once) {
-      LaunchPart(kernel, std::min(at_once, tiles - part.first_tile), S::kThreads, S::kSharedBytes, part.first_tile > 0,
-                 stream, part, maps);
+      LaunchPart(kernel, std::min(at_once, tiles - part.first_tile), S::kThreads, shared_bytes,
+                 part.first_tile > 0 || p.overlaps, stream, part, maps);
     }
   });
   return cudaGetLastError() == cudaSuccess ? Status::kOk : Status::kDeviceError;
@@ -485,7 +497,8 @@ struct BwdKernels {
             S::kTurnSteps,
             S::kCount,
             S::kCenters ? kCenterUnitRows<S> : 0,
-            LaunchAttentionBwd<S>};
+            LaunchAttentionBwd<S>,
+            S::kPlain ? kAheadRows<S> : 0};
   }
 };
 

@@ -14,6 +14,7 @@
 
 #include "cuda/attention_bwd_tiles.cuh"
 #include "cuda/key_mean.cuh"
+#include "cuda/launch_order.cuh"
 #include "cuda/memory.cuh"
 #include "cuda/registers.cuh"
 #include "cuda/sm90/ptx.cuh"

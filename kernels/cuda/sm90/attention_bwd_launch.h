@@ -13,7 +13,8 @@ namespace bellwether::kernels::cuda::sm90 {
 
 struct BwdMaps {
   CUtensorMap q, k, v, d_o;
-  CUtensorMap d_k;  // if it is centred under the next launch
+  CUtensorMap d_k;                // if it is centred under the next launch
+  CUtensorMap o, o_lo, d_o_unit;  // if rows are prepared ahead
 };
 
 struct BwdLauncher {
@@ -24,6 +25,7 @@ struct BwdLauncher {
   bool counts = false;  // the errors of delta before dS is rounded
   int center_rows = 0;  // keys of the boxes of the tensor map of dK, if it is centred under the next launch
   Status (*launch)(const AttentionBwdParams&, const BwdMaps&, cudaStream_t) = nullptr;
+  int ahead_rows = 0;  // of the boxes of the tensor maps of O and dO, if rows may be prepared ahead
 };
 
 // Head dims up to 256.

@@ -12,6 +12,9 @@
 
 namespace bellwether::kernels::cuda::sm90 {
 
+// The warps that work ahead, attention_bwd_ahead.cuh, and what each has: rows of O, of O_lo and of dO.
+inline constexpr int kAheadWarps = 2, kAheadBytes = 12 * 1024;
+
 // kGeneral: packed sequences, key bounds, windows, caps and turns work.  kRounded: P is what the
 // forward's product read.  kRowSums: rowsum(dS) is taken, from a column of ones
 // beside K, for centring, or for the statistics.  kCount: they are taken without it.
@@ -27,6 +30,8 @@ struct BwdShape {
   static constexpr bool kPlain = !kGeneral && !kRounded && !kRowSums && !kCount;
   static constexpr bool kDeferred = kDeferred_;
   static_assert(kPlain || !kDeferred);
+  // Whether its idle warps work ahead: attention_bwd_ahead.cuh.
+  static constexpr bool kWorksAhead = kPlain && (kDeferred || kHeadDim == 128);
   static constexpr int kCols = 128;                        // keys a CTA
   static constexpr int kRows = kHeadDim == 64 ? 128 : 64;  // queries a step
   static constexpr int kStages = 2;
@@ -64,14 +69,16 @@ struct BwdShape {
   static constexpr bool kCenters = kRowSums && !kGeneral;
   static constexpr int kSharedBytes = 2 * kKvBytes + 2 * kStages * kQBytes + 3 * kStages * kRowBytes + 2 * kDsBytes +
                                       kOnesBytes + kDqBytes + kSumBytes + (kCenters ? kCenterBytes<BwdShape> : 0) +
-                                      1024 + 256;                      // the latter for barriers
+                                      (kWorksAhead ? kAheadWarps * kAheadBytes : 0) + 1024 +
+                                      256;                             // the latter for barriers
   static_assert(kSharedBytes <= 227 * 1024 - 8 * kHeadDim * 4 - 128);  // beside them the sums of warps and the tile
 };
 
 template <class S>
 struct BwdShared {
-  uint32_t k, v, q, d_o, ds, ones, lse, delta, inverse, dq, ds_sum, center;  // tiles first, aligned to 1024 bytes
-  uint32_t kv_full, q_full, d_o_full, dq_empty, center_full;
+  uint32_t k, v, q, d_o, ds, ones, lse, delta, inverse, dq, ds_sum, center,
+      ahead;  // tiles first, aligned to 1024 bytes
+  uint32_t kv_full, q_full, d_o_full, dq_empty, center_full, ahead_full;
   uint32_t steps;        // [stage] the QueryStep whose queries are there
   uint32_t skew, spare;  // attention_bwd_deferred.cuh: a barrier, and what AwaitValues() never writes
 
@@ -83,7 +90,8 @@ struct BwdShared {
     ds = d_o + S::kStages * S::kQBytes;
     ones = ds + 2 * S::kDsBytes;
     center = ones + S::kOnesBytes;
-    lse = center + (S::kCenters ? kCenterBytes<S> : 0);
+    ahead = center + (S::kCenters ? kCenterBytes<S> : 0);
+    lse = ahead + (S::kWorksAhead ? kAheadWarps * kAheadBytes : 0);
     delta = lse + S::kStages * S::kRowBytes;
     inverse = delta + S::kStages * S::kRowBytes;
     dq = inverse + S::kStages * S::kRowBytes;
@@ -96,6 +104,7 @@ struct BwdShared {
     steps = center_full + 8 * kCenterBarriers;
     skew = steps + 8 * S::kStages;
     spare = skew + 8;
+    ahead_full = spare + 8;
   }
 };
 

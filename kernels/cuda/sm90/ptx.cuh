@@ -212,14 +212,6 @@ __device__ __forceinline__ int LoadShared(uint32_t address) {
   return word;
 }
 
-// ---- programmatic dependent launch
-
-// The next launch, if it may, starts as soon as every block has said so or is done.
-__device__ __forceinline__ void LetNextLaunchStart() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
-
-// Until the launch before is done, and what it wrote is there.
-__device__ __forceinline__ void AwaitLaunchBefore() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-
 // ---- registers
 
 template <int kRegisters>
