@@ -18,9 +18,9 @@ inline constexpr int kAheadWarps = 2, kAheadBytes = 12 * 1024;
 // kGeneral: packed sequences, key bounds, windows, caps and turns work.  kRounded: P is what the
 // forward's product read.  kRowSums: rowsum(dS) is taken, from a column of ones
 // beside K, for centring, or for the statistics.  kCount: they are taken without it.
-// kDeferred: the order of attention_bwd_deferred.cuh.
+// kWorksAhead: warps that are idle otherwise work as attention_bwd_ahead.cuh says.
 template <class T_, int kHeadDim_, bool kGeneral_, bool kRounded_, bool kRowSums_, bool kCount_,
-          bool kDeferred_ = false>
+          bool kWorksAhead_ = false>
 struct BwdShape {
   using T = T_;
   using Keys = BwdShape;
@@ -28,10 +28,8 @@ struct BwdShape {
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr bool kGeneral = kGeneral_, kRounded = kRounded_, kRowSums = kRowSums_, kCount = kCount_;
   static constexpr bool kPlain = !kGeneral && !kRounded && !kRowSums && !kCount;
-  static constexpr bool kDeferred = kDeferred_;
-  static_assert(kPlain || !kDeferred);
-  // Whether its idle warps work ahead: attention_bwd_ahead.cuh.
-  static constexpr bool kWorksAhead = kPlain && (kDeferred || kHeadDim == 128);
+  static constexpr bool kWorksAhead = kWorksAhead_;
+  static_assert(kPlain || !kWorksAhead);
   static constexpr int kCols = 128;                        // keys a CTA
   static constexpr int kRows = kHeadDim == 64 ? 128 : 64;  // queries a step
   static constexpr int kStages = 2;
@@ -57,9 +55,9 @@ struct BwdShape {
   // together and dV before it awaits dP.  Then all exponentials run under dP, and dS and the barrier under dV.
   // Where it is kept, ahead is 1 % faster: RESULTS.md, step 9.
   static constexpr bool kScoresAhead = kHeadDim == 64 && !kGeneral && !kRounded;
-  // Whether the shape runs in the order of attention_bwd_deferred.cuh where a kv head has one query head.  There it is
-  // 2 to 3 % faster at 4k and 16k; with 4 query heads it is 0 to 2 % slower, and at head dim 128 4 to 8 %.
-  static constexpr bool kDefers = kHeadDim == 64 && kPlain;
+  // Whether a kernel for one query head a kv head runs in the order of attention_bwd_deferred.cuh.  At 4k and 16k it is
+  // 2 to 3 % faster; with 4 query heads it is 0 to 2 % slower, and at head dim 128 4 to 8 %.
+  static constexpr bool kDeferred = kHeadDim == 64 && kWorksAhead;
   // delta is loaded before dP is awaited where registers suffice.  Behind dP each load would be waited for.
   static constexpr bool kEarlyDeltas = kHeadDim == 128;
   static constexpr int kDqBytes = kRows * kHeadDim * 4;
