@@ -31,6 +31,8 @@ from attention_calls import Backward, Forward, Options  # noqa: E402
 from attention_gpu_cases import (BF16, F16, HEAD_DIMS_VARIABLE, Lib, attention,  # noqa: E402
                                  bias_inputs, chosen, far, gradients, pack, randn, row_sums,
                                  run_forward, scores)
+from attention_gpu_ahead import (  # noqa: E402, F401
+    test_rows_prepared_ahead_have_the_gradients_of_rule_a)
 from attention_gpu_keys import (  # noqa: E402, F401
     test_centred_keys_take_the_mean_from_every_gradient, test_keys_that_no_query_sees)
 from attention_gpu_masks import (  # noqa: E402, F401
