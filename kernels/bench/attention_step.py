@@ -1,15 +1,17 @@
-"""Step time of a 1B decoder at 8k tokens with SDPA on cuDNN and with ours.
+"""Step time of a 1B decoder with SDPA on cuDNN, FlashAttention 4 and ours.
 
 Random weights and tokens: only the time matters.  bf16, Llama-like: 16 layers of
 width 2048, 32 heads of 64 on 8 key-value heads, SwiGLU of 8192, one sequence of
-8192 tokens, forward, backward and AdamW.
+4096 and one of 8192 tokens, forward, backward and AdamW.  FlashAttention 4 is timed where it
+can be imported.
 
-    python3 attention_step.py LIBRARY [--head-dim 64|128]
+    python3 attention_step.py LIBRARY [--head-dim 64|128] [--tokens 4096,8192]
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import statistics
 import sys
 from typing import Any, Callable
@@ -19,6 +21,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+import attention_bench
 import attention_calls as calls
 from attention_calls import Backward, Forward, Options
 
@@ -42,6 +45,13 @@ def ours(lib: Any, options: Options) -> Attention:
 def cudnn(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+
+def flash4() -> Attention | None:
+    call = attention_bench.flash4()
+    if call is None:
+        return None
+    return lambda q, k, v: call(*(t.transpose(1, 2) for t in (q, k, v)), True).transpose(1, 2)
 
 
 class Block(nn.Module):
@@ -69,14 +79,14 @@ def main() -> int:
     parser.add_argument("library")
     parser.add_argument("--head-dim", type=int, default=64)
     parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--tokens", default="4096,8192")
     args = parser.parse_args()
     torch.manual_seed(0)
-    width, vocabulary, tokens = 2048, 32000, 8192
+    width, vocabulary = 2048, 32000
     with torch.device("cuda"):
         blocks = nn.ModuleList(Block(width, args.head_dim, 8, 4 * width) for _ in range(16))
         model = nn.Sequential(nn.Embedding(vocabulary, width), *blocks, nn.RMSNorm(width),
                               nn.Linear(width, vocabulary, bias=False)).to(torch.bfloat16)
-        ids = torch.randint(vocabulary, (1, tokens + 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
     lib = calls.load(args.library)
     choices: dict[str, Attention] = {
@@ -91,7 +101,12 @@ def main() -> int:
                                                       stats=True, stats_every=0)),
     }
 
-    def step(attention: Attention) -> float:
+    fa4 = flash4()
+    if fa4 is not None:
+        choices["FlashAttention 4"] = fa4
+
+    def step(attention: Attention, ids: torch.Tensor) -> float:
+        gc.collect()  # ours() holds its output in a cycle, which would fill the GPU otherwise
         for block in blocks:
             block.attention = attention
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -104,18 +119,20 @@ def main() -> int:
         torch.cuda.synchronize()
         return begin.elapsed_time(end)
 
-    times: dict[str, list[float]] = {name: [] for name in choices}
-    for round_ in range(args.steps + 2):
-        for name, attention in choices.items():
-            ms = step(attention)
-            if round_ >= 2:
-                times[name].append(ms)
     parameters = sum(p.numel() for p in model.parameters())
-    base = statistics.median(times["cuDNN SDPA"])
-    print(f"{parameters / 1e9:.2f}B parameters, head_dim {args.head_dim}, {tokens} tokens")
-    for name, ms in times.items():
-        median = statistics.median(ms)
-        print(f"{name:26} {median:7.1f} ms  {median / base:.3f} of cuDNN's")
+    for tokens in map(int, args.tokens.split(",")):
+        ids = torch.randint(vocabulary, (1, tokens + 1), device="cuda")
+        times: dict[str, list[float]] = {name: [] for name in choices}
+        for round_ in range(args.steps + 2):
+            for name, attention in choices.items():
+                ms = step(attention, ids)
+                if round_ >= 2:
+                    times[name].append(ms)
+        base = statistics.median(times["cuDNN SDPA"])
+        print(f"{parameters / 1e9:.2f}B parameters, head_dim {args.head_dim}, {tokens} tokens")
+        for name, of_call in times.items():
+            median = statistics.median(of_call)
+            print(f"{name:26} {median:7.1f} ms  {median / base:.3f} of cuDNN's")
     return 0
 
 
