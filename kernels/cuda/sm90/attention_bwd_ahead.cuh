@@ -4,7 +4,7 @@
 //           that is p.ahead pairs later, and finish the same share of dQ of the pair that is p.ahead pairs before.
 //           Kernels have only the first and the last p.ahead pairs.  A CTA's share goes by its steps.
 // Order     A pair's CTAs wait until its rows are prepared, and what finishes waits until all CTAs of the pair have
-//           added their dQ.  Who is waited for has a lower block number, so it has begun.
+//           added their dQ.  A CTA that another one waits for has a lower block number, so it has begun.
 // Limits    One query head a key head, batches of equal lengths, without windows; if causal, as many keys as queries.
 
 #ifndef BELLWETHER_KERNELS_CUDA_SM90_ATTENTION_BWD_AHEAD_CUH_
