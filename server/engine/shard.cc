@@ -17,9 +17,9 @@ namespace bellwether::server {
 namespace {
 
 // Rules and policies that a tick logs, in bytes: a part of the log's queue.
+constexpr size_t kRulesBytesPerTick = 4 << 20;
 // Between two ticks: a server that is merely busy is back sooner.
 constexpr int64_t kAwayNanosMin = 10'000'000'000;
-constexpr size_t kRulesBytesPerTick = 4 << 20;
 // An import that was cut off is started again by then.  After that its open step is
 // closed, because the log is needed from there.
 constexpr int64_t kImportPauseNanos = 900'000'000'000;
