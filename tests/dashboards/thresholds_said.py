@@ -147,6 +147,7 @@ GLOSSARY = (
     "held 98 % of their values",
     "1 drift, 2 ties and bias, 3 norm growth, 4 logits, 5 loss",
     "1 is over all keys alike, 0 is on one key",
+    "From step 700 on a run that all six judge is called healthy",
 )
 
 PAGE = (
