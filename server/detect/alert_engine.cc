@@ -575,7 +575,7 @@ AlertTransition AlertEngine::Describe(const Subject& subject, Open* open, int64_
   const LossState loss = rule == nullptr ? LossBeside(*open, leading) : LossState::kNotKnown;
   absl::StrAppend(&change.summary, TailOf(change, leading.eta_words, loss));
   AddOtherSigns(*open, leading, &change);
-  PutWorstFirst(open->stage, /*by_limits=*/!leading.own_words, &change.evidence);
+  OrderEvidence(open->stage, /*by_limits=*/!leading.own_words, &change.evidence);
   AdviceState state = StateFor(open->severity, open->stage, leading.sigma);
   state.cause = leading.cause;
   if (rule != nullptr || !leading.advice.empty()) {

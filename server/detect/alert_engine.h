@@ -11,7 +11,7 @@
 // An alert rises (same key, k + 1) when a sign joins it, when severity or stage
 // of a sign goes beyond what was reported, or when its advice becomes to go
 // back.  It rises, too, when a finding is exact after only a set was named, or
-// is news.  What it then tells has the newest values of all signs, the worst first
+// is news.  What it then tells has the newest values of all signs, of each signal the worst first
 // (alert_text.h).  A sign lapses after `resolve_steps` without a finding, and the alert
 // resolves with its last one.  After that its families stay quiet for
 // `cooldown_steps`, unless what is found is worse than the last alert.

@@ -45,10 +45,19 @@ double Beyond(const Evidence& piece) {
 
 }  // namespace
 
-void PutWorstFirst(int32_t stage, bool by_limits, std::vector<Evidence>* evidence) {
+void OrderEvidence(int32_t stage, bool by_limits, std::vector<Evidence>* evidence) {
+  std::vector<std::string> signals;  // In the order in which they were found.
+  for (const Evidence& piece : *evidence) {
+    if (std::find(signals.begin(), signals.end(), piece.signal) == signals.end()) signals.push_back(piece.signal);
+  }
+  const auto place = [&signals](const Evidence& piece) {
+    return std::find(signals.begin(), signals.end(), piece.signal) - signals.begin();
+  };
   if (by_limits) {
-    std::stable_sort(evidence->begin(), evidence->end(),
-                     [](const Evidence& a, const Evidence& b) { return Beyond(a) > Beyond(b); });
+    std::stable_sort(evidence->begin(), evidence->end(), [&place](const Evidence& a, const Evidence& b) {
+      const auto of_a = place(a), of_b = place(b);
+      return of_a != of_b ? of_a < of_b : Beyond(a) > Beyond(b);
+    });
   }
   if (stage < 5) return;
   std::stable_partition(evidence->begin(), evidence->end(),

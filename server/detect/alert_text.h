@@ -33,9 +33,10 @@ std::string RepairSummaryOf(const RunDescription& run, const AlertTransition& ch
 std::string EndSummaryOf(const RunDescription& run, const AlertTransition& change, double step_seconds,
                          const std::string& why);
 std::string RepairAdvice();
-// Orders evidence, as messages have room for the first pieces alone.  At stage 5 the loss comes first.  The
-// others stand by value over limit where `by_limits`, else in their order: what is told in words of its own.
-void PutWorstFirst(int32_t stage, bool by_limits, std::vector<Evidence>* evidence);
+// Orders evidence, as messages have room for the first pieces alone.  Where `by_limits` signals stand in the order
+// in which they were found, and of each the head that is furthest beyond its limit first; else all stay, as what is
+// told in words of its own.  At stage 5 the loss comes first.
+void OrderEvidence(int32_t stage, bool by_limits, std::vector<Evidence>* evidence);
 
 }  // namespace bellwether::server
 

@@ -63,23 +63,29 @@ TEST_F(AlertEngineTest, OpensOnceAndNamesTheStrongestFirst) {
   EXPECT_TRUE(At(120, {Drift(Severity::kWarning, 1, {1, 2}, 50)}).empty());
 }
 
-TEST_F(AlertEngineTest, EvidenceStandsByHowFarItIsBeyondItsLimit) {
+TEST_F(AlertEngineTest, EvidenceNamesOfEachSignalTheWorstHeadFirst) {
+  const auto infinite = std::numeric_limits<double>::infinity();
   std::vector<Evidence> evidence = {
-      {.signal = "common_mode", .value = 7, .threshold = 100, .detector = kNextInLine},
-      {.signal = "drift_ratio", .value = 8, .threshold = 4},
-      {.signal = "no_limit", .value = 9, .threshold = 0},
-      {.signal = "must_not_fall", .value = 1, .threshold = 5},
+      {.signal = "drift_ratio", .where = {0, 1}, .value = 8, .threshold = 4},
+      {.signal = "common_mode", .where = {0, 1}, .value = 7, .threshold = 100, .detector = kNextInLine},
+      {.signal = "drift_ratio", .where = {0, 2}, .value = 9, .threshold = 4},
+      {.signal = "no_limit", .where = {0, 1}, .value = 9, .threshold = 0},
+      {.signal = "common_mode", .where = {0, 2}, .value = 700, .threshold = 100},
+      {.signal = "must_not_fall", .where = {0, 1}, .value = 4, .threshold = 5},
+      {.signal = "must_not_fall", .where = {0, 2}, .value = 1, .threshold = 5},
       {.signal = "loss", .value = 2.2, .threshold = 2},
-      {.signal = "grad_norm", .value = std::numeric_limits<double>::infinity(), .threshold = 5}};
-  const auto signals = [&evidence] {
+      {.signal = "drift_ratio", .where = {0, 3}, .value = infinite, .threshold = 4}};
+  const auto told = [&evidence] {
     std::string text;
-    for (const Evidence& piece : evidence) absl::StrAppend(&text, " ", piece.signal);
+    for (const Evidence& piece : evidence) absl::StrAppend(&text, " ", piece.signal, piece.where.head);
     return text;
   };
-  PutWorstFirst(4, /*by_limits=*/true, &evidence);
-  EXPECT_EQ(signals(), " grad_norm must_not_fall drift_ratio loss no_limit common_mode");
-  PutWorstFirst(5, /*by_limits=*/false, &evidence);
-  EXPECT_EQ(signals(), " loss grad_norm must_not_fall drift_ratio no_limit common_mode");
+  const std::string others =
+      " drift_ratio3 drift_ratio2 drift_ratio1 common_mode2 common_mode1 no_limit1 must_not_fall2 must_not_fall1";
+  OrderEvidence(4, /*by_limits=*/true, &evidence);
+  EXPECT_EQ(told(), others + " loss-1");
+  OrderEvidence(5, /*by_limits=*/false, &evidence);
+  EXPECT_EQ(told(), " loss-1" + others);
 }
 
 TEST_F(AlertEngineTest, RisesUnderTheSameKey) {
@@ -343,10 +349,10 @@ TEST_F(IllnessTest, EvidenceIsTheNewestWithTheLossFirst) {
   engine_.Flush(641, run_, &told);
   ASSERT_EQ(told.size(), 1u);
   ASSERT_EQ(told[0].evidence.size(), 3u);
-  EXPECT_EQ(told[0].evidence[0].signal, "loss") << "by its limit it would be the last";
-  EXPECT_EQ(told[0].evidence[1].signal, "wq_sigma");
-  EXPECT_EQ(told[0].evidence[1].value, 90);
-  EXPECT_EQ(told[0].evidence[2].value, 100);
+  EXPECT_EQ(told[0].evidence[0].signal, "loss") << "it was found last";
+  EXPECT_EQ(told[0].evidence[1].value, 100);
+  EXPECT_EQ(told[0].evidence[2].signal, "wq_sigma");
+  EXPECT_EQ(told[0].evidence[2].value, 90);
 }
 
 TEST_F(IllnessTest, FollowingSignsChangeNoKnownCause) {
