@@ -64,6 +64,7 @@ ILL: dict[str, tuple[dict[str, float], dict[str, float]]] = {
     "corruption": ({}, {"wq_sigma": 2e5}),
     "learning": ({"loss": 2.0}, {}),
     "nonfinite": ({}, {"loss": math.nan}),
+    "logits": ({}, {"logit_max": 5000.0}),
 }
 LATE, END = 3400, 3500
 
