@@ -144,7 +144,7 @@ def test_documents_show_what_is_sent(one: tuple[Server, Told]) -> None:
     document = DOCUMENT.read_text()
     shown = document[document.index(BEGIN) + len(BEGIN) : document.index(END)]
     sent = as_sent(told)
-    number = r"-?[\d,.]+"
+    number = r"-?[\d,.]+( %)?"
     reason = rf"[a-z ]+ {number} \(limit {number}\)( of layer \d+ head \d+)?( since step {number})?"
     why = re.compile(rf"(?m)^Why: loss {number} \(limit {number}\) since step {number}(; {reason}){{2}}; and \d+ more$")
     assert why.search(shown) and why.search(sent)
