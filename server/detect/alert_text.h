@@ -33,9 +33,9 @@ std::string RepairSummaryOf(const RunDescription& run, const AlertTransition& ch
 std::string EndSummaryOf(const RunDescription& run, const AlertTransition& change, double step_seconds,
                          const std::string& why);
 std::string RepairAdvice();
-// Orders evidence, as messages have room for the first pieces alone.  Where `by_limits` signals stand in the order
-// in which they were found, and of each the head that is furthest beyond its limit first; else all stay, as what is
-// told in words of its own.  At stage 5 the loss comes first.
+// Orders evidence, as messages have room for the first pieces alone.  Where `by_limits`, signals stand in the order
+// in which they were found, and of each the head that is furthest beyond its limit comes first.  Else all stay, as
+// what is told in words of its own.  At stage 5 the loss comes first.
 void OrderEvidence(int32_t stage, bool by_limits, std::vector<Evidence>* evidence);
 
 }  // namespace bellwether::server
