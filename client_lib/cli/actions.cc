@@ -2,6 +2,7 @@
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -174,7 +175,7 @@ struct ProposeOptions {
   std::vector<uint32_t> layers;
   std::vector<std::string> heads;
   std::string mode, alert, by = UserName(), reason;
-  double value = 0;
+  std::optional<double> value;
   int64_t step = 0, expires_seconds = 0;
   bool approve = false;
 };
@@ -200,7 +201,8 @@ ExitCode Propose(Cli* cli, const ProposeOptions& options) {
     to->set_head(number);
   }
   action->set_mode(options.mode);
-  action->set_value(options.value);
+  // A proposal to centre keys means on.
+  action->set_value(options.value.value_or(options.kind == v1::ACTION_KIND_CENTER_K ? 1 : 0));
   action->set_apply_at_step(options.step);
   action->set_alert_key(options.alert);
   if (options.expires_seconds > 0) {
@@ -287,7 +289,7 @@ void AddActions(Cli* cli) {
 
   auto* const propose = AddCommand<ProposeOptions>(
       cli, noun, "propose", "Ask for an action",
-      "bellwether action propose my-run attention.center_k --value 1 --layer 3 --approve", &Propose, &command);
+      "bellwether action propose my-run attention.center_k --layer 3 --approve", &Propose, &command);
   command->add_option("run", propose->run, "the run's name or uuid")->required()->type_name("RUN");
   AddChoice<v1::ActionKind>(command, "kind", &propose->kind, Kinds(), "what to do");
   command->get_option("kind")->required();
@@ -300,7 +302,7 @@ void AddActions(Cli* cli) {
       command, "--mode", &propose->mode,
       {{"fa", "fa"}, {"paper", "paper"}, {"sr", "sr"}, {"hp", "hp"}, {"hpm", "hpm"}, {"sdpa", "sdpa"}},
       "of attention.mode");
-  command->add_option("--value", propose->value, "gamma, factor, batches or period; center_k: 1 on, 0 off");
+  command->add_option("--value", propose->value, "gamma, factor, batches or period; center_k: 1 on (default), 0 off");
   command->add_option("--at-step", propose->step, "apply it at this step (default: the next boundary)");
   command->add_option("--expires", propose->expires_seconds, "seconds until it is too late (default: the policy's)");
   command->add_option("--alert", propose->alert, "key of the alert that it is for")->type_name("KEY");

@@ -39,7 +39,7 @@ std::string Notes(const v1::Alert& alert, bool with_owner) {
   if (with_owner && alert.acknowledged()) {
     notes = "acknowledged" + (alert.acknowledged_by().empty() ? "" : " by " + alert.acknowledged_by());
   }
-  if (alert.silenced_until_unix_ns() != 0) {
+  if (alert.silenced_until_unix_ns() > NowUnixNs()) {
     const std::string end = Time(alert.silenced_until_unix_ns());
     notes += (notes.empty() ? "" : ", ") + std::string(ForPeople() ? "silenced, ends " : "silenced until ") + end;
   }

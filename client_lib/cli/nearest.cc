@@ -85,7 +85,13 @@ std::string WhyNoCommand(const CLI::App* root, const std::vector<std::string>& w
   const std::string noun = found.command == root ? "" : found.command->get_name() + ": ";
   if (!found.positionals.empty()) {
     const std::string& word = found.positionals.front();
-    const std::string nearest = DidYouMean(word, names);
+    std::string nearest = DidYouMean(word, names);
+    // A verb of a noun, as "explain" of "run explain".
+    for (const std::string& name : nearest.empty() && found.command == root ? names : std::vector<std::string>()) {
+      if (FindCommand(FindCommand(root, name), word) == nullptr) continue;
+      nearest += (nearest.empty() ? "; did you mean " : " or ") + name + " " + word;
+    }
+    if (!nearest.empty() && nearest.back() != '?') nearest += "?";
     std::string all;
     for (const std::string& name : names) all += (all.empty() ? "; its commands are " : ", ") + name;
     return noun + "\"" + word + "\" is no command" +

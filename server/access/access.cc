@@ -217,7 +217,12 @@ absl::StatusOr<std::shared_ptr<const Access::Known>> Access::Read() const {
   // Where it is not there nobody has been given one yet.
   if (!tokens.ok() && (std::filesystem::exists(options_.tokens_file, unknown) || unknown)) return tokens.status();
   if (tokens.ok()) known->tokens = *std::move(tokens);
-  BW_RETURN_IF_ERROR(CheckTokenOwners(known->tokens, options_.tokens_file, known->rules, options_.access_file));
+  const absl::Status owners = CheckTokenOwners(known->tokens, options_.tokens_file, known->rules, options_.access_file);
+  if (!owners.ok()) {
+    // The others count all the same: one of them may have been revoked.
+    LogWarning("{}; until then it is left out", std::string(owners.message()));
+    std::erase_if(known->tokens, [&known](const StoredToken& token) { return !HasOwner(token, known->rules); });
+  }
   return known;
 }
 

@@ -4,6 +4,7 @@
 #include <array>
 #include <set>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "server/access/secret_file.h"
@@ -123,7 +124,22 @@ class Reader {
     }
     if (entry.identity.roles == 0) yaml_.Report(node, absl::StrCat(name, ": has no roles: read, write, act, admin"));
     if (!has_runs) yaml_.Report(node, absl::StrCat(name, ": has no runs; all of them are [\"*\"]"));
-    entry.run_of_certificate = std::erase(entry.identity.runs, kOwnRun) > 0;
+    std::erase_if(entry.identity.runs, [&](const std::string& glob) {
+      if (!glob.starts_with(kOwnRun)) return false;
+      entry.identity.behind_own_run.push_back(glob.substr(std::size(kOwnRun) - 1));
+      return true;
+    });
+    for (const std::vector<std::string>* const globs : {&entry.identity.runs, &entry.identity.behind_own_run}) {
+      for (const std::string& glob : *globs) {
+        const size_t at = glob.find('$');
+        if (at == std::string::npos || at + 1 == glob.size() ||
+            !absl::ascii_isdigit(static_cast<unsigned char>(glob[at + 1])))
+          continue;
+        yaml_.Report(node,
+                     absl::StrCat(name, ": runs has ", glob.substr(at, 2), ": only $1 is known, at the beginning"));
+      }
+    }
+    entry.run_of_certificate = !entry.identity.behind_own_run.empty();
     if (entry.run_of_certificate) {
       const bool named = !entry.certificates.empty() &&
                          std::all_of(entry.certificates.begin(), entry.certificates.end(), [](const std::string& glob) {

@@ -11,7 +11,7 @@
 //   - name: per-run
 //     certificates: ["spiffe://bellwether/run/*"]
 //     roles: [write]
-//     runs: ["$1"]          # what the * of the certificate's name stands for, to the letter
+//     runs: ["$1", "$1-*"]  # $1 is what the * of the certificate's name stands for, to the letter
 //   - name: alice           # by token: bellwether token create alice
 //     roles: [read, act]
 //     runs: ["*"]
@@ -45,7 +45,7 @@ struct AccessRules {
   struct Entry {
     Identity identity;
     std::vector<std::string> certificates;
-    bool run_of_certificate = false;  // runs has "$1"
+    bool run_of_certificate = false;  // runs has "$1", or what begins so
     bool anonymous = false;
   };
   std::vector<Entry> entries;

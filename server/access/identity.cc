@@ -21,7 +21,11 @@ const char* NameOf(Role role) {
 }
 
 bool Identity::Covers(std::string_view run) const {
-  if (!own_run.empty() && run == own_run) return true;
+  if (!own_run.empty() && run.starts_with(own_run)) {
+    const std::string_view rest = run.substr(own_run.size());
+    const auto fits = [rest](const std::string& glob) { return GlobMatches(glob, rest); };
+    if (std::any_of(behind_own_run.begin(), behind_own_run.end(), fits)) return true;
+  }
   return std::any_of(runs.begin(), runs.end(), [run](const std::string& glob) { return GlobMatches(glob, run); });
 }
 

@@ -34,8 +34,10 @@ struct Identity {
   uint8_t roles = 0;   // Of Role, with what they hold.
   // Names of runs; patterns of util/glob.h.
   std::vector<std::string> runs;
-  // One run more, to the letter: that which the certificate names.
+  // Runs more, whose names begin with what the certificate names, to the letter.  Behind it stands one of these
+  // patterns; "" is the name alone.
   std::string own_run;
+  std::vector<std::string> behind_own_run;
 
   bool Has(Role role) const { return (roles & static_cast<uint8_t>(role)) != 0; }
   bool Covers(std::string_view run) const;

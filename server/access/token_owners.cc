@@ -7,13 +7,16 @@
 
 namespace bellwether::server {
 
+bool HasOwner(const StoredToken& token, const AccessRules& rules) {
+  return std::any_of(rules.entries.begin(), rules.entries.end(),
+                     [&token](const auto& entry) { return entry.identity.name == token.identity; });
+}
+
 absl::Status CheckTokenOwners(const std::vector<StoredToken>& tokens, const std::string& tokens_file,
                               const AccessRules& rules, const std::string& access_file) {
   std::vector<std::string> findings;
   for (const StoredToken& token : tokens) {
-    const bool known = std::any_of(rules.entries.begin(), rules.entries.end(),
-                                   [&](const auto& entry) { return entry.identity.name == token.identity; });
-    if (known) continue;
+    if (HasOwner(token, rules)) continue;
     findings.push_back(absl::StrCat(tokens_file, ": token ", TokenId(token.hash), " is of ", token.identity, ", whom ",
                                     access_file, " does not know: add the identity or revoke the token"));
   }

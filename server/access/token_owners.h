@@ -12,6 +12,8 @@
 
 namespace bellwether::server {
 
+bool HasOwner(const StoredToken& token, const AccessRules& rules);
+
 // INVALID_ARGUMENT: a line for each token of `tokens_file` that is of no identity of
 // `access_file`.
 absl::Status CheckTokenOwners(const std::vector<StoredToken>& tokens, const std::string& tokens_file,

@@ -360,7 +360,7 @@ class AlertTest(CliTest):
 
 class ActionTest(CliTest):
     def test_proposals_are_listed_approved_and_undone(self) -> None:
-        proposed = json.loads(self.ask("action", "propose", "gpt-bf16", "attention.center_k", "--value", "1",
+        proposed = json.loads(self.ask("action", "propose", "gpt-bf16", "attention.center_k",
                                        "--layer", "1", "--layer", "2", "--alert", "drift/1/2/220", "--reason", "it drifts",
                                        "-o", "json"))
         self.assertEqual(proposed["state"], "ACTION_STATE_PROPOSED")

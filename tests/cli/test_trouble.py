@@ -196,6 +196,8 @@ def test_a_server_that_hangs_is_told_as_late(plain: Server) -> None:
 def test_unknown_commands_name_the_nearest() -> None:
     assert said("rnu", "list", code=2) == 'bellwether: "rnu" is no command; did you mean run? (see --help)\n'
     assert 'run: "gett" is no command; did you mean get' in said("run", "gett", "x", code=2)
+    assert '"explain" is no command; did you mean ' in said("explain", "x", code=2)
+    assert 'run explain? (see --help)' in said("explain", "x", code=2)
     assert "its commands are list, get" in said("run", "zzzzz", code=2)
     assert "run: a command is missing, one of list, get" in said("run", code=2)
 

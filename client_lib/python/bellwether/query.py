@@ -284,6 +284,8 @@ class Client:
         if kind not in _KINDS:
             raise ValueError(f"kind is {kind!r}: must be one of {', '.join(sorted(_KINDS))}")
         scope = {"layers": list(layers), "heads": [{"layer": a, "head": b} for a, b in heads]}
+        if kind == "attention.center_k":
+            parameters = {"value": 1.0, **parameters}  # On, but where it is said.
         action = {"kind": _KINDS[kind], "scope": scope, **parameters}
         return self._signed("ProposeAction", by, run=run, action=action)
 

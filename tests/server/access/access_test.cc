@@ -25,6 +25,7 @@ constexpr char kRules[] = R"(
 identities:
 - {name: trainers, certificates: ["spiffe://b/trainer/*"], roles: [write], runs: ["llama-?"]}
 - {name: per-run, certificates: ["spiffe://b/run/*"], roles: [write], runs: ["$1"]}
+- {name: users, certificates: ["spiffe://b/user/*"], roles: [write], runs: ["$1-*"]}
 - {name: alice, roles: [read, act], runs: ["*"]}
 - {name: bob, roles: [read], runs: ["llama-*"]}
 )";
@@ -98,6 +99,12 @@ TEST_F(AccessTest, CertificatesByTheirUri) {
   const GrantPtr star = *WithCertificate("spiffe://b/run/*");
   EXPECT_TRUE(star->Check(Role::kWrite, "*").ok());
   EXPECT_FALSE(star->Check(Role::kWrite, "llama-1").ok());
+  const GrantPtr user = *WithCertificate("spiffe://b/user/carol");
+  EXPECT_TRUE(user->Check(Role::kWrite, "carol-first").ok());
+  for (const char* other : {"carol", "carolx-first", "dave-first", "xcarol-first"}) {
+    EXPECT_FALSE(user->Check(Role::kWrite, other).ok()) << other;
+  }
+  EXPECT_FALSE((*WithCertificate("spiffe://b/user/*"))->Check(Role::kWrite, "dave-first").ok());
   for (const char* unknown : {"spiffe://b/train", "spiffe://c/trainer/7", "xspiffe://b/trainer/7"}) {
     EXPECT_EQ(WithCertificate(unknown).status().code(), absl::StatusCode::kUnauthenticated) << unknown;
   }
@@ -120,6 +127,19 @@ TEST_F(AccessTest, GrantsFollowTheFiles) {
   access_->Tick();
   EXPECT_FALSE(bob->valid());
   EXPECT_EQ(bob->Check(Role::kRead, "gpt").code(), absl::StatusCode::kUnauthenticated);
+}
+
+TEST_F(AccessTest, ATokenOfNoIdentityStopsNoOther) {
+  files_.AddToken("carols", "carol");
+  files_.AddToken("alices-new", "alice");
+  access_->Tick();
+  EXPECT_TRUE(WithToken("alices-new").ok());
+  EXPECT_TRUE(WithToken("bobs").ok());
+  EXPECT_FALSE(WithToken("carols").ok());
+  files_.RemoveTokens();
+  files_.AddToken("carols", "carol");
+  access_->Tick();
+  EXPECT_FALSE(WithToken("bobs").ok()) << "it was revoked";
 }
 
 TEST_F(AccessTest, AnOpenStreamEndsWithWhyAndIsCounted) {
