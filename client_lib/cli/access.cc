@@ -101,8 +101,9 @@ void AddCert(Cli* cli) {
   AddHosts(command, options);
   AddDays(command, options);
   options = AddCommand<AccessOptions>(
-      cli, noun, "server", "Makes the server's certificate anew; a running server takes it up",
-      "bellwether cert server tls --host bellwether.example.org", &CertServer, &command);
+      cli, noun, "server",
+      "Makes the server's certificate anew, with the names that it had; a running server takes it up",
+      "bellwether cert server tls", &CertServer, &command);
   command->add_option("folder", options->folder, "where ca.pem and ca.key are")->required();
   AddHosts(command, options);
   AddDays(command, options);

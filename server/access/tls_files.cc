@@ -1,5 +1,6 @@
 #include "server/access/tls_files.h"
 
+#include <arpa/inet.h>
 #include <fcntl.h>
 #include <openssl/err.h>
 #include <openssl/pem.h>
@@ -8,6 +9,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <ctime>
@@ -201,6 +203,28 @@ std::vector<std::string> UrisOf(X509* certificate) {
     uris.emplace_back(reinterpret_cast<const char*>(ASN1_STRING_get0_data(text)), ASN1_STRING_length(text));
   }
   return uris;
+}
+
+std::vector<std::string> HostsOf(X509* certificate) {
+  std::vector<std::string> hosts;
+  const NamesPtr names(
+      static_cast<GENERAL_NAMES*>(X509_get_ext_d2i(certificate, NID_subject_alt_name, nullptr, nullptr)));
+  for (int i = 0; names != nullptr && i < sk_GENERAL_NAME_num(names.get()); ++i) {
+    const GENERAL_NAME* const name = sk_GENERAL_NAME_value(names.get(), i);
+    if (name->type == GEN_DNS) {
+      const ASN1_IA5STRING* const text = name->d.dNSName;
+      hosts.emplace_back(reinterpret_cast<const char*>(ASN1_STRING_get0_data(text)), ASN1_STRING_length(text));
+    } else if (name->type == GEN_IPADD) {
+      const ASN1_OCTET_STRING* const bytes = name->d.iPAddress;
+      std::array<char, INET6_ADDRSTRLEN> text{};
+      const int family = ASN1_STRING_length(bytes) == 4 ? AF_INET : AF_INET6;
+      if (family == AF_INET6 && ASN1_STRING_length(bytes) != 16) continue;
+      if (inet_ntop(family, ASN1_STRING_get0_data(bytes), text.data(), text.size()) != nullptr) {
+        hosts.emplace_back(text.data());
+      }
+    }
+  }
+  return hosts;
 }
 
 std::string PemOf(X509* certificate, const STACK_OF(X509) * chain) {

@@ -70,6 +70,8 @@ std::vector<X509Ptr> ParseCertificates(std::string_view pem);
 std::vector<CrlPtr> ParseRevocations(std::string_view pem);
 // SAN entries of the type URI.
 std::vector<std::string> UrisOf(X509* certificate);
+// SAN entries of a server: DNS names and addresses, in their order.
+std::vector<std::string> HostsOf(X509* certificate);
 // PEM of what a peer showed: its own certificate, then what it sent beside it;
 // null = nothing.
 std::string PemOf(X509* certificate, const STACK_OF(X509) * chain);

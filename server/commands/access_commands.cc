@@ -20,6 +20,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "server/access/access_file.h"
 #include "server/access/authority.h"
 #include "server/access/secret_file.h"
@@ -67,6 +68,16 @@ std::vector<std::string> Hosts(const std::vector<std::string>& more) {
     if (!host.empty() && std::find(hosts.begin(), hosts.end(), host) == hosts.end()) hosts.push_back(host);
   }
   return hosts;
+}
+
+// The names of the server's certificate that is there: others know the server by them.
+absl::StatusOr<std::vector<std::string>> HostsSoFar(const std::string& folder) {
+  const std::string path = Beside(folder, "server.pem");
+  if (!std::filesystem::exists(path)) return std::vector<std::string>();
+  BW_ASSIGN_OR_RETURN(const std::string text, ReadGuardedFile(path, Secrecy::kIntegrity));
+  const std::vector<X509Ptr> certificates = ParseCertificates(text);
+  if (certificates.empty()) return std::vector<std::string>();
+  return HostsOf(certificates[0].get());
 }
 
 // One process at a time changes the file, so that none loses what another added.
@@ -190,7 +201,8 @@ void AccessCommands::AddTo(CLI::App* app) {
   cert_init_->add_option("folder", folder_, "where to: ca.pem, ca.key, server.pem, server.key, crl.pem")->required();
   hosts(cert_init_);
   days(cert_init_);
-  cert_server_ = cert->add_subcommand("server", "make the server's certificate anew; a running server takes it up");
+  cert_server_ = cert->add_subcommand(
+      "server", "make the server's certificate anew, with the names that it had; a running server takes it up");
   cert_server_->add_option("folder", folder_, "where ca.pem and ca.key are")->required();
   hosts(cert_server_);
   days(cert_server_);
@@ -243,8 +255,15 @@ int AccessCommands::CertInit() const {
 int AccessCommands::CertServer() const {
   return ExitCodeOf([this]() -> absl::Status {
     BW_ASSIGN_OR_RETURN(const Authority authority, LoadAuthority(folder_));
-    BW_ASSIGN_OR_RETURN(const IssuedCertificate issued, authority.IssueServer(Hosts(hosts_), From(days_)));
-    return Write(folder_, "server", issued, /*replace=*/true);
+    BW_ASSIGN_OR_RETURN(std::vector<std::string> hosts, HostsSoFar(folder_));
+    for (const std::string& host : hosts_) {
+      if (std::find(hosts.begin(), hosts.end(), host) == hosts.end()) hosts.push_back(host);
+    }
+    hosts = Hosts(hosts);
+    BW_ASSIGN_OR_RETURN(const IssuedCertificate issued, authority.IssueServer(hosts, From(days_)));
+    BW_RETURN_IF_ERROR(Write(folder_, "server", issued, /*replace=*/true));
+    std::printf("for %s\n", absl::StrJoin(hosts, ", ").c_str());
+    return absl::OkStatus();
   }());
 }
 

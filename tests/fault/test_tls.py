@@ -290,6 +290,15 @@ def serial(server: SecureServer, address: str, shown: dict[str, str]) -> bytes:
             return wire.getpeercert(binary_form=True) or b""
 
 
+def test_a_renewed_server_keeps_its_names(tmp_path: Path) -> None:
+    folder = str(tmp_path / "tls")
+    tool("cert", "init", folder, "--host", "bellwether.example.org")
+    told = tool("cert", "server", folder, "--host", "10.1.2.3")
+    assert "for bellwether.example.org, " in told and "10.1.2.3" in told
+    shown = tool("cert", "show", f"{folder}/server.pem")
+    assert "bellwether.example.org" in shown and "10.1.2.3" in shown
+
+
 def test_certificates_rotate_and_no_stream_breaks(tmp_path: Path) -> None:
     (tmp_path / "tls").mkdir()
     tool("cert", "init", str(tmp_path / "tls"))

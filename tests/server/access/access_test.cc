@@ -252,6 +252,13 @@ TEST_F(CertificateTest, RevokedCertificateEndsStreamsAndOpensNoMore) {
   EXPECT_TRUE(Enter("lost").ok());
 }
 
+TEST_F(CertificateTest, HostsOfACertificateAreThoseItWasMadeFor) {
+  const std::vector<std::string> hosts = {"bellwether.example.org", "localhost", "10.0.0.1", "::1"};
+  const auto issued = authority_->IssueServer(hosts, {.begin_unix_s = Now(), .days = 1});
+  ASSERT_TRUE(issued.ok());
+  EXPECT_EQ(HostsOf(ParseCertificates(issued->certificate).at(0).get()), hosts);
+}
+
 TEST_F(CertificateTest, CertificateOfRemovedAuthorityIsUntrusted) {
   const GrantPtr kept = *Enter("kept");
   Put("crl", other_ca_);  // No list: nothing changes.
