@@ -378,7 +378,8 @@ void AlertEngine::Apply(const Subject& subject, Open* own, int64_t step, const R
     sign = &*before;
     const int32_t rank = CauseNamed(subject.family, sign->cause).rank;
     const int32_t found_rank = CauseNamed(subject.family, found.cause).rank;
-    names = found_rank > rank;
+    // Under repair a cause stays (below), so that it would be news at each step.
+    names = found_rank > rank && open->told.repaired_step < 0;
     rises = names || worst.news || (worst.exact && !ToldExactly(sign->evidence)) || found.severity > sign->severity ||
             found.stage > sign->stage || (goes_back && !sign->went_back);
     // A spike of long ago is no beginning of what is found now.

@@ -425,6 +425,18 @@ TEST_F(IllnessTest, CauseAndPlaceStayWhenTheLossJumps) {
   }
 }
 
+TEST_F(IllnessTest, UnderRepairACauseIsNotToldEachStep) {
+  const Finding drift = Found(Rule::kDrift, 590, "", Severity::kWarning, {1, 2});
+  At(600, {{Family::kRounding, drift}});
+  std::vector<AlertTransition> repaired;
+  engine_.BeginRepair(Family::kRounding, 610, run_, &repaired);
+  At(700, {{Family::kRounding, drift}, {Family::kLoss, Found(Rule::kLoss, 690)}});
+  const Finding jump = Found(Rule::kLoss, 690, "step change of the loss");
+  for (int64_t step = 701; step < 710; ++step) {
+    EXPECT_TRUE(At(step, {{Family::kRounding, drift}, {Family::kLoss, jump}}).empty()) << step;
+  }
+}
+
 TEST_F(IllnessTest, AJumpOfTheLossAloneSaysSo) {
   const auto first = At(640, {{Family::kLoss, Found(Rule::kLoss, 630)}});
   const Finding jump = Found(Rule::kLoss, 630, "step change of the loss", Severity::kCritical);
