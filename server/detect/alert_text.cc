@@ -142,8 +142,9 @@ std::string EndSummaryOf(const RunDescription& run, const AlertTransition& chang
 }
 
 std::string RepairAdvice() {
-  return "Keys are centred, so that the rules of drift and ties see nothing. The alert stays until sigma(W_Q) of its "
-         "heads stands still. Wait for that; if sigma or the scores go on growing, attention.mode = hp is next.";
+  return "Nothing for now: wait until sigma(W_Q) of its heads stands still, as the alert does. Keys are centred, so "
+         "that "
+         "the rules of drift and ties see nothing. If sigma or the scores go on growing, attention.mode = hp is next.";
 }
 
 }  // namespace bellwether::server

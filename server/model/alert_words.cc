@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_replace.h"
@@ -245,6 +246,16 @@ std::string AllEvidenceText(const AlertTransition& alert) {
   return PiecesText(alert, alert.evidence.size(), /*beyond_limits=*/false);
 }
 
+namespace {
+
+std::string FirstThingIn(const std::string& advice) {
+  std::string first = FirstSentence(advice);
+  if (!first.empty() && first.back() != '.') first += '.';
+  return first;
+}
+
+}  // namespace
+
 std::string DoText(const AlertTransition& alert, const std::string& link) {
   if (alert.state == AlertState::kResolved) return "Nothing: it is over.";
   const std::string& advice = alert.advice;
@@ -254,8 +265,13 @@ std::string DoText(const AlertTransition& alert, const std::string& link) {
     const size_t what_end = advice.find("; `", begin);
     const size_t command_end = what_end == std::string::npos ? what_end : advice.find('`', what_end + 3);
     if (command_end != std::string::npos) {
-      return absl::StrCat("Approve ", ActionWords(advice.substr(begin, what_end - begin)), on.empty() ? " by" : on, " ",
-                          advice.substr(what_end + 2, command_end - what_end - 1), ".");
+      const std::string what = ActionWords(advice.substr(begin, what_end - begin));
+      const std::string command = advice.substr(what_end + 2, command_end - what_end - 1);
+      // What is proposed stops the push; where the advice is to stop, it is too late for that alone.
+      if (absl::StartsWith(advice, "Stop")) {
+        return absl::StrCat(FirstThingIn(advice), " Proposed as well: ", what, ", by ", command, ".");
+      }
+      return absl::StrCat("Approve ", what, on.empty() ? " by" : on, " ", command, ".");
     }
   }
   if (const size_t at = advice.find(kOnItsWayWords); at != std::string::npos) {
@@ -265,9 +281,7 @@ std::string DoText(const AlertTransition& alert, const std::string& link) {
       return absl::StrCat("Wait: the policy applies ", ActionWords(advice.substr(begin, end - begin)), ".");
     }
   }
-  std::string first = FirstSentence(advice);
-  if (!first.empty() && first.back() != '.') first += '.';
-  return first;
+  return FirstThingIn(advice);
 }
 
 std::string Clipped(std::string text, size_t bytes_max) {

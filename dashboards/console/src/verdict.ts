@@ -224,7 +224,9 @@ export class VerdictView {
     const proposal = run.ended ? undefined : waiting(actions, key);
     const repair = repairWords(actions, key, num(alert.last.first_step));
     const mayAct = caller.may_act;
-    const approve = proposal && mayAct ? this.approver(proposal) : null;
+    // What is proposed stops the push; where the advice is to stop, it is too late for that alone.
+    const isLate = alert.last.advice.startsWith('Stop');
+    const approve = proposal && mayAct ? this.approver(proposal, !isLate) : null;
     const approved = run.ended ? undefined : underWay(actions, key);
     const proposed = proposal && !mayAct ? h('span', {}, `Proposed: ${actionTitle(proposal)}, ${scopeOf(proposal)}`) : null;
     const cost = proposal?.cost ? h('span', { class: 'cost' }, `Cost: ${proposal.cost}`) : null;
@@ -234,14 +236,14 @@ export class VerdictView {
       repair ? h('p', {}, h('strong', {}, 'Repair: '), repair, term('under-repair', 'verdict')) : null,
       approved ? h('p', { class: 'under-way', tabindex: -1, 'data-focus': 'approve' }, underWayWords(approved)) : null,
       approve ?? proposed, proposal ? term('proposal', 'verdict') : null, cost,
-      this.acknowledger(alert, approve === null && !approved && !run.ended),
+      this.acknowledger(alert, (approve === null || isLate) && !approved && !run.ended),
       mayAct ? silencer(alert, 'Silence the alert of the verdict', silence) : null,
       h('a', { href: `#/runbook/${name.toLowerCase()}?run=${encodeURIComponent(this.name)}` }, `Runbook ${name}`));
   }
 
-  private approver(action: Action): HTMLElement {
+  private approver(action: Action, isFirst: boolean): HTMLElement {
     return h('button', {
-      class: 'primary', 'data-focus': 'approve', 'data-action': action.id, onclick: () =>
+      class: isFirst ? 'primary' : '', 'data-focus': 'approve', 'data-action': action.id, onclick: () =>
         this.sign(`Approve: ${actionTitle(action)}`, () => api.decide('Approve', this.name, action.id, whoName())),
     }, `Approve: ${actionTitle(action)}, ${scopeOf(action)}`);
   }

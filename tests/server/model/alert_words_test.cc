@@ -120,6 +120,11 @@ TEST(AlertWordsTest, OneThingToDoIsTold) {
   EXPECT_EQ(DoText(alert, ""),
             "Approve \"centre the keys\" (attention.center_k of layer 1) by "
             "`bellwether action approve gpt 4a9d6c8a-1`.");
+  alert.advice.replace(0, alert.advice.find(" Centring"), "Stop, or go back to a checkpoint.");
+  EXPECT_EQ(
+      DoText(alert, "http://page"),
+      "Stop, or go back to a checkpoint. Proposed as well: \"centre the keys\" (attention.center_k of layer 1), by "
+      "`bellwether action approve gpt 4a9d6c8a-1`.");
   alert.advice = "Switch to the unbiased delta (attention.mode = hp). It costs 2 %.";
   EXPECT_EQ(DoText(alert, "http://page"), "Switch to the unbiased delta (attention.mode = hp).");
   alert.advice += " On its way by the policy: attention.mode hp of layer 1 (action 4a9d6c8a-1).";
