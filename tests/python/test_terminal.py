@@ -255,6 +255,31 @@ def test_a_server_that_refuses_is_asked_once(
     assert "is not known here: the server refused: " in told(caplog)[0]
 
 
+def test_a_server_that_takes_us_again_is_heard(
+    owner: Owner, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(terminal, "_REFUSED_SECONDS", 0.02)
+    Answers.status = 401
+    shown = begun(owner)
+    asked_again()
+    assert told(caplog) == []
+    Answers.alerts = [alert("a", "CRITICAL")]
+    Answers.status = 200
+    asked_again()
+    assert "CRITICAL mine: a is ill" in told(caplog)[0]
+    shown.end(ended())
+
+
+def test_what_was_not_heard_is_no_health(owner: Owner, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "bellwether")
+    shown = begun(owner)
+    asked_again()
+    Answers.status = 403
+    shown.end(ended(9))
+    why = "what was judged after step 7 is not known here: the server refused: "
+    assert f"; {why}" in told(caplog)[0]
+
+
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"alerts": 5}', b'{"alerts": [{}]}'])
 def test_answers_that_are_none_raise_nothing(
     owner: Owner, caplog: pytest.LogCaptureFixture, body: bytes

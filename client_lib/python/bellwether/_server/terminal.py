@@ -29,6 +29,7 @@ LOST_STAGE = 5  # The loss has left its course.
 LAST_SECONDS = 0.5  # That the end waits for, at most.
 _WAIT_SECONDS = 1.0  # Until the server is asked first; each time longer, ...
 _WAIT_SECONDS_MAX = 20.0  # ... to this.
+_REFUSED_SECONDS = 60.0  # Behind a refusal: a certificate or a token may be renewed meanwhile.
 _AGAIN_SECONDS = 0.05  # At the end, until what was sent last is judged.
 _ANSWER_SECONDS = 5.0
 _NOT_ALLOWED = (401, 403)
@@ -55,7 +56,8 @@ class Terminal:
         self._told: dict[str, int] = {}  # By the alert's key, the severity that was told.
         self._told_lost: set[str] = set()  # Keys of alerts that were told as is_lost().
         self._lines = 0
-        self._why = ""  # Nothing is known of what was judged.
+        self._why = ""  # The newest answer was none.
+        self._refused = False  # It said that we may not ask.
         self._uuid = ""
         self._judged: Optional[Judged] = None  # The newest.
         self._last_step = -1
@@ -79,9 +81,11 @@ class Terminal:
                 wait = min(_WAIT_SECONDS_MAX, 1.5 * wait)
                 if self._known_page_url() is None or not self._look():
                     return
+                if self._refused:
+                    wait = _REFUSED_SECONDS
             self._bytes = None if self._data is None else files.folder_bytes(self._data)
             deadline = time.monotonic() + LAST_SECONDS
-            while self._look() and time.monotonic() < deadline:
+            while self._look() and not self._refused and time.monotonic() < deadline:
                 if self._judged is None or self._judged.step >= self._last_step:
                     return
                 time.sleep(_AGAIN_SECONDS)
@@ -102,10 +106,13 @@ class Terminal:
             self._uuid = state.uuid
             self._tell(state)
             self._judged = Judged(state.step, state.verdict())
+            self._why, self._refused = "", False
         except QueryError as e:
             log.debug(f"terminal: {e}")
             self._why = f"the server refused: {files.one_line(e)}"
-            return e.status not in _NOT_ALLOWED
+            self._refused = e.status in _NOT_ALLOWED
+            if self._refused:
+                self._page = None  # What is shown is read anew.
         except Exception as e:  # It is away, or answers as no server of ours.
             log.debug(f"terminal: {in_words(e)}")
             why = f": {files.one_line(e)}" if isinstance(e, OSError) else " that can be read"
@@ -189,14 +196,16 @@ def alert_line(last: dict[str, Any], rose: bool, page: str = "") -> str:
 def goodbye(run: str, ending: Ending, judged: Optional[Judged], why: str = "") -> str:
     """How the run ended, as far as it is known.
 
-    why  nothing is known of what was judged
+    why  the newest answer was none: nothing is known of what was judged since
     """
     parts = [f"run {run} has ended at step {ending.step}"]
     if ending.why_off:
         parts.append("watching went off before, for the reason told then")
     if judged is not None:
-        behind = f" (judged up to step {judged.step})" if judged.step < ending.step else ""
-        parts.append(f"{judged.verdict}{behind}")
+        behind = judged.step < ending.step
+        if behind and why:
+            parts.append(f"what was judged after step {judged.step} is not known here: {why}")
+        parts.append(f"{judged.verdict}{f' (judged up to step {judged.step})' if behind else ''}")
     elif ending.record_path is None:
         why = why or "the server gave no answer"
         parts.append(f"what was judged of it is not known here: {why}")
