@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import json
+import logging
 import math
 import queue
 import threading
@@ -41,6 +42,9 @@ SCRIPT = [  # What each connection is told before it breaks.
 ]
 
 
+STATUS: list[int] = []  # Of the first connections' answers; the others': 200.
+
+
 class Events(BaseHTTPRequestHandler):
     seen: queue.Queue[tuple[str, str, str]] = queue.Queue()
     asked: queue.Queue[tuple[str, bytes]] = queue.Queue()
@@ -49,8 +53,16 @@ class Events(BaseHTTPRequestHandler):
         connection = Events.seen.qsize()
         asked = self.headers.get("Authorization", ""), self.headers.get("Last-Event-ID", "")
         Events.seen.put((self.path, *asked))
-        self.send_response(200)
+        status = STATUS[connection] if connection < len(STATUS) else 200
+        if status == 0:  # A broken answer.
+            self.wfile.write(
+                b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n20\r\nevent: al"
+            )
+            return
+        self.send_response(status)
         self.end_headers()
+        if status != 200:
+            return
         for kind, number, data in SCRIPT[connection] if connection < len(SCRIPT) else []:
             line = f"event: {kind}\nid: {number}\ndata: {json.dumps(data)}\n\n: still here\n\n"
             self.wfile.write(line.encode())
@@ -124,6 +136,35 @@ def test_an_alert_of_a_wrong_kernel_has_its_layer_captured(
     monitor.detach()
     (path,) = monitor.status()["capture"]["written"]
     assert Path(path).name == "mine-rank0-step1-layer1.pt"
+
+
+def test_a_follower_that_was_refused_misses_nothing(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    began, ended = ("resync", "7", {}), ("refused", "", {"message": "the certificate was revoked"})
+    script = [
+        [began, ended],
+        [],
+        [],
+        [("resync", "7", {}), ("alert", "8", {"run": "mine", "layer": 1})],
+    ]
+    monkeypatch.setitem(globals(), "SCRIPT", script)
+    monkeypatch.setitem(globals(), "STATUS", [200, 401, 0, 200])
+    got: queue.Queue[bellwether.Alert] = queue.Queue()
+    caplog.set_level(logging.INFO, "bellwether")
+    monitor = bellwether.attach(Model(Shape()), record=str(tmp_path / "a.bwrun"), run="mine")
+    monitor.steps.reporter.link.page_url = page
+    monitor.follow_alerts(got.put)
+    assert got.get(timeout=20).layer == 1
+    asked = [Events.seen.get(timeout=20)[2] for _ in range(4)]
+    assert asked == ["", "7", "7", "7"]  # From where it was, also while it heard nothing.
+    assert monitor.status()["errors"] == 0
+    monitor.detach()
+    base = page.partition("/?")[0]
+    told = [record.getMessage() for record in caplog.records if "on_alert=" in record.getMessage()]
+    what = "on_alert=: alerts of run mine are"
+    refused = f"{what} not heard, asking again: {base}: refused: the certificate was revoked"
+    assert told == [refused, f"{what} heard again"]
 
 
 def test_a_renamed_run_is_heard_on(

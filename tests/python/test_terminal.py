@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar, Optional
@@ -116,6 +116,13 @@ def asked_again() -> None:
     before, deadline = Answers.asked, time.monotonic() + 20
     while Answers.asked < before + 4:
         assert time.monotonic() < deadline, "the server is not asked"
+        time.sleep(0.005)
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < deadline
         time.sleep(0.005)
 
 
@@ -249,10 +256,15 @@ def test_a_server_that_refuses_is_asked_once(
     Answers.status = status
     shown = begun(owner)
     time.sleep(0.5)
-    assert Answers.asked == 1 and told(caplog) == []
+    assert Answers.asked == 1
+    (line,) = told(caplog)
+    base = owner.page_url().partition("/?")[0]
+    assert line.startswith(
+        f"alerts of run mine are not heard, asking again: {base}: the server refused: "
+    )
     caplog.set_level(logging.INFO, "bellwether")
     shown.end(ended())
-    assert "is not known here: the server refused: " in told(caplog)[0]
+    assert "is not known here: the server refused: " in told(caplog)[1]
 
 
 def test_a_server_that_takes_us_again_is_heard(
@@ -262,15 +274,61 @@ def test_a_server_that_takes_us_again_is_heard(
     Answers.status = 401
     shown = begun(owner)
     asked_again()
-    assert told(caplog) == []
+    assert len(told(caplog)) == 1  # That it hears nothing; once.
+    caplog.set_level(logging.INFO, "bellwether")
     Answers.alerts = [alert("a", "CRITICAL")]
     Answers.status = 200
     asked_again()
-    assert "CRITICAL mine: a is ill" in told(caplog)[0]
+    assert "CRITICAL mine: a is ill" in told(caplog)[1]
+    assert told(caplog)[2] == "alerts of run mine are heard again"
     shown.end(ended())
 
 
-def test_what_was_not_heard_is_no_health(owner: Owner, caplog: pytest.LogCaptureFixture) -> None:
+def test_alerts_no_longer_heard_are_said_since_when(
+    owner: Owner, caplog: pytest.LogCaptureFixture
+) -> None:
+    shown = begun(owner)
+    asked_again()
+    Answers.status = 401
+    said = "alerts of run mine are not heard since step 7, asking again: "
+    until(lambda: [line.startswith(said) for line in told(caplog)] == [True])
+    shown.end(ended(-1))
+
+
+@pytest.mark.parametrize(
+    ("url", "hint"),
+    [
+        ("http://127.0.0.1:9/", " (the server's web.external_url, not https://): "),
+        ("https://127.0.0.1:9/", " (the server's web.external_url): "),
+        ("http://elsewhere.invalid/?token=t", "a token is sent by https"),
+    ],
+)
+def test_a_page_that_cannot_be_reached_is_named_early(
+    owner: Owner, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, url: str,
+    hint: str,
+) -> None:  # fmt: skip
+    other = Owner(url)
+    monkeypatch.setattr(terminal, "tls_context", lambda *files: None)
+    settings = bellwether.Settings(run="mine", tls_ca="ca.pem")
+    shown = Terminal(settings, other.page_url, "127.0.0.1:7070")
+    until(lambda: len(told(caplog)) == 1)
+    (line,) = told(caplog)
+    assert url.partition("?")[0].rstrip("/") in line and hint in line
+    shown.end(ended(-1))
+
+
+def test_certificates_that_were_renewed_are_shown(
+    owner: Owner, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[Any] = []
+    monkeypatch.setattr(terminal, "tls_context", lambda *files: read.append(files))
+    gone = Owner("http://127.0.0.1:9/")
+    shown = Terminal(bellwether.Settings(run="mine"), gone.page_url, "127.0.0.1:7070")
+    until(lambda: len(read) > 3)
+    shown.end(ended(-1))
+
+
+def test_alerts_not_heard_are_no_health(owner: Owner, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "bellwether")
     shown = begun(owner)
     asked_again()

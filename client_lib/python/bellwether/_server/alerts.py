@@ -1,13 +1,15 @@
 """on_alert=: a callback for each alert of the run, from the server's event stream.
 
 One daemon thread, started only if a callback was given.  The stream is server-sent events at
-/api/v1/events of the server's page; after a break it goes on behind the last event it had.
+/api/v1/events of the server's page; after a break it goes on behind the last event it had, so that
+what came meanwhile is heard, too.  Each time certificate, key and token are read anew.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import http.client
 import math
 import os
 import threading
@@ -18,7 +20,7 @@ from typing import Any, Optional
 from .._util import files, log
 from .._util.guard import harmless
 from ..settings import Settings
-from .page import Page, QueryError, tls_context
+from .page import Hearing, Page, QueryError, is_refusal, tls_context
 from .run_state import uuid_of
 
 
@@ -101,7 +103,9 @@ class Follower:
         self._run = settings.run
         self._uuid = ""  # Stays the same when people rename the run; "" = not known.
         self._settings = settings
-        self._last_id: Optional[str] = None
+        self._last_id: Optional[str] = None  # Of an alert, or where the stream began.
+        tls = bool(settings.tls_ca or settings.tls_cert)
+        self._hearing = Hearing(f"on_alert=: alerts of run {files.one_line(settings.run)}", tls)
         self._ended = threading.Event()
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._follow, name="bellwether-alerts", daemon=True)
@@ -130,8 +134,10 @@ class Follower:
                     self._read(url)
                     wait = _FIRST_WAIT_SECONDS
                     continue
-                except (OSError, QueryError, ValueError) as e:
+                except (OSError, QueryError, ValueError, http.client.HTTPException) as e:
                     log.debug(f"alerts: {e}")
+                    said = "refused" if isinstance(e, QueryError) else "no answer"
+                    self._hearing.failed(url, f"{said}: {files.one_line(e)}", is_refusal(e))
             wait = min(_WAIT_SECONDS_MAX, 2 * wait)
 
     def _read(self, url: str) -> None:
@@ -146,8 +152,11 @@ class Follower:
         for event in page.events(self._last_id):
             if self._ended.is_set():
                 return
+            if event.kind == "refused":
+                raise QueryError(401, str(event.data.get("message", "")))
+            self._hearing.heard()
+            self._last_id = event.id or self._last_id
             if event.kind == "alert":
-                self._last_id = event.id
                 self._take(event.data)
 
     def _take(self, transition: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional, Union
 
-from .._util import files
+from .._util import files, log
 
 _EVENTS_SECONDS = 60.0  # The server speaks every 15 s.
 
@@ -28,6 +28,48 @@ class QueryError(RuntimeError):
 
 
 DEFAULT_PAGE = "http://127.0.0.1:7071"
+_NOT_ALLOWED = (401, 403)
+_FAILURES_TOLD = 3  # One after the other, of a page that has never answered: its address is wrong.
+_SILENCES_TOLD = 10  # Of one that has: a server may be started anew meanwhile.
+
+
+def is_refusal(error: Exception) -> bool:
+    """We may not ask, or the other side takes our certificate no more."""
+    if isinstance(error, QueryError):
+        return error.status in _NOT_ALLOWED
+    cause = error if isinstance(error, ssl.SSLError) else getattr(error, "reason", None)
+    return isinstance(cause, ssl.SSLError) and "ALERT" in str(cause.reason)
+
+
+class Hearing:
+    """Says once that alerts are not heard, with the page's address, and once that they are again.
+
+    what  "alerts of run x"
+    tls   frames are sent over TLS
+    """
+
+    def __init__(self, what: str, tls: bool) -> None:
+        self._what, self._tls = what, tls
+        self._heard = self._told = False
+        self._failures = 0
+
+    def failed(self, page_url: str, why: str, refused: bool, since: str = "") -> None:
+        self._failures += 1
+        enough = _SILENCES_TOLD if self._heard else _FAILURES_TOLD
+        if self._told or (not refused and self._failures < enough):
+            return
+        self._told = True
+        base = split_page_url(page_url)[0]
+        named = ""
+        if not self._heard and not refused:
+            plain = self._tls and base.startswith("http://")
+            named = f" (the server's web.external_url{', not https://' if plain else ''})"
+        log.warning(f"{self._what} are not heard{since}, asking again: {base}{named}: {why}")
+
+    def heard(self) -> None:
+        if self._told:
+            log.info(f"{self._what} are heard again")
+        self._heard, self._told, self._failures = True, False, 0
 
 
 @dataclass(frozen=True)

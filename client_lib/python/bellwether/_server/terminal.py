@@ -20,7 +20,7 @@ from .._util import files, log
 from .._util.ending import Ending
 from .._util.guard import harmless, in_words
 from ..settings import Settings
-from .page import DEFAULT_PAGE, Page, QueryError, tls_context
+from .page import DEFAULT_PAGE, Hearing, Page, QueryError, is_refusal, tls_context
 from .private_server import IDLE_EXIT
 from .run_state import SEVERITIES, WARNING, RunState, severity_of, short, without_run, word
 
@@ -32,7 +32,6 @@ _WAIT_SECONDS_MAX = 20.0  # ... to this.
 _REFUSED_SECONDS = 60.0  # Behind a refusal: a certificate or a token may be renewed meanwhile.
 _AGAIN_SECONDS = 0.05  # At the end, until what was sent last is judged.
 _ANSWER_SECONDS = 5.0
-_NOT_ALLOWED = (401, 403)
 
 
 class Judged(NamedTuple):
@@ -58,6 +57,8 @@ class Terminal:
         self._lines = 0
         self._why = ""  # The newest answer was none.
         self._refused = False  # It said that we may not ask.
+        tls = bool(settings.tls_ca or settings.tls_cert)
+        self._hearing = Hearing(f"alerts of run {files.one_line(settings.run)}", tls)
         self._uuid = ""
         self._judged: Optional[Judged] = None  # The newest.
         self._last_step = -1
@@ -107,24 +108,31 @@ class Terminal:
             self._tell(state)
             self._judged = Judged(state.step, state.verdict())
             self._why, self._refused = "", False
-        except QueryError as e:
-            log.debug(f"terminal: {e}")
-            self._why = f"the server refused: {files.one_line(e)}"
-            self._refused = e.status in _NOT_ALLOWED
-            if self._refused:
-                self._page = None  # What is shown is read anew.
-        except Exception as e:  # It is away, or answers as no server of ours.
+            self._hearing.heard()
+        except Exception as e:  # It refuses, is away, or answers as no server of ours.
             log.debug(f"terminal: {in_words(e)}")
-            why = f": {files.one_line(e)}" if isinstance(e, OSError) else " that can be read"
-            self._why = f"the server gave no answer{why}"
-            return not self._ending.is_set()
+            self._refused = is_refusal(e)
+            if isinstance(e, QueryError):
+                self._why = f"the server refused: {files.one_line(e)}"
+            else:
+                why = f": {files.one_line(e)}" if isinstance(e, OSError) else " that can be read"
+                self._why = f"the server gave no answer{why}"
+            if not self._ending.is_set():
+                since = "" if self._judged is None else f" since step {self._judged.step}"
+                self._hearing.failed(self._url, self._why, self._refused, since)
+            if self._refused or not isinstance(e, QueryError):
+                self._page = None  # What is shown is read anew.
+                return self._refused or not self._ending.is_set()
         return True
 
     def _open(self, url: str) -> Page:
         of = self._settings
         token = files.read_text(of.token_file).strip() if of.token_file else ""
         tls = tls_context(of.tls_ca, of.tls_cert, of.tls_key)
-        return Page(url, token, _ANSWER_SECONDS, tls)
+        try:
+            return Page(url, token, _ANSWER_SECONDS, tls)
+        except ValueError as e:  # No address that may be asked.
+            raise OSError(str(e)) from None
 
     def _tell(self, state: RunState) -> None:
         for alert in state.heard():
