@@ -18,7 +18,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 from bellwether_process import Server, wait_for
-from secure_server import SecureServer
+from secure_server import SecureServer, answers, eventually, tool
 
 from bellwether.settings import Settings
 from bellwether.tools import doctor
@@ -102,6 +102,15 @@ def test_each_fault_of_tls_and_role_says_its_remedy(
     assert "leave tls_ca" in str(asked(plain.grpc, **authority))
     reader = str(asked(secure.grpc, **secure.client_certificate("reader")))
     assert "may not send runs" in reader and "role write" in reader
+    revoked = secure.client_certificate("trainer-that-was")
+    tool("cert", "revoke", str(secure.tls), revoked["tls_cert"])
+    assert eventually(lambda: not answers(secure.grpc, secure.context(revoked)))
+    said = str(asked(secure.grpc, **revoked))
+    assert revoked["tls_cert"] in said and "taken back" in said, said
+    tool("cert", "client", str(other.tls), "trainer")
+    foreign = {"tls_cert": str(other.tls / "trainer.pem"), "tls_key": str(other.tls / "trainer.key")}
+    said = str(asked(secure.grpc, **{**trainer, **foreign}))
+    assert foreign["tls_cert"] in said and "authority" in said, said
     missing = {**trainer, "tls_ca": "/no/such/file"}
     assert "/no/such/file" in str(asked(secure.grpc, **missing))
 

@@ -229,6 +229,21 @@ def test_no_server(tmp_path: Path) -> None:
     assert done.returncode == 1 and f"no server at {address}" in failures(done)
 
 
+def test_the_small_models_run_is_sent_to_no_server(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/nobody.sock"
+    done = doctor(tmp_path, None, BELLWETHER_SERVER=address, BELLWETHER_RUN="llama-1")
+    (failed,) = failures(done).splitlines()
+    assert failed.startswith(f"FAILED no server at {address}")
+    assert "link recording" in done.stdout
+
+
+def test_the_scripts_run_has_the_name_that_is_asked_for(tmp_path: Path) -> None:
+    said = "print('named', bellwether.monitor.live_monitors()[0].settings.run)"
+    name = "import bellwether.monitor\n" + SOUND.replace("    loss = ", f"    {said}\n    loss = ")
+    done = doctor(tmp_path, name, "--run", "llama-7")
+    assert "named llama-7" in done.stdout
+
+
 def test_libraries_not_found(tmp_path: Path) -> None:
     # A copy of the package outside the checkout finds no build folder.
     import shutil

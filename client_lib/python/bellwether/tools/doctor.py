@@ -23,7 +23,7 @@ from .._hook.model import already_compiled
 from .._native import c_api
 from .._server import private_server
 from .._util.ranks import ASIDE
-from ..settings import resolve
+from ..settings import Settings, resolve
 from .coverage import Finding, coverage_findings
 from .grpc_probe import why_not
 
@@ -228,7 +228,8 @@ def monitor_findings(monitor: Any) -> list[Finding]:
 
 
 def self_test() -> list[Finding]:
-    """A small model, watched for three steps into a recording."""
+    """A small model, watched for three steps into a recording.  No server gets it, whatever is
+    configured: it is not the user's run, and an identity may be restricted to some names."""
     import torch
     from torch import nn
     from torch.nn import functional
@@ -248,7 +249,8 @@ def self_test() -> list[Finding]:
     with tempfile.TemporaryDirectory() as folder:
         model = Small()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        monitor = attach(model, record=str(Path(folder) / "doctor.bwrun"), run="doctor", every=1)
+        offline = Settings(mode="offline", record=str(Path(folder) / "doctor.bwrun"), every=1)
+        monitor = attach(model, settings=offline, run="doctor")
         try:
             for _ in range(3):
                 loss = model(torch.ones(2, 8, 32)).square().mean()
@@ -286,6 +288,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog=KERNELS_HELP, formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("--server", help="host:port or unix:/path that the run would use")
+    parser.add_argument("--run", help="the name of the script's run; default: as without doctor")
     parser.add_argument("--steps", type=int, default=3, help="optimizer steps to run a script for")
     parser.add_argument(
         "--kernels", action="store_true", help="say which kernels of attention are right"
@@ -345,7 +348,9 @@ def main(arguments: Optional[list[str]] = None) -> int:
     if given.script is not None and ready:
         from .runner import run_steps
 
-        watcher, ended = run_steps(given.script, given.arguments, given.steps, given.server)
+        watcher, ended = run_steps(
+            given.script, given.arguments, given.steps, given.server, given.run
+        )
         if watcher.monitor is None:
             findings.append(
                 Finding(

@@ -25,6 +25,14 @@ _FRAMES_MAX, _FRAME_MAX = 100, 1 << 20
 _DENIED, _UNAUTHENTICATED = 7, 16
 _STREAM = 1
 
+# Of a client's certificate, by what TLS calls them.
+_REFUSALS = {
+    "UNKNOWN_CA": "no authority of the server's tls.client_ca_file has signed it",
+    "CERTIFICATE_REVOKED": "it was taken back: put a renewed one there",
+    "CERTIFICATE_EXPIRED": "it has expired: put a renewed one there",
+    "UNSUPPORTED_CERTIFICATE": "it is no client's certificate (`bellwether cert client` makes one)",
+}
+
 Link = Union[socket.socket, ssl.SSLSocket]
 
 
@@ -201,8 +209,9 @@ def _why_no_tls(error: ssl.SSLError, settings: Settings) -> str:
             "it wants a client certificate: set tls_cert and tls_key (BELLWETHER_TLS_CERT, "
             "BELLWETHER_TLS_KEY), or a token where it takes tokens"
         )
-    if "UNKNOWN_CA" in text or "BAD_CERTIFICATE" in text or "CERTIFICATE_" in text:
-        return f"it does not take the certificate {settings.tls_cert}: {error.reason}"
+    if any(word in text for word in ("UNKNOWN_CA", "BAD_CERTIFICATE", "CERTIFICATE")):
+        why = next((why for word, why in _REFUSALS.items() if word in text), str(error.reason))
+        return f"it does not take the certificate {settings.tls_cert} (BELLWETHER_TLS_CERT): {why}"
     if "WRONG_VERSION" in text:
         return "it speaks no TLS: leave tls_ca, tls_cert and tls_key (BELLWETHER_TLS_*) out"
     return f"no TLS with it: {error.reason or text}"
@@ -252,6 +261,11 @@ def why_not(server: str, settings: Settings) -> Optional[str]:
             return (
                 "it ends the connection: it may want a client certificate, tls_cert and tls_key "
                 f"(BELLWETHER_TLS_CERT, BELLWETHER_TLS_KEY) [{files.one_line(e)}]"
+            )
+        if settings.tls_cert is not None and _speaks_tls(server):
+            return (
+                f"it ends the connection: it may refuse the certificate {settings.tls_cert}, taken "
+                f"back, expired or of another authority [{files.one_line(e)}]"
             )
         return f"it does not answer in gRPC ({files.one_line(e) or type(e).__name__})"
     except (OSError, ValueError) as e:

@@ -86,7 +86,7 @@ def _run_script(script: str, arguments: list[str]) -> None:
 
 
 def run_steps(
-    script: str, arguments: list[str], steps: int, server: Optional[str]
+    script: str, arguments: list[str], steps: int, server: Optional[str], run: Optional[str] = None
 ) -> tuple[Watcher, str]:
     """Runs the script for so many optimizer steps; (what watched it, what ended it)."""
     seen = 0
@@ -99,7 +99,7 @@ def run_steps(
 
     hook: Any = None
     ended = "its end"
-    with Watcher(hold=True, server=server, every=1) as watcher:
+    with Watcher(hold=True, server=server, run=run, every=1) as watcher:
         hook = register_optimizer_step_post_hook(count)
         try:
             _run_script(script, arguments)
