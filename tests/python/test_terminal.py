@@ -376,6 +376,22 @@ def test_a_large_share_comes_with_its_reason() -> None:
     assert Cost().sentence(4) == ""
 
 
+@pytest.mark.parametrize("path", ["x.bwrun", None])
+def test_nothing_sent_is_said_at_the_end(
+    caplog: pytest.LogCaptureFixture, path: Optional[str]
+) -> None:
+    caplog.set_level(logging.INFO, "bellwether")
+    done = "sent" if path is None else "recorded"
+    for sent_some, what in ((False, "nothing"), (True, "nothing more")):
+        shown = Terminal(bellwether.Settings(run="mine"), Owner("").page_url, None)
+        shown.end(ended(record_path=path, unsent="no\nmemory", sent_some=sent_some))
+        line, *where = told(caplog)
+        assert line == f"run mine has ended at step 7; {what} was {done}: no memory"
+        assert any("it is recorded" in line for line in where) == (sent_some and path is not None)
+        assert caplog.records[0].levelno == logging.WARNING
+        caplog.clear()
+
+
 SCRIPT = """
 import sys, torch, bellwether
 sys.path.insert(0, {tests!r})

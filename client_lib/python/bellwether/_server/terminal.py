@@ -171,7 +171,7 @@ class Terminal:
         self._ending.set()
         self._done.wait(LAST_SECONDS)
         of = self._judged
-        ill = bool(self._told) or bool(ending.why_off)
+        ill = bool(self._told or ending.why_off or ending.unsent)
         (log.warning if ill else log.info)(goodbye(self._settings.run, ending, of, self._why))
         where = where_lines(self._settings.run, ending, self._url if of is not None else "")
         if self._bytes is not None and ending.data is not None:
@@ -209,12 +209,16 @@ def goodbye(run: str, ending: Ending, judged: Optional[Judged], why: str = "") -
     parts = [f"run {run} has ended at step {ending.step}"]
     if ending.why_off:
         parts.append("watching went off before, for the reason told then")
+    if ending.unsent:
+        done = "sent" if ending.record_path is None else "recorded"
+        what = "nothing more" if ending.sent_some else "nothing"
+        parts.append(f"{what} was {done}: {files.one_line(ending.unsent)}")
     if judged is not None:
         behind = judged.step < ending.step
         if behind and why:
             parts.append(f"what was judged after step {judged.step} is not known here: {why}")
         parts.append(f"{judged.verdict}{f' (judged up to step {judged.step})' if behind else ''}")
-    elif ending.record_path is None:
+    elif ending.record_path is None and not ending.unsent:
         why = why or "the server gave no answer"
         parts.append(f"what was judged of it is not known here: {why}")
     if ending.cost:
@@ -224,6 +228,8 @@ def goodbye(run: str, ending: Ending, judged: Optional[Judged], why: str = "") -
 
 def where_lines(run: str, ending: Ending, url: str) -> list[str]:
     """Where it is to be seen.  An address stands alone on its line."""
+    if ending.unsent and not ending.sent_some:
+        return []
     if ending.record_path is not None and not url:
         return [f"it is recorded; judge it with: bellwether replay {ending.record_path}"]
     if ending.data is not None:

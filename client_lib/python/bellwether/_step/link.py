@@ -42,8 +42,16 @@ class Link:
         try:
             self.client = RunClient(options)
         except (ClientError, c_api.LibraryError) as e:
-            log.warning(f"nothing is sent: {e}")
+            log.warning(f"nothing is {'recorded' if self.server is None else 'sent'}: {e}")
             self.why_not = str(e)
+
+    def unsent(self) -> tuple[str, bool]:
+        """Why nothing, or nothing more, goes out, "" while it does; whether something went."""
+        if self.client is None:
+            return self.why_not, False
+        counters = self.client.counters()
+        why = counters.error if counters.link == "failed" else ""
+        return why, counters.frames_acked > 0
 
     def name_tensors(self, names: list[str]) -> None:
         """Before the first sample has values of them."""

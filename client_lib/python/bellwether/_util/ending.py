@@ -14,3 +14,5 @@ class Ending:
     cost: str  # What watching cost, "" where that is not known.
     data: Optional[Path]  # Folder of the private server; None: a server of others, or a file.
     record_path: Optional[str]
+    unsent: str = ""  # Why nothing, or nothing more, went out; "" where all of it did.
+    sent_some: bool = False  # Before that.
