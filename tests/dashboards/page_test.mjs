@@ -1324,7 +1324,7 @@ const checks = {
     await actions.getByRole('button', { name: 'Undo' }).click();
     await page.waitForSelector('section[aria-label=Actions] [role=alert]:has-text("Refused")');
     await page.reload();
-    await page.waitForSelector('text=Audit: 1 refused requests');
+    await page.waitForSelector('text=Audit: 1 refused request or change of policy');
     await server.stop();
   },
 

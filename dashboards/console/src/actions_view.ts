@@ -3,7 +3,7 @@ import { actionTitle, plain, scopeOf, stateOf } from './action_words';
 import { Decision, api, num } from './api';
 import { caller, whyNot } from './caller';
 import { Openings, fill, h, labelled, showRefusal, tableHead } from './dom';
-import { ago, integer } from './format';
+import { ago, counted, integer } from './format';
 import { oneStop, term } from './terms';
 import { onWho, sayWho, whoName } from './who';
 import type { Action, ActionChange, AuditEntry, Policy } from './wire';
@@ -86,7 +86,7 @@ export class ActionsView {
   private auditDetails(audit: AuditEntry[]): HTMLElement {
     const table = h('table', {}, tableHead(['When', 'Who', 'What', 'Result']), h('tbody', {}, ...newest(audit).map(auditRow)));
     return this.openings.details('audit', false, {},
-      h('summary', {}, `Audit: ${audit.length} refused requests and changes of policy`),
+      h('summary', {}, `Audit: ${counted(audit.length, 'refused request or change of policy', 'refused requests and changes of policy')}`),
       h('div', { class: 'scroll', role: 'group', tabindex: 0, 'aria-label': 'Audit' }, table));
   }
 

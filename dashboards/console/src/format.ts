@@ -23,6 +23,11 @@ export function integer(value: number): string {
   return Math.round(value).toLocaleString('en-US');
 }
 
+/** "1 step", "2,000 steps". */
+export function counted(amount: number, one: string, more = `${one}s`): string {
+  return `${integer(amount)} ${amount === 1 ? one : more}`;
+}
+
 /** 95 s -> "1 min 35 s". */
 export function duration(seconds: number): string {
   if (!Number.isFinite(seconds) || seconds < 0) return '–';

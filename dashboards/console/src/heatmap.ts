@@ -6,7 +6,7 @@
 // carry a ring and a mark besides their colour; a cell without a value is
 // hatched.
 import { fill, h, tableHead, themeColor } from './dom';
-import { integer, number } from './format';
+import { counted, integer, number } from './format';
 import { Scale, fixedScale, makeScale } from './color';
 import type { ModelMap } from './model_map';
 import { Signal, isWarmBelow } from './signals';
@@ -123,7 +123,7 @@ export class Heatmap {
     this.limit = anchor;
     this.grid.setAttribute('aria-rowcount', String(data.layers));
     this.grid.setAttribute('aria-colcount', String(data.heads));
-    const size = data.map ? `${data.map.names.length} ${data.kind}s` : `${data.layers} layers by ${data.heads} ${data.kind}s`;
+    const size = data.map ? counted(data.map.names.length, data.kind) : `${counted(data.layers, 'layer')} by ${counted(data.heads, data.kind)}`;
     this.grid.setAttribute('aria-label', `${data.signal.label}, ${size}, step ${data.step}`);
     this.draw();
     this.speak();

@@ -5,7 +5,7 @@
 import { ApiError, api, num, nums } from './api';
 import { ChartMarks, Charts, StepWindow } from './charts';
 import { fill, h, tableHead } from './dom';
-import { integer, number } from './format';
+import { counted, integer, number } from './format';
 import { middle } from './heatmap';
 import type { Run, Series } from './wire';
 
@@ -107,7 +107,7 @@ export class RanksPanel {
     const micros = micro && num(micro.step) === now.step ? nums(micro.values) : [];
     const listed = order.slice(0, listedMax);
     fill(this.title, 'Gradients of single ranks',
-      h('span', { class: 'muted small' }, ` step ${integer(now.step)}: ${integer(order.length)} ranks, median ${number(now.median)}`));
+      h('span', { class: 'muted small' }, ` step ${integer(now.step)}: ${counted(order.length, 'rank')}, median ${number(now.median)}`));
     const isFar = (rank: number) => past.filter(({ values, median }) => farness(values[rank], median) >= farFactor).length;
     const cell = (x: number | undefined) => h('td', { class: 'right' }, x === undefined || Number.isNaN(x) ? '–' : number(x));
     const rows = listed.map(({ rank, value }) => h('tr', {}, h('td', {}, `rank ${rank}`), cell(value), cell(value / now.median),

@@ -7,7 +7,7 @@ import { ApiError, api, num, nums } from './api';
 import { importedBadge, runBadge, runWords } from './badges';
 import { ChartMarks, Charts, StepWindow } from './charts';
 import { fill, focusIn, h } from './dom';
-import { ago, integer } from './format';
+import { ago, counted, integer } from './format';
 import { meanStepSeconds } from './left';
 import { Cell, CellKind, Heatmap, HeatmapData, cellName, middle, worstCells, worstTable } from './heatmap';
 import { ModelMap, modelMap } from './model_map';
@@ -34,10 +34,10 @@ const newestSteps = 500;
 function factWords(run: Run): string {
   const { layout, attention, reporters } = run.description;
   const reported = ago(num(run.last_report_unix_ns));
-  const size = `${layout.layers} layers × ${layout.heads} heads`;
+  const size = `${counted(layout.layers, 'layer')} × ${counted(layout.heads, 'head')}`;
   const words = [`step ${integer(num(run.step))}`, size, attention?.kernel, attention?.score_dtype];
   if (run.ended) words.push(`${run.end_reason || 'ended'} ${reported}`);
-  else words.push(`${run.ranks_reporting}/${reporters} ranks`, `last report ${reported}`);
+  else words.push(`${run.ranks_reporting}/${counted(reporters, 'rank')}`, `last report ${reported}`);
   return words.filter(Boolean).join(' · ');
 }
 

@@ -4,7 +4,7 @@ import { api, num } from './api';
 import { importedBadge, lossWords, runBadge, silentFor } from './badges';
 import { pasteLine } from './copying';
 import { fill, focusIn, h } from './dom';
-import { ago, integer } from './format';
+import { ago, counted, integer } from './format';
 import { stepRows } from './keys';
 import { leftOf, meanStepSeconds, toldWords } from './left';
 import { Route, formatRoute, routeOf } from './route';
@@ -13,16 +13,11 @@ import { Sparklines } from './sparkline';
 import { oneStop, term } from './terms';
 import type { Alert, Run, SeriesId } from './wire';
 
-/** "2 servers", "1 server". */
-function count(amount: number, one: string, more: string): string {
-  return `${amount} ${amount === 1 ? one : more}`;
-}
-
 /** Of a cluster: whose runs are not in the list; "" if none is missing. */
 function missingWords(unanswered: string[], unserved: number): string {
-  const servers = count(unanswered.length, 'server', 'servers');
+  const servers = counted(unanswered.length, 'server');
   const whose = unanswered.length === 1 ? 'its' : 'their';
-  const partitions = count(unserved, 'partition of the cluster is', 'partitions of the cluster are');
+  const partitions = counted(unserved, 'partition of the cluster is', 'partitions of the cluster are');
   return [
     unanswered.length === 0 ? ''
       : `${servers} of the cluster did not answer: ${whose} runs are missing here (${unanswered.join(', ')}).`,

@@ -1,7 +1,7 @@
 // The server itself: how it is in one line, its version, its options, and what it refused.
 import { api, num } from './api';
 import { Openings, fill, focusIn, h, tableHead } from './dom';
-import { ago, amountOf, bytes, integer, optionText } from './format';
+import { ago, amountOf, bytes, counted, integer, optionText } from './format';
 import type { ServerInfo } from './wire';
 
 const trouble = /refused|dropped|failed|failures|rejected|lost|corrupt|never_stored|suppressed/;
@@ -49,7 +49,7 @@ function health({ counters }: ServerInfo): [mood: string, words: string] {
   const facts = [
     Number.isNaN(streams) ? '' : streams === 0 ? 'no rank sends' : streams === 1 ? 'one rank sends' : `${integer(streams)} ranks send`,
     Number.isNaN(free) ? '' : `${bytes(free)} are free`,
-    waiting > 0 ? `${integer(waiting)} alerts wait to be stored` : '',
+    waiting > 0 ? counted(waiting, 'alert waits to be stored', 'alerts wait to be stored') : '',
   ].filter((words) => words !== '');
   const state = facts.length > 0 ? ` ${facts.join(', ')}.`.replace(/^ (\w)/, (_, first: string) => ` ${first.toUpperCase()}`) : '';
   if (of('bellwether_config_last_reload_successful') === 0) {
