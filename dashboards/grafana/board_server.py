@@ -80,8 +80,8 @@ def _state(board: Board) -> None:
         Look("none", 6, 4, critical=1),
     )
     board.stat(
-        "Rules refused",
-        "Servers that refused their rules file when it was last read.",
+        "Files refused",
+        "Servers that refused their rules, policy, access or tokens file when it was last read.",
         query(f"sum(1 - bellwether_config_last_reload_successful{{{HERE}}})"),
         Look("none", 6, 4, critical=1),
     )

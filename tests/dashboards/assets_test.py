@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -158,6 +159,15 @@ class Runbooks(unittest.TestCase):
             self.assertTrue(summaries[names[rule]].startswith("{{ toUpper $labels.severity }} {{ $labels.run }}: "), rule)
             for phrase in phrases:
                 self.assertIn(phrase.replace("{place}", "layer {{ $labels.layer }} head {{ $labels.head }}"), summaries[names[rule]])
+
+    def test_documented_commands_replace_every_placeholder_link(self) -> None:
+        for document, kept in (("alerting", ""), ("site", "https://bellwether.example/d/")):
+            page = (ROOT / f"docs/operate/{document}.md").read_text()
+            (command,) = re.findall(r"(?m)^(sed .*) dashboards/alerts/rules.yml >bellwether_alerts.yml$", page)
+            made = subprocess.run([*shlex.split(command), ALERTS / "rules.yml"], capture_output=True, text=True, check=True).stdout
+            links = re.findall(r'_url: "(https://bellwether\.example/[^"]*)', made)
+            self.assertEqual([link for link in links if not kept or not link.startswith(kept)], [], document)
+            self.assertEqual(len(made.splitlines()), len((ALERTS / "rules.yml").read_text().splitlines()))
 
     def test_a_spike_is_told_in_the_words_of_its_runbook(self) -> None:
         # Those are the words of the server's advice: tests/server/detect/advice_test.cc compares them.
