@@ -234,8 +234,44 @@ const checks = {
     assert.match(await page.textContent('.verdict'), /layer 1 head 0.*step 1,900/s);
     await page.click('.verdict button:text-is("Acknowledge")');
     await page.waitForSelector('.verdict >> text=acknowledged by bob');
-    await page.selectOption('[aria-label="Silence the alert of the verdict"]', '3600');
+    await page.locator('.verdict .spans summary').focus();
+    await page.keyboard.press('ArrowDown');  // Chooses nothing.
+    await page.keyboard.press('Enter');
+    await page.keyboard.press('Escape');
+    assert.equal(await page.locator('.verdict .spans[open]').count(), 0);
+    for (const key of ['Enter', 'Tab', 'Enter']) await page.keyboard.press(key);
     await page.waitForSelector('.verdict >> text=/silenced for another/');
+    // What was pressed is gone; the keyboard stays in the verdict.
+    await page.waitForSelector('.verdict .deeds:focus');
+    await server.stop();
+  },
+
+  async 'a refused name says who may, and changes there'() {
+    const server = await start('ill');
+    const page = await open(server, '#/run/gpt2-small%2Fbf16-fa2');
+    await page.route('**/api/v1/ApproveAction', (route) => (route.request().postDataJSON().by === 'alice' ? route.continue() : route.fulfill({
+      status: 403, contentType: 'application/json', body: `{"message":"${route.request().postDataJSON().by} is not among the policy's approvers: alice, oncall-*"}` })));
+    await page.locator('.verdict [data-focus=approve]').click();
+    await page.fill('#verdict-who', 'kim');
+    await page.keyboard.press('Enter');
+    await page.waitForSelector(".verdict-box .asking [role=alert]:text-is(\"Refused: kim is not among the policy's approvers: alice, oncall-*\")");
+    assert.equal(await page.inputValue('#verdict-who:focus'), 'kim');
+    assert.deepEqual(await breaches(page), []);
+    // Without that it is shown, and changed, beside the buttons.
+    await page.keyboard.press('Escape');
+    await page.click('.verdict button:text-is("as kim")');
+    await page.keyboard.type('lee');
+    await page.keyboard.press('Enter');
+    await page.waitForSelector('.verdict button:text-is("as lee")');
+    const actions = page.locator('section[aria-label=Actions]');
+    await actions.getByRole('button', { name: 'Approve' }).click();
+    await actions.locator('[role=alert]:has-text("lee is not among")').waitFor();
+    await page.waitForSelector('#who:focus');
+    await page.locator('.verdict [data-focus=approve]').click();
+    await page.waitForSelector('.verdict-box .asking [role=alert]:has-text("lee is not among")');
+    await page.keyboard.type('alice');
+    await page.keyboard.press('Enter');
+    await page.waitForFunction(() => /approved at step 3,700 by alice/.test(document.body.textContent));
     await server.stop();
   },
 
@@ -260,19 +296,22 @@ const checks = {
       await page.keyboard.press('Escape');
       assert.ok(await page.evaluate((of) => document.activeElement === document.querySelector(of), button), `${button} has the keyboard again`);
     }
-    // Not given, nothing is done, and the list of spans says so.
-    const spans = page.locator('[aria-label="Silence the alert of the verdict"]');
-    await spans.selectOption('3600');
+    // Not given, nothing is done.
+    const silence = async () => {
+      await page.click('.verdict .spans summary');
+      await page.click('.verdict .spans button:text-is("1 hour")');
+    };
+    await silence();
     await page.waitForSelector('#verdict-who:focus');
     await page.keyboard.press('Escape');
-    assert.equal(await spans.inputValue(), '0');
+    await page.waitForSelector('.verdict .spans:not([open]) summary:focus');
     assert.deepEqual(asked, []);
     await page.locator('.verdict [data-focus=acknowledge]').click();
     await page.keyboard.type('dana');
     await page.keyboard.press('Enter');
     await page.waitForSelector('.verdict >> text=acknowledged by dana');
     // And kept: the others do not ask again.
-    await spans.selectOption('3600');
+    await silence();
     await page.waitForSelector('.verdict >> text=/silenced for another/');
     assert.deepEqual(asked, ['dana', 'dana']);
     assert.equal(await page.locator('.asking:visible').count(), 0);
@@ -1115,6 +1154,8 @@ const checks = {
     await page.waitForSelector('.alert.false-alarm');
     assert.match(await page.textContent('.alert.false-alarm'), /false alarm.*false alarm, by erin: the data mix changed/s);
     await page.waitForSelector('.verdict >> text=no alert fires but 1 false alarm');
+    // No green word for what a person has muted.
+    assert.match(await page.textContent('.verdict.muted .verdict-stage'), /^Muted/);
     assert.deepEqual(await breaches(page), []);
     await page.goto(`http://127.0.0.1:${server.port}/#/`);
     await page.waitForSelector('.runs tbody tr');
@@ -1125,6 +1166,9 @@ const checks = {
     await page.keyboard.press('Enter');
     await page.waitForSelector('section[aria-label=Alerts] .alert.warning');
     await page.waitForSelector('.verdict.warning');
+    // The verdict leads there, too.
+    await page.click('.verdict button:text-is("False alarm")');
+    await page.waitForSelector('#false-alarm-reason:focus');
     await server.stop();
   },
 
@@ -1291,7 +1335,8 @@ const checks = {
   async 'an alert is silenced for a while'() {
     const server = await start('ill');
     const page = await open(server, '#/run/gpt2-small%2Fbf16-fa2');
-    await page.selectOption('[aria-label="Silence this alert"]', '28800');
+    await page.click('section[aria-label=Alerts] .spans summary');
+    await page.click('section[aria-label=Alerts] .spans button:text-is("8 hours")');
     await page.fill('#alerts-who', 'erin');
     await page.keyboard.press('Enter');
     await page.waitForSelector('text=/silenced for another (8 h 0|7 h 59) min/');
@@ -1343,7 +1388,7 @@ const checks = {
     await alice.waitForSelector('text=To acknowledge or silence an alert, or call it a false alarm, takes the role act.');
     assert.match(await alice.textContent('.verdict'), /Proposed: centre the keys, layer 1/);
     for (const name of ['Acknowledge', 'False alarm', 'Approve', 'Reject', 'Undo']) assert.equal(await alice.getByRole('button', { name }).count(), 0);
-    assert.equal(await alice.locator('[aria-label^="Silence th"], #who:visible').count(), 0);
+    assert.equal(await alice.locator('.spans, #who:visible').count(), 0);
     assert.deepEqual(await breaches(alice), []);
     await picture(alice, 'reader');
     await alice.close();
@@ -1356,7 +1401,8 @@ const checks = {
     await bob.waitForSelector('text=acknowledged by bob');
     // A refusal that the page could not foresee is told.
     await bob.route('**/api/v1/SilenceAlert', (route) => route.fulfill({ status: 403, contentType: 'application/json', body: '{"message":"bob lacks the role act"}' }));
-    await bob.selectOption('[aria-label="Silence this alert"]', '28800');
+    await bob.click('section[aria-label=Alerts] .spans summary');
+    await bob.click('section[aria-label=Alerts] .spans button:text-is("8 hours")');
     await bob.waitForSelector('section[aria-label=Alerts] [role=alert]:has-text("Refused: bob lacks the role act")');
     await server.stop();
   },
@@ -1370,7 +1416,7 @@ const checks = {
     await page.goto(`http://127.0.0.1:${server.port}/${run}`);
     await actions.getByRole('button', { name: 'Approve' }).waitFor();
     await alerts.locator('details').first().waitFor();
-    const keys = await alerts.locator('summary').evaluateAll((all) => all.map((e) => e.lastElementChild.textContent.split(' · ')[0]));
+    const keys = await alerts.locator('.alert > summary').evaluateAll((all) => all.map((e) => e.lastElementChild.textContent.split(' · ')[0]));
     assert.equal(new Set(keys).size, keys.length, 'each alert says its key');
     // As a server of before left it: the run has ended, the proposal has not.
     await page.route('**/api/v1/GetRun', async (route) => {

@@ -1,6 +1,6 @@
 // Actions in words: the same in the verdict, in the list and in the audit.
 import { num } from './api';
-import { clock, integer, number } from './format';
+import { clock, duration, integer, number } from './format';
 import type { Action, ActionChange } from './wire';
 
 /** As notifications call them (a test compares). */
@@ -36,6 +36,13 @@ export function scopeOf(action: Action): string {
   const layers = action.scope?.layers ?? [];
   if (heads.length > 0) return heads.map((c) => `L${c.layer} H${c.head}`).join(', ');
   return layers.length > 0 ? `layer ${layers.join(', ')}` : 'all layers';
+}
+
+/** "expires in 55 min, at 21:40", of what waits; '' where it does not. */
+export function expiryWords(action: Action): string {
+  const at = num(action.expires_unix_ns) / 1e6;
+  if (stateOf(action.state) !== 'proposed' || at <= Date.now()) return '';
+  return `expires in ${duration((at - Date.now()) / 1000)}, at ${clock(at)}`;
 }
 
 export function isApplied(change: ActionChange): boolean {

@@ -1,6 +1,6 @@
 // What was done about the run's alerts, what waits for a person, and on whose word.
-import { actionTitle, plain, scopeOf, stateOf } from './action_words';
-import { Decision, api, num } from './api';
+import { actionTitle, expiryWords, plain, scopeOf, stateOf } from './action_words';
+import { ApiError, Decision, api, num } from './api';
 import { caller, whyNot } from './caller';
 import { Openings, fill, h, labelled, showRefusal, tableHead } from './dom';
 import { ago, counted, integer } from './format';
@@ -97,6 +97,7 @@ export class ActionsView {
       summary(action),
       labelled('Expected', action.expected_effect),
       labelled('Cost', action.cost),
+      ended ? null : labelled('Waits', expiryWords(action)),
       action.alert_key ? h('p', { class: 'muted small' }, `For alert ${action.alert_key}`) : null,
       h('ol', { class: 'history' }, ...action.history.map(changeItem)),
       h('div', { class: 'buttons' }, ...this.decisions(action, ended).map((verb) => this.button(verb, run, action))));
@@ -124,7 +125,11 @@ export class ActionsView {
       this.name.focus();
       return;
     }
-    await showRefusal(this.trouble, api.decide(verb, run, action.id, by));
+    const refusal = await showRefusal(this.trouble, api.decide(verb, run, action.id, by));
+    if (refusal instanceof ApiError && refusal.status === 403 && caller.name === '') {
+      this.name.focus();  // Another one may decide.
+      this.name.select();
+    }
     this.changed();
   }
 }

@@ -11,6 +11,11 @@ export function counts(alert: Alert): boolean {
   return isFiring(alert) && !alert.muted;
 }
 
+/** All that fires was called a false alarm, and something does: no run is called healthy for that. */
+export function isMuted(alerts: Alert[]): boolean {
+  return alerts.some(isFiring) && !alerts.some(counts);
+}
+
 export function severityOf(alert: Alert): string {
   return alert.last.severity.replace('SEVERITY_', '').toLowerCase();
 }

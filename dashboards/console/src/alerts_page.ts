@@ -3,7 +3,7 @@ import { actionTitle, scopeOf, waiting } from './action_words';
 import { counts, headName, isFiring, severityOf } from './alerts';
 import { ApiError, api, num } from './api';
 import { caller, whyNot } from './caller';
-import { fill, focusIn, h, showRefusal, tableHead } from './dom';
+import { fill, focusIn, h, tableHead } from './dom';
 import { ago, integer, stageName } from './format';
 import { stepRows } from './keys';
 import { leftOf, meanStepSeconds, toldWords } from './left';
@@ -74,7 +74,6 @@ export class AlertsPage {
   private readonly body = h('tbody');
   private readonly count = h('span', { class: 'muted', role: 'status' });
   private readonly state = h('p', { class: 'state' }, 'Loading alerts…');
-  private readonly trouble = h('p', { class: 'state error', role: 'alert', hidden: true });
   private readonly why = h('p', { class: 'muted', hidden: true });
   private readonly missing = h('p', { class: 'missing', role: 'status', hidden: true });
   private readonly firing = h('input', { type: 'checkbox', id: 'only-firing', onchange: () => this.filter() });
@@ -83,7 +82,7 @@ export class AlertsPage {
     ...severities.map((name) => h('option', { value: name }, leastWords[name])));
   private readonly table: HTMLElement;
   private readonly proposals = new Proposals();
-  private readonly signing = new Signing('alerts-who');
+  private readonly signing: Signing;
   private alerts: Alert[] = [];
   private runs = new Map<string, Run>();
   private filters: Filters;
@@ -91,6 +90,7 @@ export class AlertsPage {
 
   constructor(route: Route, private readonly changed: () => void) {
     this.filters = filtersOf(route.query);
+    this.signing = new Signing('alerts-who', changed);
     this.table = h('table', { class: 'runs alerts-table', hidden: true },
       oneStop(tableHead([
         ['Severity', term('severity', 'column')], 'Run', ['What', term('cause', 'column')], 'Since', ['Left', term('left', 'column')],
@@ -103,7 +103,7 @@ export class AlertsPage {
           h('span', {}, this.firing, label('only-firing', ' firing')),
           h('span', {}, this.unacknowledged, label('only-unacknowledged', ' unacknowledged')),
           label('least-severity', 'Severity '), this.severity)),
-      this.missing, this.why, this.signing.element, this.trouble, this.state,
+      this.missing, this.why, this.signing.element, this.state,
       h('div', { class: 'scroll', role: 'group', tabindex: 0, 'aria-label': 'Alerts of all runs' }, this.table));
     this.showFilters();
   }
@@ -212,13 +212,9 @@ export class AlertsPage {
     const note = silenced ? h('div', { class: 'muted small' }, silenced) : null;
     if (alert.acknowledged) return h('span', {}, alert.acknowledged_by || 'somebody', note);
     if (isQuiet || !caller.may_act) return h('span', {}, 'nobody', note);
-    const acknowledge = async () => {
-      await showRefusal(this.trouble, api.acknowledge(run, key));
-      this.changed();
-    };
     return h('span', {}, h('button', {
       'data-acknowledge': true, 'data-focus': `acknowledge ${run_uuid} ${key}`, 'aria-label': `Acknowledge ${key} of ${run}`,
-      onclick: () => this.signing.sign('Acknowledge', () => void acknowledge()),
+      onclick: () => this.signing.sign('Acknowledge', () => api.acknowledge(run, key)),
     }, 'Acknowledge'), note);
   }
 }

@@ -3,11 +3,11 @@ import { counts, headName, inOrder, isFiring, leading, severityOf } from './aler
 import { api, num } from './api';
 import { stageBadge } from './badges';
 import { caller, whyNot } from './caller';
-import { Openings, fill, focusIn, h, labelled, showRefusal, tableHead } from './dom';
+import { Openings, fill, focusIn, h, labelled, tableHead } from './dom';
 import { ago, firstSentence, integer, number } from './format';
 import { findSignal, termOf } from './signals';
 import { Signing } from './signing';
-import { silencedWords, silencer } from './silences';
+import { silencer } from './silences';
 import { info, oneStop, term } from './terms';
 import type { Alert, Evidence } from './wire';
 
@@ -61,8 +61,7 @@ function moodOf(alert: Alert): string {
 export class AlertsView {
   readonly element = h('section', { class: 'panel alerts', 'aria-label': 'Alerts' });
 
-  private readonly signing = new Signing('alerts-who');
-  private readonly trouble = h('p', { class: 'state error', role: 'alert', hidden: true });
+  private readonly signing: Signing;
   private readonly list = h('div');
   private readonly openings = new Openings();
   // Of the alert that is being called a false alarm. One form, so that news does not take away what is typed.
@@ -73,8 +72,9 @@ export class AlertsView {
   private judged = '';  // Its key; '' = none.
   private drawn: [run: string, alerts: Alert[], asked: string | null] = ['', [], null];
 
-  constructor(private readonly show: (layer: number, head: number) => void, private readonly changed: () => void) {
-    this.element.append(h('h2', {}, 'Alerts'), this.signing.element, this.trouble, this.list);
+  constructor(private readonly show: (layer: number, head: number) => void, changed: () => void) {
+    this.signing = new Signing('alerts-who', changed);
+    this.element.append(h('h2', {}, 'Alerts'), this.signing.element, this.list);
   }
 
   /** `asked`: the key of the alert that is shown open. */
@@ -91,26 +91,17 @@ export class AlertsView {
     focus();
   }
 
-  private async ask(call: Promise<unknown>): Promise<void> {
-    await showRefusal(this.trouble, call);
-    this.changed();
-  }
-
-  private sign(what: string, call: () => Promise<unknown>): void {
-    this.signing.sign(what, () => void this.ask(call()));
-  }
-
-  /** Also where the caller may not act it says that the alert is silenced. */
   private silencer(run: string, alert: Alert): HTMLElement | null {
-    if (!caller.may_act && silencedWords(alert) === null) return null;
-    return silencer(alert, 'Silence this alert', (seconds) => this.sign('Silence', () => api.silence(run, alert.last.key, seconds)));
+    const silence = (seconds: number) =>
+      this.signing.sign('Silence', () => api.silence(run, alert.last.key, seconds));
+    return silencer(alert, caller.may_act, this.openings, silence);
   }
 
   private acknowledger(run: string, alert: Alert): HTMLElement | null {
     if (alert.acknowledged) return h('span', { class: 'muted' }, `acknowledged by ${alert.acknowledged_by}`);
     if (!isFiring(alert) || !caller.may_act) return null;
     const { key } = alert.last;
-    const acknowledge = () => this.sign('Acknowledge', () => api.acknowledge(run, key));
+    const acknowledge = () => this.signing.sign('Acknowledge', () => api.acknowledge(run, key));
     return h('button', { 'data-focus': `acknowledge ${key}`, onclick: acknowledge }, 'Acknowledge');
   }
 
@@ -120,10 +111,10 @@ export class AlertsView {
       (caller.may_act ? h('button', { 'data-focus': `false-alarm ${key}`, onclick }, words) : null);
     if (said && muted) {
       const words = `false alarm${said.by ? `, by ${said.by}` : ''}: ${said.reason}`;
-      const undo = button('Undo false alarm', () => this.sign('Undo false alarm', () => api.undoFalseAlarm(run, key)));
-      return h('span', {}, h('span', { class: 'muted' }, words, ' '), undo);
+      const undo = button('Undo false alarm', () => this.signing.sign('Undo false alarm', () => api.undoFalseAlarm(run, key)));
+      return h('span', { class: 'pair' }, h('span', { class: 'muted' }, words), undo);
     }
-    return key === this.judged ? this.form : button('False alarm', () => this.signing.sign('Go on', () => this.judge(key)));
+    return key === this.judged ? this.form : button('False alarm', () => this.signing.named('Go on', () => this.judge(key)));
   }
 
   /** What a milder one was called is no judgment of this one. */
@@ -132,6 +123,15 @@ export class AlertsView {
     const severity = said.severity.replace('SEVERITY_', '').toLowerCase();
     const by = said.by ? ` by ${said.by}` : '';
     return labelled('False alarm', `it was called one as ${severity}${by} (${said.reason}), and is worse now`);
+  }
+
+  /** Opens the alert's card with the form that asks why it is a false alarm; asks for a name before. */
+  judgeFirst(key: string): void {
+    this.signing.named('Go on', () => {
+      const card = this.list.querySelector<HTMLDetailsElement>(`[data-home="${CSS.escape(key)}"]`);
+      if (card) card.open = true;
+      this.judge(key);
+    });
   }
 
   /** Opens the form in the alert's card, or closes it. */
@@ -151,7 +151,7 @@ export class AlertsView {
     const reason = this.reason.value.trim();
     if (reason === '') return;
     this.judge('');
-    void this.ask(api.markFalseAlarm(run, key, reason));
+    this.signing.sign('Mark', () => api.markFalseAlarm(run, key, reason));
   }
 
   private escape(event: Event): void {
@@ -178,7 +178,7 @@ export class AlertsView {
     const firing = isFiring(alert);
     const open = asked === null ? counts(alert) : last.key === asked;
     const falseAlarm = this.falseAlarm(run, alert);
-    return oneStop(this.openings.details(`${run} ${last.key} ${firing}`, open, { class: `alert ${moodOf(alert)}` },
+    return oneStop(this.openings.details(`${run} ${last.key} ${firing}`, open, { class: `alert ${moodOf(alert)}`, 'data-home': last.key },
       summary(run, alert),
       evidenceTable(last.key, last.evidence),
       labelled('Siblings', last.siblings, 'siblings'),

@@ -14,11 +14,12 @@ export function stageBadge(stage: number, severity: string): HTMLElement {
   return h('span', { class: `badge sev-${severity}` }, `${stage} · ${stageName(stage)}`);
 }
 
-/** "Healthy" only if everything is judged, and behind the first steps. */
-export function runBadge(run: Run, severity: string): HTMLElement {
+/** "Healthy" only if everything is judged, behind the first steps, and nothing fires that was called a false alarm. */
+export function runBadge(run: Run, severity: string, isMuted: boolean): HTMLElement {
   if (run.stage > 0) return stageBadge(run.stage, severity);
   const partly = partlyJudged(run);
-  const words = [run.ended ? 'ended' : '', partly ?? soundWords(run)].filter((word) => word !== '');
+  const words = [run.ended ? 'ended' : '', isMuted ? 'muted' : partly ?? soundWords(run)].filter((word) => word !== '');
+  if (isMuted) return h('span', { class: 'badge stage-ended', title: 'What fires was called a false alarm' }, words.join(' · '));
   const isHealthy = partly === null && soundWords(run) === 'healthy';
   return h('span', { class: `badge ${run.ended ? 'stage-ended' : isHealthy ? 'stage-0' : 'sev-info'}` }, words.join(' · '));
 }

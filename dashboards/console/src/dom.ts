@@ -59,25 +59,34 @@ export function replaceIfOther(place: HTMLElement, child: HTMLElement): void {
   focus();
 }
 
-/** Remembers what has the focus in `place`; the result gives it back after `place` was drawn anew. */
+/**
+ * Remembers what has the focus in `place`; the result gives it back after `place` was drawn anew. Where it is gone, as a
+ * button is that was pressed, what held it (data-home) has the focus: at its summary, or itself.
+ */
 export function focusIn(place: HTMLElement): () => void {
   const element = document.activeElement as HTMLElement | null;
   if (!element || !place.contains(element)) return () => undefined;
   const name = element.dataset['focus'];
+  const home = element.closest<HTMLElement>('[data-home]')?.dataset['home'];
+  const named = (kind: string, value: string | undefined) =>
+    (value ? place.querySelector<HTMLElement>(`[data-${kind}="${CSS.escape(value)}"]`) : null);
   return () => {
-    const now = place.contains(element) ? element : name ? place.querySelector<HTMLElement>(`[data-focus="${CSS.escape(name)}"]`) : null;
+    const again = named('home', home);
+    const now = place.contains(element) ? element : named('focus', name) ?? again?.querySelector<HTMLElement>(':scope > summary') ?? again;
     now?.focus({ preventScroll: true });
   };
 }
 
-/** Waits for the server's answer; `place` shows a refusal, or nothing. */
-export async function showRefusal(place: HTMLElement, call: Promise<unknown>): Promise<void> {
+/** Waits for the server's answer; `place` shows a refusal, or nothing. Returns why it was refused, or null. */
+export async function showRefusal(place: HTMLElement, call: Promise<unknown>): Promise<unknown> {
   try {
     await call;
     place.hidden = true;
+    return null;
   } catch (error) {
     place.hidden = false;
     fill(place, `Refused: ${(error as Error).message}`);
+    return error;
   }
 }
 

@@ -79,7 +79,9 @@ class App {
       h('a', { href: '#/alerts' }, 'Alerts'), h('a', { href: '#/status' }, 'Status'), h('a', { href: '#/glossary' }, 'Glossary'));
     return h('header', { class: 'top' },
       h('a', { href: '#/', class: 'brand' }, 'Bellwether'), this.version, pages,
-      h('span', { class: 'spacer' }), this.who, this.status, this.themeButton);
+      h('span', { class: 'spacer' }), this.who, this.status,
+      h('button', { class: 'quiet', 'aria-label': 'Keys', title: 'Keys: ? shows them', onclick: () => this.help.showModal() }, '?'),
+      this.themeButton);
   }
 
   /** Asks for the server's version and the caller's name: both may differ after it was away. */

@@ -1,7 +1,7 @@
 // One run: the verdict, every head or tensor at a step, one of them over all steps, alerts.
 import { actionTitle, isApplied } from './action_words';
 import { ActionsView } from './actions_view';
-import { counts, leading, toldThreshold, worstSeverity } from './alerts';
+import { counts, isMuted, leading, toldThreshold, worstSeverity } from './alerts';
 import { AlertsView } from './alerts_view';
 import { ApiError, api, num, nums } from './api';
 import { importedBadge, runBadge, runWords } from './badges';
@@ -103,7 +103,7 @@ export class RunPage {
   constructor(private route: Route, private readonly name: string, private readonly reload: () => void) {
     this.samples = new Samples(name);
     this.events = new RunEvents(name);
-    this.verdict = new VerdictView(name, () => this.reload());
+    this.verdict = new VerdictView(name, (key) => this.alertsView.judgeFirst(key), () => this.reload());
     this.panels = new Panels(name, (signal, { layer, head }) => this.go({ signal, layer, head, row: null }),
       (window) => this.zoom(window));
     this.slider = h('input', {
@@ -581,7 +581,7 @@ export class RunPage {
     const d = run.description;
     document.title = `${run.stage > 0 ? `(${run.stage}) ` : ''}${d.name} · Bellwether`;
     const imported = run.imported ? term('imported-run', 'title') : null;
-    fill(this.title, d.name, ' ', runBadge(run, worstSeverity(this.alerts)), ' ', importedBadge(run), imported);
+    fill(this.title, d.name, ' ', runBadge(run, worstSeverity(this.alerts), isMuted(this.alerts)), ' ', importedBadge(run), imported);
     if (this.secondsPerStep === 0) this.secondsPerStep = meanStepSeconds(run);
     this.facts.textContent = factWords(run);
     this.changes.show(run);

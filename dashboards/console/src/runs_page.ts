@@ -1,5 +1,5 @@
 // All runs: those that live before those that ended, worst first.
-import { headName, leading, worstSeverity } from './alerts';
+import { headName, isMuted, leading, worstSeverity } from './alerts';
 import { api, num } from './api';
 import { importedBadge, lossWords, runBadge, silentFor } from './badges';
 import { pasteLine } from './copying';
@@ -251,7 +251,7 @@ export class RunsPage {
     return h('tr', { class: run.ended ? 'ended' : run.stage > 0 ? `ill ${severity}` : '', onclick: () => (location.hash = link) },
       nameCell(run, link),
       this.courses.cell(run, courseOf(entry)),
-      h('td', { class: 'at-stage' }, runBadge(run, severity)),
+      h('td', { class: 'at-stage' }, runBadge(run, severity, isMuted(alerts))),
       h('td', { class: 'at-head' }, where ? h('strong', {}, where) : '–'),
       numberCell(last ? integer(num(last.first_step)) : '–', alert ? toldWords(run, alert).replace(/^.*, /, '') : ''),
       numberCell(run.eta?.known && !run.ended ? `≈ ${integer(num(run.eta.steps))}` : '–', left?.time ? `about ${left.time}` : ''),

@@ -1,10 +1,10 @@
 // For how long an alert is silenced: notifications stop, the alert stays.
 import { num } from './api';
-import { h } from './dom';
+import { type Openings, h } from './dom';
 import { duration } from './format';
 import type { Alert } from './wire';
 
-const spans = [[0, 'Silence for…'], [3600, '1 hour'], [28800, '8 hours'], [86400, '1 day'], [604800, '1 week']] as const;
+const spans = [[3600, '1 hour'], [28800, '8 hours'], [86400, '1 day'], [604800, '1 week']] as const;
 
 /** Words while it is silenced; null = it is not. */
 export function silencedWords(alert: Alert): string | null {
@@ -12,16 +12,24 @@ export function silencedWords(alert: Alert): string | null {
   return left > 0 ? `silenced for another ${duration(left)}` : null;
 }
 
-/** A list of spans, or how long it is silenced still. */
-export function silencer(alert: Alert, label: string, silence: (seconds: number) => void): HTMLElement {
+/** A menu of spans, or how long it is silenced still. */
+export function silencer(alert: Alert, mayAct: boolean, openings: Openings, silence: (seconds: number) => void): HTMLElement | null {
+  const name = `silence ${alert.last.key}`;
   const words = silencedWords(alert);
   if (words !== null) return h('span', { class: 'muted' }, words);
-  const chosen = () => {
-    const seconds = Number(picker.value);
-    picker.value = '0';  // Until it is done: a name may be asked for first, and not be given.
-    if (seconds > 0) silence(seconds);
+  if (!mayAct) return null;
+  const close = () => {
+    menu.open = false;
+    opener.focus();
   };
-  const picker = h('select', { 'aria-label': label, 'data-focus': label, onchange: chosen },
-    ...spans.map(([seconds, name]) => h('option', { value: seconds }, name)));
-  return picker;
+  const opener = h('summary', { 'data-focus': name }, 'Silence for…');
+  const menu = openings.details(name, false, {
+    class: 'spans', onkeydown: (event) => (event as KeyboardEvent).key === 'Escape' && close(),
+  }, opener, ...spans.map(([seconds, span]) => h('button', {
+    'data-focus': `${name} ${seconds}`, 'aria-label': `Silence for ${span}`, onclick: () => {
+      close();  // Also where it is not done: a name may be asked for first, and not be given.
+      silence(seconds);
+    },
+  }, span)));
+  return menu;
 }

@@ -1,10 +1,10 @@
 // The state of a run in one look: how bad it is, which head, since when, how long is left, and what to press.
-import { actionTitle, onTrial, repairWords, scopeOf, underWay, underWayWords, waiting } from './action_words';
-import { alertName, counts, headName, isFiring, leading, severityOf, worstSeverity } from './alerts';
+import { actionTitle, expiryWords, onTrial, repairWords, scopeOf, underWay, underWayWords, waiting } from './action_words';
+import { alertName, counts, headName, isFiring, isMuted, leading, severityOf, worstSeverity } from './alerts';
 import { api, num } from './api';
 import { partlyJudged, silentFor, soundWords } from './badges';
 import { caller } from './caller';
-import { Openings, h, labelled, replaceIfOther, showRefusal } from './dom';
+import { Openings, h, labelled, replaceIfOther } from './dom';
 import { duration, firstSentence, integer, number, stageName, stageNames } from './format';
 import { leftOf, toldWords } from './left';
 import type { Checkpoint } from './run_events';
@@ -119,10 +119,12 @@ function calm({ run, alerts, actions }: VerdictFacts): HTMLElement {
   const noAlert = muted === 0 ? 'no alert fires' : `no alert fires but ${muted} false alarm${muted === 1 ? '' : 's'}`;
   const sound = soundWords(run);
   const said = partly ?? (run.ended ? sound : sound[0].toUpperCase() + sound.slice(1));
-  const words = [run.ended ? 'Ended' : '', said].filter((word) => word !== '');
-  const isHealthy = run.judged === undefined || run.judged.text === 'healthy';
-  const about = isHealthy ? null : term('judged');
-  return box(isHealthy ? 'healthy' : 'info', headline(words.join(' · '), about, noAlert), before(alerts, actions), notJudged(run));
+  const hidden = isMuted(alerts);
+  const words = [run.ended ? 'Ended' : '', hidden ? 'Muted' : said].filter((word) => word !== '');
+  const isHealthy = !hidden && (run.judged === undefined || run.judged.text === 'healthy');
+  const about = hidden ? term('false-alarm', 'verdict') : isHealthy ? null : term('judged');
+  return box(hidden ? 'muted' : isHealthy ? 'healthy' : 'info', headline(words.join(' · '), about, noAlert),
+    before(alerts, actions), notJudged(run));
 }
 
 /** What no rule can find in this run, since its signals do not arrive. */
@@ -155,12 +157,13 @@ function checkpointWords({ last }: Alert, newest: (step: number) => Checkpoint |
 export class VerdictView {
   readonly element: HTMLElement;
   private readonly place = h('div', { 'aria-live': 'polite' }, h('p', { class: 'state' }, 'Loading the run…'));
-  private readonly signing = new Signing('verdict-who');
-  private readonly trouble = h('p', { class: 'state error', role: 'alert', hidden: true });
+  private readonly signing: Signing;
   private readonly openings = new Openings();
 
-  constructor(private readonly name: string, private readonly changed: () => void) {
-    this.element = h('div', { class: 'verdict-box' }, this.signing.element, this.place, this.trouble);
+  /** `judge`: asks why an alert is a false alarm. */
+  constructor(private readonly name: string, private readonly judge: (key: string) => void, changed: () => void) {
+    this.signing = new Signing('verdict-who', changed);
+    this.element = h('div', { class: 'verdict-box' }, this.signing.element, this.place);
   }
 
   /** What is said instead. */
@@ -176,7 +179,7 @@ export class VerdictView {
   /** To what can be done first; false where nothing can. */
   toDeed(): boolean {
     const first = this.place.querySelector<HTMLElement>('.deeds button.primary') ??
-      this.place.querySelector<HTMLElement>('.deeds > :is(button, select, a, p[tabindex]):not(.term)');
+      this.place.querySelector<HTMLElement>('.deeds > :is(button, a, p[tabindex]):not(.term), .deeds > details > summary');
     first?.focus();
     return first !== null;
   }
@@ -229,22 +232,26 @@ export class VerdictView {
     const approve = proposal && mayAct ? this.approver(proposal, !isLate) : null;
     const approved = run.ended ? undefined : underWay(actions, key);
     const proposed = proposal && !mayAct ? h('span', {}, `Proposed: ${actionTitle(proposal)}, ${scopeOf(proposal)}`) : null;
-    const cost = proposal?.cost ? h('span', { class: 'cost' }, `Cost: ${proposal.cost}`) : null;
+    const expiry = proposal ? expiryWords(proposal) : '';
+    const cost = proposal?.cost ? h('span', { class: 'cost' }, `Cost: ${proposal.cost}`, expiry ? ` · ${expiry}` : '') : null;
     const name = alertName(alert);
-    const silence = (seconds: number) => this.sign('Silence', () => api.silence(this.name, key, seconds));
-    return h('div', { class: 'deeds', 'data-alert': key },
+    const silence = (seconds: number) =>
+      this.signing.sign('Silence', () => api.silence(this.name, key, seconds));
+    return h('div', { class: 'deeds', 'data-alert': key, 'data-home': 'verdict', tabindex: -1 },
       repair ? h('p', {}, h('strong', {}, 'Repair: '), repair, term('under-repair', 'verdict')) : null,
       approved ? h('p', { class: 'under-way', tabindex: -1, 'data-focus': 'approve' }, underWayWords(approved)) : null,
       approve ?? proposed, proposal ? term('proposal', 'verdict') : null, cost,
       this.acknowledger(alert, (approve === null || isLate) && !approved && !run.ended),
-      mayAct ? silencer(alert, 'Silence the alert of the verdict', silence) : null,
+      silencer(alert, mayAct, this.openings, silence),
+      mayAct ? h('button', { 'data-focus': 'false alarm', onclick: () => this.judge(key) }, 'False alarm') : null,
+      this.signing.shown(),
       h('a', { href: `#/runbook/${name.toLowerCase()}?run=${encodeURIComponent(this.name)}` }, `Runbook ${name}`));
   }
 
   private approver(action: Action, isFirst: boolean): HTMLElement {
     return h('button', {
       class: isFirst ? 'primary' : '', 'data-focus': 'approve', 'data-action': action.id, onclick: () =>
-        this.sign(`Approve: ${actionTitle(action)}`, () => api.decide('Approve', this.name, action.id, whoName())),
+        this.signing.sign(`Approve: ${actionTitle(action)}`, () => api.decide('Approve', this.name, action.id, whoName())),
     }, `Approve: ${actionTitle(action)}, ${scopeOf(action)}`);
   }
 
@@ -254,16 +261,7 @@ export class VerdictView {
     const isPrimary = isFirst && severityOf(alert) !== 'info';
     return h('button', {
       class: isPrimary ? 'primary' : '', 'data-focus': 'acknowledge',
-      onclick: () => this.sign('Acknowledge', () => api.acknowledge(this.name, alert.last.key)),
+      onclick: () => this.signing.sign('Acknowledge', () => api.acknowledge(this.name, alert.last.key)),
     }, 'Acknowledge');
-  }
-
-  private sign(what: string, call: () => Promise<unknown>): void {
-    this.signing.sign(what, () => void this.ask(call()));
-  }
-
-  private async ask(call: Promise<unknown>): Promise<void> {
-    await showRefusal(this.trouble, call);
-    this.changed();
   }
 }
