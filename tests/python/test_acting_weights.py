@@ -185,7 +185,7 @@ def test_the_optimizers_memory_does_not_put_it_back(
     id = training.ask("qk.clip", value=value, scope=scope)
     training.monitor.actions.boundary(training.steps)
     answer = training.answer(id)
-    assert answer and answer["applied"] and answer["reason"] == "1 heads", answer
+    assert answer and answer["applied"] and answer["reason"] == "1 head", answer
     assert float(state[first][rows].abs().max()) == 0
     assert float(state[first][:32].abs().max()) > 0  # The other heads go on.
     assert all(torch.equal(state[k], v) for k, v in others.items())  # Second moments stay.

@@ -271,7 +271,7 @@ def test_run_leaves_the_script_alone(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "ended ['--mine', '1'] __main__" in done.stdout
     assert "compiler False" in done.stdout  # Loading it takes a second.
-    assert "watching A: 1 attention layers" in done.stderr
+    assert "watching A: 1 attention layer" in done.stderr
     assert "Warning" not in done.stderr
     from recording import Recording
 

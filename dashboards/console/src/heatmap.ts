@@ -123,7 +123,8 @@ export class Heatmap {
     this.limit = anchor;
     this.grid.setAttribute('aria-rowcount', String(data.layers));
     this.grid.setAttribute('aria-colcount', String(data.heads));
-    const size = data.map ? counted(data.map.names.length, data.kind) : `${counted(data.layers, 'layer')} by ${counted(data.heads, data.kind)}`;
+    const size = data.map ? counted(data.map.names.length, data.kind)
+      : `${counted(data.layers, 'layer')} by ${counted(data.heads, data.kind)}`;
     this.grid.setAttribute('aria-label', `${data.signal.label}, ${size}, step ${data.step}`);
     this.draw();
     this.speak();

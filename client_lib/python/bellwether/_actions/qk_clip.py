@@ -23,6 +23,7 @@ from torch.optim.optimizer import Optimizer
 
 from .._hook.layer.layer import Layer
 from .._hook.model.parallel import is_fully_sharded
+from .._util.counted import counted
 from .._weights.location import Location
 from ..actions import Action, Refused
 from . import head_rows
@@ -168,9 +169,9 @@ class QKClip(Applier):
                     part.of(part.owner).copy_(rows)
                 raise
         count = sum(len(heads) for _, heads in scope)
-        self.host.tell(step, "annotation", f"qk.clip of {count} heads", action.value)
+        self.host.tell(step, "annotation", f"qk.clip of {counted(count, 'head')}", action.value)
         self.host.weights_changed()
-        return f"{count} heads" + (f"; {left} stayed as it was" if left else "")
+        return counted(count, "head") + (f"; {left} stayed as it was" if left else "")
 
     def undo(self, action: Action, step: int) -> None:
         raise AssertionError("qk.clip is not among UNDOABLE: nobody asks")

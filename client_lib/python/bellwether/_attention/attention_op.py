@@ -14,7 +14,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from .._kernels.probe import DTYPES, MASK_DTYPES, call
+from .._kernels.probe import DTYPES, MASK_DTYPES, NO_ROCM, call
 from .._native import attention_c_api as c
 from .._native import c_api
 
@@ -78,6 +78,8 @@ def _device_lacks(kind: str, index: int) -> Optional[str]:
         return None
     if kind != "cuda":
         return f"there is no kernel for device {kind}"
+    if torch.version.hip is not None:
+        return NO_ROCM
     with torch.cuda.device(index):
         if library.bw_kernels_available(c_api.CUDA):
             return None

@@ -28,6 +28,10 @@ _SPECTRA_BYTES_MAX = 1 << 28  # Of weights that wait: some are copies.
 _CHUNK = 1 << 24  # Elements of a mask that are looked at at once.
 
 
+# There an AMD GPU is called cuda, too.
+NO_ROCM = "PyTorch is built for ROCm, and libbellwether_kernels has no kernels for AMD GPUs"
+
+
 class KernelError(RuntimeError):
     """The kernels library refused a call; the text is its own."""
 
@@ -503,6 +507,8 @@ def available(device: str = "cpu") -> Optional[str]:
         library = c_api.kernels()
     except c_api.LibraryError as e:
         return str(e)
+    if device == "cuda" and torch.version.hip is not None:
+        return NO_ROCM
     backend = {"cpu": c_api.CPU, "cuda": c_api.CUDA}.get(device)
     if backend is None or not library.bw_kernels_available(backend):
         return f"libbellwether_kernels has no {device} backend on this machine"

@@ -7,6 +7,7 @@ from typing import Optional
 import torch
 
 from .._kernels.memory import capturing
+from .._util.counted import counted
 from .price import Price
 from .volume import Volume
 
@@ -51,11 +52,12 @@ class Cost:
         self._told.append((share, measured))
         every_step = self.price.every_step(period)
         most = f"; each step pays {100 * every_step:.2f} %" if every_step > share / 2 else ""
+        rate = "step" if period == 1 else f"{period} steps"
         return (
-            f"watching {layers} attention layers costs about {100 * share:.2f} % "
-            f"of the training time, measured over {measured} samples{self.why_much(period)}; "
-            f"a sample every {'step' if period == 1 else f'{period} steps'}, "
-            f"by overhead_budget{most}"
+            f"watching {counted(layers, 'attention layer')} costs about {100 * share:.2f} % "
+            f"of the training time, measured over {counted(measured, 'sample')}"
+            f"{self.why_much(period)}; "
+            f"a sample every {rate}, by overhead_budget{most}"
         )
 
     def why_much(self, period: int) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Optional
 
+from .._util.counted import counted
 from ..query import QueryError, add_client_arguments, client_of
 from .loggers import LOGGERS, Logger, Missing, Start, package
 from .otlp import Otlp
@@ -198,7 +199,8 @@ class _Command:
 
     def _report(self) -> None:
         for target in self.targets:
-            say(f"{target.name}: {target.steps} steps, {target.changes} changes of alerts")
+            changes = counted(target.changes, "change")
+            say(f"{target.name}: {counted(target.steps, 'step')}, {changes} of alerts")
 
     def run(self) -> int:
         if not self._given.follow:

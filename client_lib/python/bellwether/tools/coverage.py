@@ -11,6 +11,7 @@ from .._native import c_api
 from .._step.fp8 import TURNS as FP8_TURNS
 from .._step.replicas import ALONE
 from .._step.tensors import TURNS
+from .._util.counted import counted
 
 _LEFT_OUT_NAMED = 8  # Parameters.
 _OPTIONAL = {
@@ -195,7 +196,7 @@ def step_findings(status: dict[str, Any]) -> list[Finding]:
     if not told["on"]:
         return []
     found = [
-        Finding(None, f"the gradient norm was not told in {times} steps: {reason}")
+        Finding(None, f"the gradient norm was not told in {counted(times, 'step')}: {reason}")
         for reason, times in told["norm_left_out"].items()
     ]
     if not told["parameters"]:

@@ -22,6 +22,7 @@ from .._hook.layer.notes import FROZEN, why
 from .._hook.model import already_compiled
 from .._native import c_api
 from .._server import private_server
+from .._util.counted import counted
 from .._util.ranks import ASIDE
 from ..settings import Settings, resolve
 from .coverage import Finding, coverage_findings
@@ -164,8 +165,8 @@ def layer_findings(status: dict[str, Any]) -> list[Finding]:
             found.append(
                 Finding(
                     True,
-                    f"{name}: layer {layer['index']}, {layer['heads']} heads"
-                    f" ({layer['kv_heads']} key heads) of {layer['head_dim']}{where}"
+                    f"{name}: layer {layer['index']}, {counted(layer['heads'], 'head')}"
+                    f" ({counted(layer['kv_heads'], 'key head')}) of {layer['head_dim']}{where}"
                     + (f" [{notes}]" if notes else ""),
                 )
             )
@@ -197,31 +198,42 @@ def monitor_findings(monitor: Any) -> list[Finding]:
         found.append(Finding(None, f"known, a hint (--kernels tells): {entry}"))
     found += coverage_findings(status)
     if status["errors"]:
-        found.append(Finding(False, f"{status['errors']} errors, the last: {status['last_error']}"))
+        found.append(
+            Finding(
+                False, f"{counted(status['errors'], 'error')}, the last: {status['last_error']}"
+            )
+        )
     for reason, times in status["numbers_left_out"].items():
-        found.append(Finding(False, f"left out of {times} steps: {reason}"))
+        found.append(Finding(False, f"left out of {counted(times, 'step')}: {reason}"))
     counters = status.get("counters")
     if counters is not None:
         sound = counters.link in ("streaming", "recording", "starting")
         trouble = f": {counters.error}" if counters.error else ""
         dropped = counters.frames_dropped_ring + counters.frames_dropped_window
         found.append(
-            Finding(sound, f"link {counters.link}{trouble}, {counters.frames_acked} frames durable")
+            Finding(
+                sound,
+                f"link {counters.link}{trouble}, {counted(counters.frames_acked, 'frame')} durable",
+            )
         )
         if dropped:
-            found.append(Finding(False, f"{dropped} frames dropped"))
+            found.append(Finding(False, f"{counted(dropped, 'frame')} dropped"))
         if counters.frames_stripped:
-            without = f"{counters.frames_stripped} frames sent without their heads"
+            without = f"{counted(counters.frames_stripped, 'frame')} sent without their heads"
             found.append(Finding(False, f"{without}: the sender's memory was nearly full"))
         if counters.frames_spooled or counters.spool_bytes:
             waiting = f"{counters.spool_bytes >> 20} MiB of them still there"
-            found.append(Finding(None, f"{counters.frames_spooled} frames went to disk, {waiting}"))
+            found.append(
+                Finding(
+                    None, f"{counted(counters.frames_spooled, 'frame')} went to disk, {waiting}"
+                )
+            )
     if status.get("overhead"):  # Else it is not known yet.
         found.append(
             Finding(
                 None,
                 f"watching costs about {100 * status['overhead']:.2f} % of the training time, "
-                f"one sample every {status['sampling_period']} steps",
+                f"one sample every {counted(status['sampling_period'], 'step')}",
             )
         )
     return found

@@ -26,6 +26,7 @@ import numpy.typing as npt
 from .._native import c_api
 from .._native.run_client import Block, ClientError, RunOptions, recording
 from .._util import files, integers
+from .._util.counted import counted
 
 Array = npt.NDArray[np.float32]
 
@@ -463,7 +464,7 @@ def main(arguments: Optional[list[str]] = None) -> int:
         print(f"npz2run: {files.one_line(why)}", file=sys.stderr)
         return FAILED
     size = options_given.target.stat().st_size
-    print(f"{options_given.target}: {count} frames, {size} bytes")
+    print(f"{options_given.target}: {counted(count, 'frame')}, {size} bytes")
     return 0
 
 

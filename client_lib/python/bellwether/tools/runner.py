@@ -20,6 +20,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from .._attach import attach
 from .._hook.model.find_model import owner_of
 from .._util import log
+from .._util.counted import counted
 from .._util.guard import harmless
 from ..monitor import Monitor
 
@@ -67,7 +68,7 @@ class Watcher:
         self.model = model if self._hold else None
         if self.monitor.live():
             layers = len(self.monitor.layers)
-            log.info(f"watching {type(model).__name__}: {layers} attention layers")
+            log.info(f"watching {type(model).__name__}: {counted(layers, 'attention layer')}")
         self._restore()
 
 
