@@ -145,6 +145,7 @@ ExitCode GetAction(Cli* cli, const GetActionOptions& options) {
                                   {"what", WhatText(action)},
                                   {"scope", ScopeText(action.scope())},
                                   {"state", Cell(StateText(action.state()), Colour(action.state()))},
+                                  {"not_allowed", action.not_allowed()},
                                   {"attempt", std::to_string(action.attempt())},
                                   {"apply_at_step",
                                    action.apply_at_step() == 0 ? "the next boundary" : Integer(action.apply_at_step())},
@@ -260,15 +261,16 @@ Table ActionTable() {
 
 std::vector<Cell> ActionRow(const v1::Action& action) {
   const int64_t step = action.history().empty() ? -1 : action.history(action.history_size() - 1).step();
-  return {action.id(),
-          Cell(StateText(action.state()), Colour(action.state())),
-          (action.undoes().empty() ? "" : "undo of " + action.undoes() + ": ") + WhatText(action),
-          ScopeText(action.scope()),
-          Integer(step),
-          action.asked_by(),
-          action.alert_key(),
-          action.cost(),
-          LastReason(action)};
+  return {
+      action.id(),
+      Cell(StateText(action.state()) + (action.not_allowed().empty() ? "" : ", not allowed"), Colour(action.state())),
+      (action.undoes().empty() ? "" : "undo of " + action.undoes() + ": ") + WhatText(action),
+      ScopeText(action.scope()),
+      Integer(step),
+      action.asked_by(),
+      action.alert_key(),
+      action.cost(),
+      LastReason(action)};
 }
 
 void AddActions(Cli* cli) {

@@ -84,7 +84,9 @@ std::vector<v1::Action> WaitingFor(const Proposals& proposals, const v1::Alert& 
 // "attention.center_k, L1 H2 (6f1b0a2c-3)"; where there is nothing to say: for people nothing, else "-".
 std::string WaitingText(const std::vector<v1::Action>& waiting) {
   std::string text;
-  for (const v1::Action& action : waiting) text += (text.empty() ? "" : "; ") + ActionText(action);
+  for (const v1::Action& action : waiting) {
+    text += (text.empty() ? "" : "; ") + ActionText(action) + (action.not_allowed().empty() ? "" : ", not allowed");
+  }
   return text.empty() && !ForPeople() ? "-" : text;
 }
 
@@ -225,6 +227,7 @@ ExitCode GetAlert(Cli* cli, const GetAlertOptions& options) {
                                 {"cause", last.cause()},
                                 {"summary", SummaryText(last)},
                                 {"siblings", last.siblings()},
+                                {"do", last.do_first()},
                                 {"advice", last.advice()},
                                 {"notes", Notes(alert, true)}}};
         Section evidence{.title = "evidence"};
@@ -287,10 +290,15 @@ Table TransitionTable() {
   if (!ForPeople()) {
     return {.columns = {"ID", "TIME", "RUN", "STATE", "SEVERITY", "STEP", "HEAD", "ETA", "KEY", "SUMMARY"}};
   }
-  return {.columns = {"TIME", "RUN", "STATE", "SEVERITY", "HEAD", "STEP", "KEY", "SUMMARY", "ADVICE"},
+  return {.columns = {"TIME", "RUN", "STATE", "SEVERITY", "HEAD", "STEP", "KEY", "SUMMARY", "DO"},
           .texts = Texts(),
           .texts_below = true,
           .widths = {20, 12, 8, 8, 6, 6, 4}};
+}
+
+// A server of before does not say what comes first.
+std::string DoText(const v1::Transition& transition) {
+  return transition.do_first().empty() ? transition.advice() : transition.do_first();
 }
 
 std::vector<Cell> TransitionRow(const v1::Transition& transition) {
@@ -298,8 +306,8 @@ std::vector<Cell> TransitionRow(const v1::Transition& transition) {
   const Cell severity(SeverityName(transition.severity()), Colour(transition));
   const std::string head = HeadText(transition.layer(), transition.head()), step = Integer(transition.step());
   if (ForPeople()) {
-    return {Date(transition.time_unix_ns()), transition.run(),   state, severity, head, step, transition.key(),
-            SummaryText(transition),         transition.advice()};
+    return {Date(transition.time_unix_ns()), transition.run(),  state, severity, head, step, transition.key(),
+            SummaryText(transition),         DoText(transition)};
   }
   return {transition.id() == 0 ? "-" : std::to_string(transition.id()),
           Date(transition.time_unix_ns()),

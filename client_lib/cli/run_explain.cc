@@ -100,6 +100,7 @@ Json AlertOf(const v1::Alert& alert, const Json& actions) {
           {"first_step", Whole(last["first_step"])},
           {"step", Whole(last["step"])},
           {"summary", summary},
+          {"do", last.value("do_first", "")},
           {"advice", last["advice"]},
           {"eta", EtaOf(last.value("eta", Json::object()))},
           {"evidence", evidence},
@@ -124,14 +125,19 @@ Json ToDo(const std::string& run, bool ended, const Json& alerts) {
   Json found = Json::array();
   for (const Json& alert : alerts) {
     if (alert["state"] != "firing" || !alert["false_alarm"].is_null()) continue;
-    if (alert["advice"] != "") {
-      found.push_back({{"alert", alert["key"]}, {"text", alert["advice"]}, {"command", nullptr}});
-    }
+    const std::string first = alert[alert["do"] == "" ? "advice" : "do"];
+    if (!first.empty()) found.push_back({{"alert", alert["key"]}, {"text", first}, {"command", nullptr}});
     for (const Json& action : alert["actions"]) {
-      if (action["state"] != "proposed" || ended) continue;
+      if (action["state"] != "proposed" || action["not_allowed"] != "" || ended) continue;
+      const std::string id = action["id"];
+      const std::string command = "bellwether action approve " + Quoted(run) + " " + Quoted(id);
+      if (first.find(" " + id + "`") != std::string::npos) {
+        found.back()["command"] = command;
+        continue;
+      }
       found.push_back({{"alert", alert["key"]},
                        {"text", "approve what is proposed: " + action["kind"].get<std::string>()},
-                       {"command", "bellwether action approve " + Quoted(run) + " " + Quoted(action["id"])}});
+                       {"command", command}});
     }
   }
   return found;
@@ -220,6 +226,9 @@ std::vector<std::pair<std::string, size_t>> InWords(const Json& told) {
         4);
     for (size_t i = 0; i < std::min(alert["evidence"].size(), kEvidenceMax); ++i)
       add("  why: " + Why(alert["evidence"][i]), 7);
+    if (alert["state"] == "firing" && alert["advice"] != "" && alert["advice"] != alert["do"]) {
+      add("  advice: " + alert["advice"].get<std::string>(), 10);
+    }
   }
   bool first = true;
   for (const Json& each : told["do"]) {
@@ -298,7 +307,8 @@ ExitCode ExplainRun(Cli* cli, const ExplainOptions& options) {
             for (const v1::Action& action : whole.actions()) {
               actions.push_back({{"id", action.id()},
                                  {"kind", ActionKindName(action.kind())},
-                                 {"state", Word(v1::ActionState_Name(action.state()))}});
+                                 {"state", Word(v1::ActionState_Name(action.state()))},
+                                 {"not_allowed", action.not_allowed()}});
             }
           }
           alerts.push_back(AlertOf(alert, actions));

@@ -81,7 +81,8 @@ std::string Advice(const v1::ListAlertsResponse& alerts) {
     if (alert.muted() || alert.last().advice().empty()) continue;
     if (worst == nullptr || alert.last().severity() > worst->severity()) worst = &alert.last();
   }
-  return worst == nullptr ? "" : "do: " + worst->advice();
+  if (worst == nullptr) return "";
+  return "do: " + (worst->do_first().empty() ? worst->advice() : worst->do_first());
 }
 
 // The newest first: those that wait, are on their way or on trial.

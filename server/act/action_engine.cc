@@ -9,10 +9,11 @@
 namespace bellwether::server {
 namespace {
 
-constexpr uint32_t kNoRulesMagic = 0x32414742;  // "BGA2": when rules changed was not kept.
-constexpr uint32_t kNoMarksMagic = 0x33414742;  // "BGA3": nor false alarms.
-constexpr uint32_t kStateMagic = 0x34414742;    // "BGA4"
-constexpr double kStepSecondsShare = 0.05;      // Of a new value in the smoothed one.
+constexpr uint32_t kNoRulesMagic = 0x32414742;         // "BGA2": when rules changed was not kept.
+constexpr uint32_t kNoMarksMagic = 0x33414742;         // "BGA3": nor false alarms.
+constexpr uint32_t kNoneDisallowedMagic = 0x34414742;  // "BGA4": nor what the job did not allow.
+constexpr uint32_t kStateMagic = 0x35414742;           // "BGA5"
+constexpr double kStepSecondsShare = 0.05;             // Of a new value in the smoothed one.
 
 }  // namespace
 
@@ -43,6 +44,11 @@ void ActionEngine::State::VisitFalseAlarms(A& a) {
   }
 }
 
+template <class A>
+void ActionEngine::State::VisitNotAllowed(A& a) {
+  for (Tracked& tracked : actions) a(tracked.action.not_allowed);
+}
+
 ActionEngine::ActionEngine(const RunDescription& run, PolicyPtr policy)
     : state_(std::make_unique<State>(run, std::move(policy))) {}
 ActionEngine::~ActionEngine() = default;
@@ -60,6 +66,7 @@ void ActionEngine::OnHello(const RunDescription& run, const RankAbilities& rank,
   s.ranks[rank.rank] = rank;
   ++s.due_version;
   s.AddressAll(now, changed);
+  s.SayNotAllowed(now, changed);
   s.Decide(now, changed);
 }
 
@@ -181,6 +188,7 @@ std::string ActionEngine::Save() const {
   state_->Visit(writer);
   writer(state_->rules_step);
   state_->VisitFalseAlarms(writer);
+  state_->VisitNotAllowed(writer);
   return out;
 }
 
@@ -192,13 +200,15 @@ bool ActionEngine::Restore(std::string_view saved) {
   uint32_t magic = 0;
   std::string text;
   reader(magic);
-  const bool known = magic == kStateMagic || magic == kNoMarksMagic || magic == kNoRulesMagic;
+  const bool has_marks = magic == kStateMagic || magic == kNoneDisallowedMagic;
+  const bool known = has_marks || magic == kNoMarksMagic || magic == kNoRulesMagic;
   if (known) {
     reader(text);
     fresh->Visit(reader);
   }
   if (magic != kNoRulesMagic) reader(fresh->rules_step);
-  if (magic == kStateMagic) fresh->VisitFalseAlarms(reader);
+  if (has_marks) fresh->VisitFalseAlarms(reader);
+  if (magic == kStateMagic) fresh->VisitNotAllowed(reader);
   bool whole = known && reader.at_end() && fresh->watch.Consistent();
   for (const Tracked& tracked : fresh->actions) whole = whole && FindActionKind(tracked.action.kind) != nullptr;
   if (!whole) {

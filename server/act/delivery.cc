@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/act/engine_state.h"
+#include "server/model/alert_words.h"
 
 namespace bellwether::server {
 
@@ -37,6 +38,26 @@ std::string ActionEngine::State::WhyNot(ActionKind kind) const {
                         " ranks without a process group could be left with it applied in part");
   }
   return "";
+}
+
+std::optional<std::string> ActionEngine::State::NotAllowed(const Action& action) const {
+  // Advice is for people, and what was applied may be taken back.
+  if (action.kind == ActionKind::kRollbackSuggest || !action.undoes.empty()) return "";
+  if (ranks.empty()) return std::nullopt;
+  if (ranks.size() < run.reporters && !(ranks.begin()->first == 0 && ranks.begin()->second.ranks_agree)) {
+    return std::nullopt;
+  }
+  return Clipped(WhyNot(action.kind), kReasonBytesMax);
+}
+
+void ActionEngine::State::SayNotAllowed(const Now& now, Changed* changed) {
+  for (Tracked& tracked : actions) {
+    if (tracked.action.state != ActionState::kProposed) continue;
+    const std::optional<std::string> why = NotAllowed(tracked.action);
+    if (!why.has_value() || *why == tracked.action.not_allowed) continue;
+    const std::string reason = why->empty() ? "the trainer can apply it now" : *why;
+    Move(&tracked, ActionState::kProposed, kServerName, reason, now, changed);
+  }
 }
 
 int64_t ActionEngine::State::margin_steps() const {

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -57,6 +58,7 @@ void VisitHeads(A& a, std::vector<Head>& heads) {
   VisitList(a, heads, 4096, [&](Head& head) { a(head.layer), a(head.head); });
 }
 
+// All but `not_allowed`, which older states do not have.
 template <class A>
 void VisitAction(A& a, Action& action) {
   a(action.id), a(action.attempt), a(action.kind), a(action.scope.layers);
@@ -246,6 +248,10 @@ struct ActionEngine::State {
   void Settle(Tracked* tracked, const Now& now, Changed* changed);
   // Why the kind cannot be applied in this attempt; "" = it can.
   std::string WhyNot(ActionKind kind) const;
+  // Action::not_allowed of one that is proposed; none = not all of its ranks have said what they can apply.
+  std::optional<std::string> NotAllowed(const Action& action) const;
+  // Brings what is proposed up to what the ranks allow.
+  void SayNotAllowed(const Now& now, Changed* changed);
   int64_t margin_steps() const;
 
   // ---- ladder.cc ----
@@ -262,6 +268,8 @@ struct ActionEngine::State {
   // What people said of its alerts.
   template <class A>
   void VisitFalseAlarms(A& a);
+  template <class A>
+  void VisitNotAllowed(A& a);
 
  private:
   bool IsLost(const Tracked& tracked, const Now& now);

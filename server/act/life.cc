@@ -4,17 +4,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/act/engine_state.h"
+#include "server/model/alert_words.h"
 
 namespace bellwether::server {
 namespace {
-
-// At most `bytes_max`, never through the middle of a character.
-std::string Shortened(std::string text, size_t bytes_max) {
-  if (text.size() <= bytes_max) return text;
-  size_t end = bytes_max - 3;
-  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xc0) == 0x80) --end;
-  return text.substr(0, end) + "...";
-}
 
 std::string IdPrefix(const RunUuid& uuid) {
   std::string text;
@@ -55,13 +48,14 @@ void ActionEngine::State::Move(Tracked* tracked, ActionState state, const std::s
                                const Now& now, Changed* changed) {
   Action& action = tracked->action;
   action.state = state;
+  action.not_allowed = state == ActionState::kProposed ? NotAllowed(action).value_or("") : "";
   std::vector<ActionChange>& history = action.history;
   // How it began stays; of what is between the oldest goes.
   if (history.size() >= kHistoryMax) history.erase(history.begin() + 1);
   history.push_back({.state = state,
                      .time_unix_ns = now.time_unix_ns,
                      .by = by,
-                     .reason = Shortened(reason, kReasonBytesMax),
+                     .reason = Clipped(reason, kReasonBytesMax),
                      .step = now.step});
   ++due_version;
   changed->push_back(action);

@@ -18,6 +18,22 @@ std::string HowToApprove(const std::string& run_name, const std::string& id) {
   return absl::StrCat("; `bellwether action approve ", run_name, " ", id, "` applies it");
 }
 
+// " (action 6f1b0a2c-3)"
+std::string OfAction(const std::string& id) { return absl::StrCat(" (action ", id, ")"); }
+
+// The sentence that begins with `words` and names an action by `mark`, up to the next one about an action.
+void EraseSentence(const char* words, const std::string& mark, std::string* advice) {
+  const size_t at = advice->find(mark);
+  const size_t begin = at == std::string::npos ? at : advice->rfind(words, at);
+  if (begin == std::string::npos) return;
+  size_t end = advice->size();
+  for (const char* const next : {kProposedWords, kNotAllowedWords, kOnItsWayWords}) {
+    end = std::min(end, advice->find(next, at));
+  }
+  advice->erase(begin, end - begin);
+  while (!advice->empty() && advice->back() == ' ') advice->pop_back();
+}
+
 void AddSentence(const std::string& sentence, const std::string& cost, std::string* text) {
   absl::StrAppend(text, text->empty() ? "" : " ", sentence);
   if (!cost.empty()) absl::StrAppend(text, "; cost: ", cost);
@@ -48,43 +64,52 @@ std::string ProposalText(const std::vector<Action>& actions, const AlertTransiti
   std::string text;
   for (const auto& [id, action] : now) {
     std::string sentence;
-    if (action->state == ActionState::kProposed) {
+    if (action->state == ActionState::kProposed && !action->not_allowed.empty()) {
+      sentence = absl::StrCat(kNotAllowedWords, ActionText(*action), OfAction(id), ": ", action->not_allowed);
+    } else if (action->state == ActionState::kProposed) {
       sentence = absl::StrCat(kProposedWords, ActionText(*action), HowToApprove(transition.run_name, id));
     } else if (action->state == ActionState::kApproved || action->state == ActionState::kSent) {
-      sentence = absl::StrCat(kOnItsWayWords, ActionText(*action), " (action ", id, ")");
+      sentence = absl::StrCat(kOnItsWayWords, ActionText(*action), OfAction(id));
     } else {
       continue;
     }
     const bool told = absl::StrContains(transition.advice, absl::StrCat(" ", id, "`")) ||
                       absl::StrContains(transition.advice, absl::StrCat(" ", id, ")"));
-    if (!told) AddSentence(sentence, action->cost, &text);
+    if (!told) AddSentence(sentence, action->not_allowed.empty() ? action->cost : "", &text);
   }
   return text;
 }
 
-bool SpeaksOfProposals(const std::string& advice) { return absl::StrContains(advice, kProposedWords); }
+bool SpeaksOfProposals(const std::string& advice) {
+  return absl::StrContains(advice, kProposedWords) || absl::StrContains(advice, kNotAllowedWords);
+}
 
 void HideEndedProposals(const std::string& run_name, const std::vector<Action>& actions, std::string* advice) {
   for (const Action& action : actions) {
-    if (action.state == ActionState::kProposed) continue;
-    const std::string how = HowToApprove(run_name, action.id);
-    const size_t at = advice->find(how);
-    const size_t begin = at == std::string::npos ? at : advice->rfind(kProposedWords, at);
-    if (begin == std::string::npos) continue;
-    size_t end = at + how.size();
-    const std::string cost = absl::StrCat("; cost: ", action.cost);
-    if (advice->compare(end, cost.size(), cost) == 0) end += cost.size();
-    if (end < advice->size() && (*advice)[end] == '.') ++end;
-    advice->erase(begin, end - begin);
-    while (!advice->empty() && advice->back() == ' ') advice->pop_back();
+    const bool waits = action.state == ActionState::kProposed;
+    if (!waits || !action.not_allowed.empty()) {
+      EraseSentence(kProposedWords, HowToApprove(run_name, action.id), advice);
+    }
+    if (!waits || action.not_allowed.empty()) {
+      EraseSentence(kNotAllowedWords, absl::StrCat(OfAction(action.id), ":"), advice);
+    }
   }
 }
 
 std::string AdviceNow(const std::vector<Action>& actions, const AlertTransition& transition) {
   std::string advice = transition.advice;
   HideEndedProposals(transition.run_name, actions, &advice);
-  const std::string more = ProposalText(actions, transition);
-  if (!more.empty()) absl::StrAppend(&advice, advice.empty() ? "" : " ", more);
+  AlertTransition now = transition;
+  now.advice = advice;
+  if (const std::string more = ProposalText(actions, now); !more.empty()) {
+    absl::StrAppend(&advice, advice.empty() ? "" : " ", more);
+  }
+  const bool on_trial = std::any_of(actions.begin(), actions.end(), [&](const Action& action) {
+    return action.state == ActionState::kApplied && (action.alert_key == transition.key || action.alert_key.empty());
+  });
+  if (on_trial && transition.state == AlertState::kFiring) {
+    advice = absl::StrCat(kOnTrialWords, advice.empty() ? "" : " ", advice);
+  }
   return advice;
 }
 

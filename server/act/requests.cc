@@ -32,6 +32,11 @@ absl::Status WrongState(const Action& action, const char* verb, const char* need
       absl::StrCat("action ", action.id, " is ", NameOf(action.state), ": ", verb, " needs ", needs));
 }
 
+// The trainer would only answer that it may not.
+absl::Status Disallowed(const Action& action, const std::string& why) {
+  return absl::FailedPreconditionError(absl::StrCat(ActionText(action), ": ", why));
+}
+
 std::string ReasonOr(const std::string& reason, const char* otherwise) { return reason.empty() ? otherwise : reason; }
 
 }  // namespace
@@ -89,6 +94,7 @@ absl::Status ActionEngine::State::Propose(const ActionRequest& request, const No
     return absl::FailedPreconditionError("rollback.suggest is advice: a person does it");
   }
   if (const Tracked* const other = Busy(); at_once && other != nullptr) return InTheWay(*other);
+  if (const std::string why = NotAllowed(asked).value_or(""); at_once && !why.empty()) return Disallowed(asked, why);
   Action action;
   action.kind = asked.kind;
   action.scope = asked.scope;
@@ -120,6 +126,9 @@ absl::Status ActionEngine::State::ApproveById(const ActionRequest& request, cons
   }
   const Tracked* const other = Busy(tracked);
   if (other != nullptr && other->action.id != tracked->action.undoes) return InTheWay(*other);
+  if (const std::string why = NotAllowed(tracked->action).value_or(""); !why.empty()) {
+    return Disallowed(tracked->action, why);
+  }
   if (tracked->step_given && tracked->action.apply_at_step <= now.step) {
     return absl::FailedPreconditionError(absl::StrCat("apply_at_step = ", tracked->action.apply_at_step,
                                                       " has passed: the run's newest step is ", now.step));

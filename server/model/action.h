@@ -86,7 +86,10 @@ struct Action {
   std::string alert_key;
   std::string undoes;  // Id of the action that this one takes back; empty = none.
   ActionState state = ActionState::kNone;
-  std::vector<ActionChange> history;  // Oldest first; <= 64
+  std::vector<ActionChange> history;  // Oldest first; <= 64.
+  // While it is proposed: why the trainer would refuse it as things stand; <= 256 bytes.
+  // Empty = it can be approved, or not all of its ranks have said what they can apply.
+  std::string not_allowed;
 };
 
 // What a person asked, checked for form only; through the log.

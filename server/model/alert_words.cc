@@ -259,6 +259,7 @@ std::string FirstThingIn(const std::string& advice) {
 std::string DoText(const AlertTransition& alert, const std::string& link) {
   if (alert.state == AlertState::kResolved) return "Nothing: it is over.";
   const std::string& advice = alert.advice;
+  if (absl::StartsWith(advice, kOnTrialWords)) return kOnTrialWords;
   const std::string on = link.empty() ? "" : absl::StrCat(": ", link, " or");
   if (const size_t at = advice.find(kProposedWords); at != std::string::npos) {
     const size_t begin = at + std::string_view(kProposedWords).size();
@@ -279,6 +280,16 @@ std::string DoText(const AlertTransition& alert, const std::string& link) {
     const size_t end = advice.find(" (action ", begin);
     if (end != std::string::npos) {
       return absl::StrCat("Wait: the policy applies ", ActionWords(advice.substr(begin, end - begin)), ".");
+    }
+  }
+  if (const size_t at = advice.find(kNotAllowedWords); at != std::string::npos) {
+    const size_t begin = at + std::string_view(kNotAllowedWords).size();
+    const size_t end = advice.find(" (action ", begin);
+    const size_t why = end == std::string::npos ? end : advice.find("): ", end);
+    if (why != std::string::npos) {
+      const std::string first = at == 0 ? "" : absl::StrCat(FirstThingIn(advice), " ");
+      return absl::StrCat(first, kNotAllowedWords, ActionWords(advice.substr(begin, end - begin)), ", since ",
+                          FirstSentence(advice.substr(why + 3)));
     }
   }
   return FirstThingIn(advice);

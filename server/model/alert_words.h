@@ -20,6 +20,9 @@ namespace bellwether::server {
 
 // How an advice tells of an action that waits (server/act/proposals.h), and of one that need not.
 inline constexpr char kProposedWords[] = "Proposed: ";
+// Of one that the trainer would refuse as things stand.
+inline constexpr char kNotAllowedWords[] = "Cannot be approved: ";
+inline constexpr char kOnTrialWords[] = "Nothing for now: the repair is on trial, and its effect is judged soon.";
 inline constexpr char kOnItsWayWords[] = "On its way by the policy: ";
 // Since when heads of an alert are under repair, in its summary.
 inline constexpr char kUnderRepair[] = "under repair since step ";

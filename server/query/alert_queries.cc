@@ -10,12 +10,27 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/act/proposals.h"
+#include "server/model/alert_words.h"
 #include "server/query/convert.h"
 #include "server/query/query_engine.h"
 #include "server/query/sibling_view.h"
 #include "server/util/status_macros.h"
 
 namespace bellwether::server {
+namespace {
+
+void ShowAdviceNow(AlertTransition last, const std::vector<Action>& actions, const RunSnapshotPtr& run,
+                   v1::Transition* shown) {
+  if (run != nullptr && run->record.ended) {
+    HideEndedProposals(last.run_name, actions, &last.advice);  // What was on trial stays so.
+  } else {
+    last.advice = AdviceNow(actions, last);
+  }
+  shown->set_advice(last.advice);
+  shown->set_do_first(DoText(last, /*link=*/""));
+}
+
+}  // namespace
 
 absl::StatusOr<v1::ListAlertsResponse> QueryEngine::ListAlerts(const v1::ListAlertsRequest& request,
                                                                const CallContext& context) const {
@@ -39,13 +54,14 @@ absl::StatusOr<v1::ListAlertsResponse> QueryEngine::ListAlerts(const v1::ListAle
     *response.add_alerts() = ToProto(alert, *stores_.runs);
     v1::Alert* const shown = response.mutable_alerts(response.alerts_size() - 1);
     HideSiblings(stores_, context.grant.get(), alert.last.run, shown);
-    if (!SpeaksOfProposals(alert.last.advice)) continue;
+    const bool is_open = alert.last.state == AlertState::kFiring && !alert.muted;
+    if (!is_open && !SpeaksOfProposals(alert.last.advice)) continue;
     const auto [known, is_new] = actions.try_emplace(alert.last.run);
     if (is_new) {
       BW_RETURN_IF_ERROR(Check(context));
       if (auto read = stores_.actions->List(alert.last.run); read.ok()) known->second = *std::move(read);
     }
-    HideEndedProposals(alert.last.run_name, known->second, shown->mutable_last()->mutable_advice());
+    ShowAdviceNow(alert.last, known->second, named, shown->mutable_last());
   }
   return response;
 }
@@ -79,7 +95,7 @@ absl::StatusOr<v1::GetAlertResponse> QueryEngine::GetAlert(const v1::GetAlertReq
   HideSiblings(stores_, context.grant.get(), run->record.id, response.mutable_alert());
 
   BW_ASSIGN_OR_RETURN(const std::vector<Action> actions, stores_.actions->List(run->record.id));
-  HideEndedProposals(run->record.description.name, actions, response.mutable_alert()->mutable_last()->mutable_advice());
+  ShowAdviceNow(alert.last, actions, run, response.mutable_alert()->mutable_last());
   for (const Action& action : actions) {
     if (action.alert_key == request.key()) *response.add_actions() = ToProto(action, run->record.description.uuid);
   }

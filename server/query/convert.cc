@@ -6,6 +6,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "server/model/alert_words.h"
 
 namespace bellwether::server {
 namespace {
@@ -153,6 +154,7 @@ v1::Transition ToProto(const AlertTransition& transition, const RunTable& runs) 
   proto.set_summary(renamed ? absl::StrCat(proto.run(), ": ", transition.summary.substr(before.size()))
                             : transition.summary);
   proto.set_advice(transition.advice);
+  proto.set_do_first(DoText(transition, /*link=*/""));
   proto.set_time_unix_ns(transition.time_unix_ns);
   proto.set_siblings(transition.siblings);
   return proto;
@@ -193,6 +195,7 @@ v1::Action ToProto(const Action& action, const RunUuid& uuid) {
   proto.set_asked_by(action.asked_by);
   proto.set_alert_key(action.alert_key);
   proto.set_state(static_cast<v1::ActionState>(action.state));
+  proto.set_not_allowed(action.not_allowed);
   for (const ActionChange& change : action.history) {
     v1::ActionChange* const to = proto.add_history();
     to->set_state(static_cast<v1::ActionState>(change.state));

@@ -24,6 +24,8 @@ constexpr uint8_t kRecordVersion<RunRecord> =
 template <>
 constexpr uint8_t kRecordVersion<BaselinePercentiles> = 2;  // 1 had no own signals.
 template <>
+constexpr uint8_t kRecordVersion<Action> = 2;  // 1 had no not_allowed.
+template <>
 constexpr uint8_t kRecordVersion<Database::AlertNote> = 2;  // 1 had no false alarms.
 constexpr uint8_t kJudgeStateVersion = 1;
 constexpr uint8_t kRunRowsVersion = 2;  // 1 had no own signals.
@@ -283,6 +285,7 @@ void Describe(Archive& ar, Action& a) {
     to.Field(change.reason);
     to.Field(change.step);
   });
+  if (ar.version() >= 2) ar.Field(a.not_allowed);
 }
 
 template <typename Archive>
@@ -344,6 +347,8 @@ uint8_t VersionOf(const RunRecord& run) {
   if (run.frames_stripped > 0) return 4;
   return run.import_of.empty() ? 2 : 3;
 }
+
+uint8_t VersionOf(const Action& action) { return action.not_allowed.empty() ? 1 : 2; }
 
 uint8_t VersionOf(const BaselinePercentiles& bands) { return bands.own.empty() ? 1 : 2; }
 

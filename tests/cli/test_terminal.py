@@ -190,13 +190,13 @@ def test_watched_alerts_stand_below_each_other(server: Server) -> None:
     at = lines[0].index("STATE")
     told = [line for line in lines[1:] if line.startswith("20") and ILL in line]
     assert told and all(line[at:].split()[0] in ("firing", "resolved") for line in told)
-    assert "advice: " in text and f"{ILL}: " not in text
+    assert "do: " in text and f"{ILL}: " not in text
 
 
-def test_one_frame_of_a_run_has_its_advice(server: Server) -> None:
+def test_one_frame_of_a_run_says_what_to_do(server: Server) -> None:
     text = shown(server, 80, "run", "watch", ILL, "--once")
-    advice = server.json("alert", "list", "--run", ILL, "--firing")["alerts"]
-    assert any(folded(f"do: {each['last']['advice']}") in folded(text) for each in advice)
+    alerts = server.json("alert", "list", "--run", ILL, "--firing")["alerts"]
+    assert any(folded(f"do: {each['last']['do_first']}") in folded(text) for each in alerts)
     assert f"{ILL}: " not in text
 
 

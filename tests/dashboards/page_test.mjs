@@ -326,7 +326,10 @@ const checks = {
     await page.route('**/api/v1/ListAlerts', async (route) => {
       const response = await route.fetch();
       const answer = await response.json();
-      for (const { last } of answer.alerts) last.advice = 'Stop, or go back to a checkpoint. Take the newest one from before step 1900. Then centre the keys.';
+      for (const { last } of answer.alerts) {
+        last.do_first = 'Stop, or go back to a checkpoint.';
+        last.advice = `${last.do_first} Take the newest one from before step 1900. Then centre the keys.`;
+      }
       await route.fulfill({ response, json: answer });
     });
     const says = async (words) => {
@@ -340,6 +343,26 @@ const checks = {
     await says('Checkpoint: the last one from before step 1,900 was saved at step 1,800 (runs/a/step-1800).');
     events = [saved(1500, 'step 1500')];
     await says('Checkpoint: the last one from before step 1,900 was saved at step 1,500.');
+    assert.deepEqual(await breaches(page), []);
+    await page.unrouteAll({ behavior: 'ignoreErrors' });
+    await page.close();
+    await server.stop();
+  },
+
+  async 'an action that the job forbids has no button'() {
+    const server = await start('ill');
+    const page = await open(server, '');
+    await page.route('**/api/v1/ListActions', async (route) => {
+      const response = await route.fetch();
+      const answer = await response.json();
+      for (const action of answer.actions) action.not_allowed = 'rank 0 did not allow it: attach(allow={"attention.center_k"})';
+      await route.fulfill({ response, json: answer });
+    });
+    await page.goto(`http://127.0.0.1:${server.port}/#/run/gpt2-small%2Fbf16-fa2`);
+    const verdict = page.locator('.verdict');
+    await verdict.locator('text=/^Cannot be approved: centre the keys, layer 1: rank 0 did not allow it: attach/').waitFor();
+    assert.deepEqual(await verdict.locator('button.primary').allTextContents(), ['Acknowledge']);
+    assert.equal(await page.locator('button:has-text("Approve")').count(), 0);
     assert.deepEqual(await breaches(page), []);
     await page.unrouteAll({ behavior: 'ignoreErrors' });
     await page.close();

@@ -72,7 +72,8 @@ def test_an_ill_run_is_told_as_the_server_has_it(
     )  # fmt: skip
     assert first["advice"] == last["advice"] and f"{ILL}: {first['summary']}" == last["summary"]
     assert [each["signal"] for each in first["evidence"]] == [each["signal"] for each in last["evidence"]]
-    assert found["do"][0] == {"alert": first["key"], "text": first["advice"], "command": None}
+    assert found["do"][0] == {"alert": first["key"], "text": first["do"], "command": None}
+    assert first["do"] and first["advice"].startswith(first["do"])
     assert found["page"] == f"http://{server.http}/#/run/{ILL}"  # A token stays out of logs.
 
 

@@ -165,19 +165,20 @@ def test_advice_that_becomes_to_stop_is_told_once(
     owner: Owner, caplog: pytest.LogCaptureFixture
 ) -> None:
     ill, lost, lost_at_once = (alert(key, "CRITICAL") for key in "aab")
-    ill["last"].update(stage=3, advice="Clip the named heads (qk.clip). It rescales W_Q and W_K.")
+    clip, stop = "Clip the named heads (qk.clip).", "Stop, or go back to a checkpoint."
+    ill["last"].update(stage=3, advice=f"{clip} It rescales W_Q and W_K.", do_first=clip)
     for each in (lost, lost_at_once):
-        each["last"].update(stage=5, advice="Stop, or go back to a checkpoint. Take the newest.")
-    more = "Cause: logit growth. More: python -m bellwether explain mine"
-    stop = more.replace("More", "Do: Stop, or go back to a checkpoint. More")
+        each["last"].update(stage=5, advice=f"{stop} Take the newest.", do_first=stop)
+    more = "Cause: logit growth. Do: {}. More: python -m bellwether explain mine"
+    clip, stop = more.format(clip[:-1]), more.format(stop[:-1])
     Answers.alerts = [ill]
     shown = begun(owner)
     asked_again()
-    lines = [f"CRITICAL mine: a is ill. {more}"]
+    lines = [f"CRITICAL mine: a is ill. {clip}"]
     assert told(caplog) == lines
     Answers.alerts = [lost, lost_at_once]
     asked_again()
-    lines += [f"NOW CRITICAL mine: a is ill. {stop}", f"CRITICAL mine: b is ill. {stop}"]
+    lines += [f"CRITICAL mine: a is ill. {stop}", f"CRITICAL mine: b is ill. {stop}"]
     assert told(caplog) == lines
     Answers.alerts = [ill, lost_at_once]
     asked_again()

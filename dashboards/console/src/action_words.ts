@@ -55,6 +55,11 @@ export function waiting(actions: Action[], key: string): Action | undefined {
   return proposed.find((action) => action.alert_key === key) ?? proposed.find((action) => action.alert_key === '');
 }
 
+/** Why what is proposed cannot be approved; '' = it can. */
+export function notAllowedWords(action: Action): string {
+  return action.not_allowed ? `Cannot be approved: ${actionTitle(action)}, ${scopeOf(action)}: ${action.not_allowed}.` : '';
+}
+
 function newestIn(states: string[], actions: Action[], key: string): Action | undefined {
   const isOf = ({ state, alert_key }: Action) => states.includes(stateOf(state)) && (alert_key === key || alert_key === '');
   return actions.filter(isOf).pop();
@@ -63,11 +68,6 @@ function newestIn(states: string[], actions: Action[], key: string): Action | un
 /** The newest action about an alert that a person or the policy approved and that the trainer has not answered. */
 export function underWay(actions: Action[], key: string): Action | undefined {
   return newestIn(['approved', 'sent'], actions, key);
-}
-
-/** The newest action about an alert whose effect is not judged yet. */
-export function onTrial(actions: Action[], key: string): Action | undefined {
-  return newestIn(['applied'], actions, key);
 }
 
 /** "Approved by kim, 01:09: centre the keys, layer 1. The trainer applies it between two steps." */

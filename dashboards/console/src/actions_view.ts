@@ -98,6 +98,7 @@ export class ActionsView {
       labelled('Expected', action.expected_effect),
       labelled('Cost', action.cost),
       ended ? null : labelled('Waits', expiryWords(action)),
+      labelled('Cannot be approved', action.not_allowed),
       action.alert_key ? h('p', { class: 'muted small' }, `For alert ${action.alert_key}`) : null,
       h('ol', { class: 'history' }, ...action.history.map(changeItem)),
       h('div', { class: 'buttons' }, ...this.decisions(action, ended).map((verb) => this.button(verb, run, action))));
@@ -107,7 +108,7 @@ export class ActionsView {
   private decisions(action: Action, ended: boolean): Decision[] {
     if (ended || !caller.may_act) return [];
     const state = stateOf(action.state);
-    if (state === 'proposed') return ['Approve', 'Reject'];
+    if (state === 'proposed') return action.not_allowed ? ['Reject'] : ['Approve', 'Reject'];
     const holds = ['applied', 'helped', 'kept'].includes(state);
     return holds && undoable.has(plain(action.kind, 'ACTION_KIND_')) && !action.undoes ? ['Undo'] : [];
   }

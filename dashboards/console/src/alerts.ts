@@ -40,6 +40,11 @@ export function alertName(alert: Alert): string {
   return names[alert.last.rule] ?? 'BellwetherAlert';
 }
 
+/** What to do first, and what more the advice says. */
+export function firstAndRest({ do_first, advice }: Alert['last']): [first: string, rest: string] {
+  return advice.startsWith(do_first) ? [do_first, advice.slice(do_first.length).trim()] : [do_first, advice];
+}
+
 /** What alerts hold a signal against, firing ones first; undefined = nothing. */
 export function toldThreshold(alerts: Alert[], signal: string): number | undefined {
   const all = [...alerts.filter(counts), ...alerts].flatMap((a) => a.last.evidence);

@@ -192,7 +192,8 @@ export class AlertsPage {
     const left = run && !run.ended && counts(alert) && last.stage < 5 ? leftOf(run, alert, seconds) : null;
     const proposal = isQuiet ? undefined : waiting(this.proposals.of(last.run), last.key);
     const link = formatRoute({ ...routeOf(last.run), alert: last.key });
-    const waits = proposal ? h('a', { href: link }, `${actionTitle(proposal)}, ${scopeOf(proposal)}`) : '–';
+    const allowed = proposal?.not_allowed ? ' (not allowed by the job)' : '';
+    const waits = proposal ? h('a', { href: link }, `${actionTitle(proposal)}, ${scopeOf(proposal)}${allowed}`) : '–';
     const small = (words: string) => h('div', { class: 'muted small' }, words);
     return h('tr', { class: isQuiet ? 'ended' : `ill ${severity}` },
       h('td', {}, h('span', { class: `badge ${isQuiet ? 'stage-ended' : `sev-${severity}`}` }, mood)),

@@ -1,10 +1,10 @@
 // What was concluded, on what evidence, and what to do.
-import { counts, headName, inOrder, isFiring, leading, severityOf } from './alerts';
+import { counts, firstAndRest, headName, inOrder, isFiring, leading, severityOf } from './alerts';
 import { api, num } from './api';
 import { stageBadge } from './badges';
 import { caller, whyNot } from './caller';
 import { Openings, fill, focusIn, h, labelled, tableHead } from './dom';
-import { ago, firstSentence, integer, number } from './format';
+import { ago, integer, number } from './format';
 import { findSignal, termOf } from './signals';
 import { Signing } from './signing';
 import { silencer } from './silences';
@@ -161,7 +161,7 @@ export class AlertsView {
   /** What to do; of the alert in the verdict that is said there. */
   private advice(alert: Alert): (HTMLElement | null)[] {
     if (alert === leading(this.drawn[1])) return [];
-    const [first, rest] = firstSentence(alert.last.advice);
+    const [first, rest] = firstAndRest(alert.last);
     if (rest === '') return [labelled('Do', first)];
     const more = this.openings.details(`advice ${alert.last.key}`, false, { class: 'more' },
       h('summary', {}, 'more'), h('p', { class: 'advice' }, rest));

@@ -79,12 +79,6 @@ export function optionText(name: string, value: string): string {
   return amountOf(name, Number(value));
 }
 
-/** The first sentence of a text, and the rest. */
-export function firstSentence(text: string): [first: string, rest: string] {
-  const end = /[.!?](?=\s+["“`(]?[A-Z])/.exec(text);
-  return end ? [text.slice(0, end.index + 1), text.slice(end.index + 1).trim()] : [text, ''];
-}
-
 export const stageNames = ['healthy', 'drift', 'ties and bias', 'norm growth', 'logits', 'loss'];
 
 export function stageName(stage: number): string {

@@ -1,11 +1,11 @@
 // The state of a run in one look: how bad it is, which head, since when, how long is left, and what to press.
-import { actionTitle, expiryWords, onTrial, repairWords, scopeOf, underWay, underWayWords, waiting } from './action_words';
-import { alertName, counts, headName, isFiring, isMuted, leading, severityOf, worstSeverity } from './alerts';
+import { actionTitle, expiryWords, notAllowedWords, repairWords, scopeOf, underWay, underWayWords, waiting } from './action_words';
+import { alertName, counts, firstAndRest, headName, isFiring, isMuted, leading, severityOf, worstSeverity } from './alerts';
 import { api, num } from './api';
 import { partlyJudged, silentFor, soundWords } from './badges';
 import { caller } from './caller';
 import { Openings, h, labelled, replaceIfOther } from './dom';
-import { duration, firstSentence, integer, number, stageName, stageNames } from './format';
+import { duration, integer, number, stageName, stageNames } from './format';
 import { leftOf, toldWords } from './left';
 import type { Checkpoint } from './run_events';
 import { findSignal, termOf } from './signals';
@@ -29,7 +29,6 @@ export interface VerdictFacts {
 }
 
 const evidenceMax = 4;
-const onTrialWords = 'Nothing for now: the repair is on trial, and its effect is judged soon.';
 const roundingRules = new Set(['drift', 'ties', 'norm']);
 /** Weights are pushed from this stage on. */
 const harmBegins = 3;
@@ -192,8 +191,6 @@ export class VerdictView {
     const others = more > 0 ? h('span', { class: 'small' }, ` + ${more} other head${more === 1 ? '' : 's'} in this alert`) : null;
     const title = [severity, stage > 0 ? `stage ${stage} of 5: ${stageName(stage)}` : '', harmWords(stage)];
     const isRounding = stage > 0 && (roundingRules.has(last.rule) || last.cause === 'rounding drift');
-    const isOnTrial = onTrial(actions, last.key) !== undefined && !run.ended;
-    const which = isOnTrial ? '' : checkpointWords(alert, checkpoint);
     return oneStop(box(`${severity}${run.ended ? ' ended' : ''}`,
       headline(title.filter((word) => word !== '').join(' · '), term(stage > 0 ? 'stage' : 'severity', 'verdict'),
         headName(last.layer, last.head), others),
@@ -205,18 +202,18 @@ export class VerdictView {
       this.deeds(run, alert, actions),
       h('ul', { class: 'why', 'aria-label': 'Evidence of the verdict' },
         ...shownEvidence(alert).map((e) => evidenceLine(e, alert, newest.get(evidenceKey(e))))),
-      this.advice(isOnTrial ? `${onTrialWords} ${last.advice}` : last.advice, last.key, which),
+      this.advice(alert, checkpointWords(alert, checkpoint)),
       notJudged(run)));
   }
 
-  /** The first sentence; the rest when it is asked for. */
-  private advice(text: string, key: string, checkpoint: string): HTMLElement | null {
-    if (text === '') return null;
-    const [first, rest] = firstSentence(text);
+  /** What comes first; the rest when it is asked for. */
+  private advice({ last }: Alert, checkpoint: string): HTMLElement | null {
+    const [first, rest] = firstAndRest(last);
+    if (first === '') return null;
     const line = h('p', { class: 'advice' }, h('strong', {}, 'Do: '), first);
     const which = labelled('Checkpoint', checkpoint);
     if (rest === '') return h('div', { class: 'do' }, line, which);
-    const more = this.openings.details(`advice ${key}`, false, { class: 'more' },
+    const more = this.openings.details(`advice ${last.key}`, false, { class: 'more' },
       h('summary', { 'data-focus': 'advice' }, 'more'), h('p', { class: 'advice' }, rest));
     return h('div', { class: 'do' }, line, which, more);
   }
@@ -229,11 +226,13 @@ export class VerdictView {
     const mayAct = caller.may_act;
     // What is proposed stops the push; where the advice is to stop, it is too late for that alone.
     const isLate = alert.last.advice.startsWith('Stop');
-    const approve = proposal && mayAct ? this.approver(proposal, !isLate) : null;
+    const refused = proposal ? notAllowedWords(proposal) : '';
+    const approve = proposal && mayAct && refused === '' ? this.approver(proposal, !isLate) : null;
     const approved = run.ended ? undefined : underWay(actions, key);
-    const proposed = proposal && !mayAct ? h('span', {}, `Proposed: ${actionTitle(proposal)}, ${scopeOf(proposal)}`) : null;
+    const proposed = refused !== '' ? h('p', { class: 'refused' }, refused)
+      : proposal && !mayAct ? h('span', {}, `Proposed: ${actionTitle(proposal)}, ${scopeOf(proposal)}`) : null;
     const expiry = proposal ? expiryWords(proposal) : '';
-    const cost = proposal?.cost ? h('span', { class: 'cost' }, `Cost: ${proposal.cost}`, expiry ? ` · ${expiry}` : '') : null;
+    const cost = proposal?.cost && refused === '' ? h('span', { class: 'cost' }, `Cost: ${proposal.cost}`, expiry ? ` · ${expiry}` : '') : null;
     const name = alertName(alert);
     const silence = (seconds: number) =>
       this.signing.sign('Silence', () => api.silence(this.name, key, seconds));

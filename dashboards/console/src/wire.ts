@@ -183,6 +183,7 @@ export interface Transition {
   time_unix_ns: string;
   siblings: string;
   imported: boolean;
+  do_first: string;
 }
 
 export interface LayerHead {
@@ -242,6 +243,7 @@ export interface Action {
   state: ActionState;
   history: ActionChange[];
   undoes: string;
+  not_allowed: string;
 }
 
 export interface ActionChange {

@@ -514,13 +514,31 @@ TEST(ActionEngineTest, DisallowedRungIsSkippedForAnAllowedOne) {
   EXPECT_EQ(r.At(1).state, ActionState::kApproved);
 }
 
-TEST(ActionEngineTest, ApprovedActionTheTrainerDisallowsIsRefused) {
+TEST(ActionEngineTest, ActionTheTrainerDisallowsCannotBeApproved) {
   ActRun r(DefaultPolicy());
   r.Hello(0, 0);
   ASSERT_TRUE(r.Propose(CenterAll()).ok());
-  ASSERT_TRUE(r.Ask(Verb::kApprove, r.Id(1)).ok());
-  EXPECT_EQ(r.At(1).state, ActionState::kRefused);
-  EXPECT_THAT(r.At(1).history.back().reason, HasSubstr("did not allow attention.center_k"));
+  const absl::Status refused = r.Ask(Verb::kApprove, r.Id(1));
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("attach(allow={\"attention.center_k\"})"));
+  EXPECT_EQ(r.At(1).state, ActionState::kProposed) << "nothing is lost by asking";
+  EXPECT_THAT(r.At(1).not_allowed, HasSubstr("did not allow attention.center_k"));
+  EXPECT_TRUE(r.Ask(Verb::kReject, r.Id(1)).ok());
+  EXPECT_EQ(r.At(1).not_allowed, "");
+}
+
+TEST(ActionEngineTest, ProposalFollowsWhatTheNextAttemptAllows) {
+  ActRun r(DefaultPolicy());
+  r.Hello(0, 0);
+  ASSERT_TRUE(r.Propose(CenterAll()).ok());
+  const std::string saved = r.engine->Save();
+  ASSERT_TRUE(r.engine->Restore(saved));
+  EXPECT_THAT(r.At(1).not_allowed, HasSubstr("did not allow")) << "a recovery keeps it";
+  r.run.attempt = 2;
+  r.Hello();
+  EXPECT_EQ(r.At(1).not_allowed, "");
+  EXPECT_EQ(r.changed.back().history.back().reason, "the trainer can apply it now");
+  EXPECT_TRUE(r.Ask(Verb::kApprove, r.Id(1)).ok());
 }
 
 TEST(ActionEngineTest, NextRungFollowsATrainersRefusal) {

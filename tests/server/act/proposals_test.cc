@@ -9,6 +9,9 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "server/model/alert_words.h"
+
 namespace bellwether::server {
 namespace {
 
@@ -75,6 +78,35 @@ TEST(ProposalsTest, DecidedProposalsAreRemovedFromAdvice) {
   HideEndedProposals("r", {Centring("aa-2", ActionState::kApproved)}, &advice);
   EXPECT_EQ(advice, "Centre the keys.");
   EXPECT_FALSE(SpeaksOfProposals(advice));
+}
+
+TEST(ProposalsTest, ProposalTheJobForbidsHasNoCommand) {
+  AlertTransition transition;
+  transition.run_name = "r";
+  transition.key = "drift/3/5/1200";
+  transition.advice = "Switch.";
+  Action action = Centring("aa-1", ActionState::kProposed);
+  action.not_allowed = "rank 0 did not allow attention.center_k";
+  AddProposals({action}, *DefaultPolicy(), &transition);
+  const std::string words =
+      "Switch. Cannot be approved: attention.center_k of layer 3 (action aa-1): rank 0 did not allow "
+      "attention.center_k.";
+  EXPECT_EQ(transition.advice, words);
+  EXPECT_EQ(AdviceNow({action}, transition), words);
+  action.not_allowed.clear();
+  EXPECT_THAT(AdviceNow({action}, transition),
+              HasSubstr("Switch. Proposed: attention.center_k of layer 3; `bellwether"));
+  action.state = ActionState::kRefused;
+  EXPECT_EQ(AdviceNow({action}, transition), "Switch.");
+}
+
+TEST(ProposalsTest, RepairOnTrialIsToBeWaitedFor) {
+  AlertTransition transition;
+  transition.key = "drift/3/5/1200";
+  transition.state = AlertState::kFiring;
+  transition.advice = "Stop.";
+  EXPECT_EQ(AdviceNow({Centring("aa-1", ActionState::kApplied)}, transition), absl::StrCat(kOnTrialWords, " Stop."));
+  EXPECT_EQ(AdviceNow({Centring("aa-1", ActionState::kHelped)}, transition), "Stop.");
 }
 
 TEST(ProposalsTest, ProposalsOfOtherAlertsOrStatesAddNothing) {

@@ -9,6 +9,7 @@
 #include <cmath>
 #include <limits>
 
+#include "absl/strings/str_cat.h"
 #include "bellwether/signal_title.h"
 
 namespace bellwether::server {
@@ -130,6 +131,14 @@ TEST(AlertWordsTest, OneThingToDoIsTold) {
   alert.advice += " On its way by the policy: attention.mode hp of layer 1 (action 4a9d6c8a-1).";
   EXPECT_EQ(DoText(alert, ""),
             "Wait: the policy applies \"switch the attention mode\" (attention.mode hp of layer 1).");
+  alert.advice =
+      "Switch to hp. Cannot be approved: attention.center_k of layer 1 (action 4a9d6c8a-1): rank 0 did not allow it. "
+      "More.";
+  EXPECT_EQ(DoText(alert, "http://page"),
+            "Switch to hp. Cannot be approved: \"centre the keys\" (attention.center_k of layer 1), since rank 0 did "
+            "not allow it.");
+  alert.advice = absl::StrCat(kOnTrialWords, " Switch to hp.");
+  EXPECT_EQ(DoText(alert, "http://page"), kOnTrialWords);
   alert.state = AlertState::kResolved;
   EXPECT_EQ(DoText(alert, "http://page"), "Nothing: it is over.");
 }

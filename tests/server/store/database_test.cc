@@ -87,7 +87,8 @@ Action FullAction(const std::string& id, size_t changes) {
                 .cost = "little",
                 .asked_by = "alice",
                 .alert_key = "drift/3/5/100",
-                .undoes = "x-1"};
+                .undoes = "x-1",
+                .not_allowed = "rank 0 did not allow it"};
   for (size_t i = 0; i < changes; ++i) {
     action.state = static_cast<ActionState>(1 + i % 11);
     action.history.push_back({action.state, static_cast<int64_t>(i), "bob", "because", static_cast<int64_t>(10 * i)});

@@ -1,6 +1,7 @@
-"""The lines that a training script's terminal has of its run: a line where an illness becomes a
-warning, a line at each rise of it, and how it ended.  Where the loss is lost or the advice becomes
-to stop there is one, too, with that advice.
+"""The lines that a training script's terminal has of its run.
+
+An illness has a line where it becomes a warning and one at each rise, each with what to do first.
+So has a loss that is lost, an advice that becomes to stop, and the end of the run.
 
 A daemon thread asks the server now and then, and the training is never waited for.  At the end it
 asks once more, for half a second at most.
@@ -149,7 +150,7 @@ class Terminal:
                 self._told_lost.add(key)
             self._lines += 1
             if self._lines <= LINES_MAX:
-                log.warning(alert_line(last, rose=told > 0, page=self._page_of_others()))
+                log.warning(alert_line(last, rose=0 < told < severity, page=self._page_of_others()))
             elif self._lines == LINES_MAX + 1:
                 log.warning(f"more alerts than {LINES_MAX}: the others are on the page only")
 
@@ -192,8 +193,9 @@ def alert_line(last: dict[str, Any], rose: bool, page: str = "") -> str:
     named = f" Cause: {cause}." if cause and cause != "unknown" else ""
     run = files.one_line(last.get("run", ""))
     at = f" --page {page}" if page else ""
-    first = files.one_line(last.get("advice", "")).partition(". ")[0].rstrip(".")
-    do = f" Do: {short(first)}." if first and is_lost(last) else ""
+    # A server of before says its advice only.
+    first = files.one_line(last.get("do_first") or last.get("advice", "").partition(". ")[0])
+    do = f" Do: {short(first).rstrip('.')}." if first else ""
     sentence = short(without_run(last)).rstrip(".")
     return (
         f"{'NOW ' if rose else ''}{severity} {run}: {sentence}.{named}{do}"

@@ -109,6 +109,7 @@ def _alert(told: Mapping[str, Any], actions: list[dict[str, Any]]) -> dict[str, 
         "first_step": last["first_step"],
         "step": last["step"],
         "summary": without_run(last),
+        "do": last.get("do_first", ""),
         "advice": last["advice"],
         "eta": _eta(last["eta"]),
         "evidence": [_evidence(each) for each in last["evidence"]],
@@ -123,6 +124,7 @@ def _action(told: Mapping[str, Any]) -> dict[str, Any]:
         "id": told["id"],
         "kind": JSON_KINDS.get(told["kind"], told["kind"]),
         "state": word(told["state"]),
+        "not_allowed": told.get("not_allowed", ""),
     }
 
 
@@ -132,15 +134,18 @@ def _to_do(run: str, ended: bool, alerts: list[dict[str, Any]]) -> list[dict[str
     for alert in alerts:
         if alert["state"] != "firing" or alert["false_alarm"] is not None:
             continue
-        if alert["advice"]:
-            found.append({"alert": alert["key"], "text": alert["advice"], "command": None})
+        first = alert["do"] or alert["advice"]
+        if first:
+            found.append({"alert": alert["key"], "text": first, "command": None})
         for action in alert["actions"]:
-            if action["state"] == "proposed" and not ended:
-                words = ["bellwether", "action", "approve", run, action["id"]]
-                text = f"approve what is proposed: {action['kind']}"
-                found.append(
-                    {"alert": alert["key"], "text": text, "command": shlex.join(words)}
-                )  # fmt: skip
+            if action["state"] != "proposed" or action["not_allowed"] or ended:
+                continue
+            command = shlex.join(["bellwether", "action", "approve", run, action["id"]])
+            if f" {action['id']}`" in first:
+                found[-1]["command"] = command
+                continue
+            text = f"approve what is proposed: {action['kind']}"
+            found.append({"alert": alert["key"], "text": text, "command": command})
     return found
 
 
@@ -238,6 +243,8 @@ def _in_words(told: Mapping[str, Any]) -> str:
         cause = f" [{alert['cause']}]" if alert["cause"] not in ("", "unknown") else ""
         lines += ["", f"{', '.join(marks)}: {alert['summary']}{cause}"]
         lines += [f"  why: {_why(each)}" for each in alert["evidence"][:_EVIDENCE_MAX]]
+        more = alert["state"] == "firing" and alert["advice"] not in ("", alert["do"])
+        lines += [f"  advice: {alert['advice']}"] * more
     for number, each in enumerate(told["do"]):
         lines += [""] * (number == 0) + [f"do: {each['text']}"]
         lines += [f"    {each['command']}"] * bool(each["command"])
