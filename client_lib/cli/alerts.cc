@@ -2,10 +2,7 @@
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
-#include <iostream>
-#include <map>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <set>
 #include <string>
 #include <utility>
@@ -48,43 +45,12 @@ std::string Notes(const v1::Alert& alert, bool with_owner) {
 }
 
 // What a terminal has room for; the summary, below, says the rule and the place as well.
-std::vector<std::string> Texts() { return {"OWNER", "WAITING", "NOTES", "SUMMARY", "ADVICE"}; }
-
-// By run and key: what is proposed for an alert and waits for a word.
-using Proposals = std::map<std::pair<std::string, std::string>, std::vector<v1::Action>>;
-
-// Of the alerts that fire.  Who may not see them is shown none, and neither is who has too many runs.
-Proposals AskProposals(Connection* connection, const std::vector<const v1::Alert*>& alerts) {
-  constexpr size_t kRunsAsked = 20;  // As many as the page asks for.
-  std::set<std::string> runs;
-  for (const v1::Alert* const alert : alerts) {
-    const bool acts = alert->last().state() == v1::ALERT_STATE_FIRING && !alert->muted();
-    if (acts && runs.size() < kRunsAsked) runs.insert(alert->last().run());
-  }
-  Proposals proposals;
-  for (const std::string& run : runs) {
-    v1::ListActionsRequest request;
-    request.set_run(run);
-    v1::ListActionsResponse response;
-    grpc::ClientContext context;
-    connection->Prepare(&context);
-    if (!connection->stub().ListActions(&context, request, &response).ok()) continue;
-    for (const v1::Action& action : response.actions()) {
-      if (action.state() == v1::ACTION_STATE_PROPOSED) proposals[{run, action.alert_key()}].push_back(action);
-    }
-  }
-  return proposals;
-}
-
-std::vector<v1::Action> WaitingFor(const Proposals& proposals, const v1::Alert& alert) {
-  const auto found = proposals.find({alert.last().run(), alert.last().key()});
-  return found == proposals.end() ? std::vector<v1::Action>() : found->second;
-}
+std::vector<std::string> Texts() { return {"OWNER", "WAITING", "NOTES", "SUMMARY", "DO"}; }
 
 // "attention.center_k, L1 H2 (6f1b0a2c-3)"; where there is nothing to say: for people nothing, else "-".
-std::string WaitingText(const std::vector<v1::Action>& waiting) {
+std::string WaitingText(const v1::Alert& alert) {
   std::string text;
-  for (const v1::Action& action : waiting) {
+  for (const v1::Action& action : alert.proposed()) {
     text += (text.empty() ? "" : "; ") + ActionText(action) + (action.not_allowed().empty() ? "" : ", not allowed");
   }
   return text.empty() && !ForPeople() ? "-" : text;
@@ -105,7 +71,7 @@ Table AlertTable() {
                       "NOTES", "SUMMARY"}};
 }
 
-std::vector<Cell> AlertRow(const v1::Alert& alert, const std::vector<v1::Action>& waiting) {
+std::vector<Cell> AlertRow(const v1::Alert& alert) {
   const v1::Transition& last = alert.last();
   const int colour = alert.muted() ? -1 : Colour(last);
   if (ForPeople()) {
@@ -117,7 +83,7 @@ std::vector<Cell> AlertRow(const v1::Alert& alert, const std::vector<v1::Action>
             EtaText(last.eta()),
             last.key(),
             OwnerText(alert),
-            WaitingText(waiting),
+            WaitingText(alert),
             Notes(alert, false),
             SummaryText(last)};
   }
@@ -131,32 +97,16 @@ std::vector<Cell> AlertRow(const v1::Alert& alert, const std::vector<v1::Action>
           EtaText(last.eta()),
           last.key(),
           OwnerText(alert),
-          WaitingText(waiting),
+          WaitingText(alert),
           Notes(alert, false),
           last.summary()};
 }
 
-ExitCode PrintAlert(Cli* cli, Connection* connection, const v1::Alert& alert) {
+ExitCode PrintAlert(Cli* cli, const v1::Alert& alert) {
   Table table = AlertTable();
-  if (cli->output.format == Format::kTable || cli->output.format == Format::kCsv) {
-    table.rows.push_back(AlertRow(alert, WaitingFor(AskProposals(connection, {&alert}), alert)));
-  }
+  table.rows.push_back(AlertRow(alert));
   Print(cli->output, table, alert);
   return kOk;
-}
-
-// The answer with what waits for each alert, as JSON or YAML.
-void PrintWithWaiting(const OutputOptions& options, const v1::ListAlertsResponse& response,
-                      const Proposals& proposals) {
-  auto tree = nlohmann::ordered_json::parse(ToJson(response, false));
-  for (int i = 0; i < response.alerts_size(); ++i) {
-    auto waiting = nlohmann::ordered_json::array();
-    for (const v1::Action& action : WaitingFor(proposals, response.alerts(i))) {
-      waiting.push_back(nlohmann::ordered_json::parse(ToJson(action, false)));
-    }
-    tree["alerts"][static_cast<size_t>(i)]["waiting"] = std::move(waiting);
-  }
-  std::cout << (options.format == Format::kJson ? tree.dump(2) + "\n" : ToYaml(tree.dump()));
 }
 
 struct ListAlertsOptions {
@@ -173,22 +123,14 @@ ExitCode ListAlerts(Cli* cli, const ListAlertsOptions& options) {
   request.set_severity_min(options.severity);
   request.set_limit(options.limit);
   return CallAndPrint<v1::ListAlertsRequest, v1::ListAlertsResponse>(
-      cli, &v1::Query::Stub::ListAlerts, request,
-      [cli, &options](Connection* connection, const v1::ListAlertsResponse& response) {
-        std::vector<const v1::Alert*> alerts;
-        for (const v1::Alert& alert : response.alerts()) alerts.push_back(&alert);
-        const Proposals proposals = AskProposals(connection, alerts);
+      cli, &v1::Query::Stub::ListAlerts, request, [cli, &options](const v1::ListAlertsResponse& response) {
         Table table = AlertTable();
         bool firing = false;
         for (const v1::Alert& alert : response.alerts()) {
-          table.rows.push_back(AlertRow(alert, WaitingFor(proposals, alert)));
+          table.rows.push_back(AlertRow(alert));
           firing = firing || (alert.last().state() == v1::ALERT_STATE_FIRING && !alert.muted());
         }
-        if (cli->output.format == Format::kJson || cli->output.format == Format::kYaml) {
-          PrintWithWaiting(cli->output, response, proposals);
-        } else {
-          Print(cli->output, table, response);
-        }
+        Print(cli->output, table, response);
         ComplainOf(response.unanswered(), "alerts stand here without people's notes");
         return options.exit_code && firing ? kFindings : kOk;
       });
@@ -370,7 +312,7 @@ ExitCode Acknowledge(Cli* cli, const RecordOptions& options) {
   request.set_comment(options.comment);
   return CallAndPrint<v1::AcknowledgeAlertRequest, v1::Alert>(
       cli, &v1::Query::Stub::AcknowledgeAlert, request,
-      [cli](Connection* connection, const v1::Alert& alert) { return PrintAlert(cli, connection, alert); });
+      [cli](const v1::Alert& alert) { return PrintAlert(cli, alert); });
 }
 
 ExitCode Silence(Cli* cli, const RecordOptions& options) {
@@ -381,8 +323,7 @@ ExitCode Silence(Cli* cli, const RecordOptions& options) {
   request.set_comment(options.comment);
   request.set_seconds(static_cast<uint32_t>(std::chrono::ceil<std::chrono::seconds>(options.time).count()));
   return CallAndPrint<v1::SilenceAlertRequest, v1::Alert>(
-      cli, &v1::Query::Stub::SilenceAlert, request,
-      [cli](Connection* connection, const v1::Alert& alert) { return PrintAlert(cli, connection, alert); });
+      cli, &v1::Query::Stub::SilenceAlert, request, [cli](const v1::Alert& alert) { return PrintAlert(cli, alert); });
 }
 
 struct FalseAlarmOptions {
@@ -409,7 +350,7 @@ ExitCode MarkFalseAlarm(Cli* cli, const FalseAlarmOptions& options) {
   connection->Prepare(&context);
   const grpc::Status status = connection->stub().MarkFalseAlarm(&context, request, &alert);
   if (!status.ok()) return Report(connection.get(), status);
-  PrintAlert(cli, connection.get(), alert);
+  PrintAlert(cli, alert);
   return options.directory.empty() ? kOk : WriteBenchmarkCase(connection.get(), options.run, options.directory);
 }
 

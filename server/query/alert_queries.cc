@@ -19,15 +19,19 @@
 namespace bellwether::server {
 namespace {
 
-void ShowAdviceNow(AlertTransition last, const std::vector<Action>& actions, const RunSnapshotPtr& run,
-                   v1::Transition* shown) {
+// What waits for the alert, and the advice, as of now.
+void AddActions(AlertTransition last, const std::vector<Action>& actions, const RunSnapshotPtr& run, v1::Alert* shown) {
   if (run != nullptr && run->record.ended) {
     HideEndedProposals(last.run_name, actions, &last.advice);  // What was on trial stays so.
   } else {
     last.advice = AdviceNow(actions, last);
   }
-  shown->set_advice(last.advice);
-  shown->set_do_first(DoText(last, /*link=*/""));
+  shown->mutable_last()->set_advice(last.advice);
+  shown->mutable_last()->set_do_first(DoText(last, /*link=*/""));
+  for (const Action& action : actions) {
+    const bool waits = action.state == ActionState::kProposed && action.alert_key == last.key;
+    if (waits && run != nullptr) *shown->add_proposed() = ToProto(action, run->record.description.uuid);
+  }
 }
 
 }  // namespace
@@ -61,7 +65,7 @@ absl::StatusOr<v1::ListAlertsResponse> QueryEngine::ListAlerts(const v1::ListAle
       BW_RETURN_IF_ERROR(Check(context));
       if (auto read = stores_.actions->List(alert.last.run); read.ok()) known->second = *std::move(read);
     }
-    ShowAdviceNow(alert.last, known->second, named, shown->mutable_last());
+    AddActions(alert.last, known->second, named, shown);
   }
   return response;
 }
@@ -95,7 +99,7 @@ absl::StatusOr<v1::GetAlertResponse> QueryEngine::GetAlert(const v1::GetAlertReq
   HideSiblings(stores_, context.grant.get(), run->record.id, response.mutable_alert());
 
   BW_ASSIGN_OR_RETURN(const std::vector<Action> actions, stores_.actions->List(run->record.id));
-  ShowAdviceNow(alert.last, actions, run, response.mutable_alert()->mutable_last());
+  AddActions(alert.last, actions, run, response.mutable_alert());
   for (const Action& action : actions) {
     if (action.alert_key == request.key()) *response.add_actions() = ToProto(action, run->record.description.uuid);
   }
@@ -140,6 +144,8 @@ absl::StatusOr<v1::Alert> QueryEngine::PutNote(const std::string& run, const std
   BW_ASSIGN_OR_RETURN(const AlertView alert, stores_.alerts->Get(id, key));
   v1::Alert noted = ToProto(alert, *stores_.runs);
   HideSiblings(stores_, context.grant.get(), id, &noted);
+  BW_ASSIGN_OR_RETURN(const std::vector<Action> actions, stores_.actions->List(id));
+  AddActions(alert.last, actions, found, &noted);
   return noted;
 }
 

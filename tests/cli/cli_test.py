@@ -391,7 +391,7 @@ class ActionTest(CliTest):
         self.assertIn(f"qk.clip 0.5, L1 H2 ({id})", rows[key]["WAITING"])
         self.assertEqual((rows["ties/0/3/100"]["WAITING"], "acknowledged" in rows[key]["NOTES"]), ("-", False))
         for alert in json.loads(self.ask("alert", "list", "-o", "json"))["alerts"]:
-            waiting = [action["id"] for action in alert["waiting"]]
+            waiting = [action["id"] for action in alert["proposed"]]
             self.assertEqual(id in waiting, alert["last"]["key"] == key)
         self.ask("action", "reject", "gpt-bf16", id)
         self.assertNotIn(id, self.ask("alert", "list"))

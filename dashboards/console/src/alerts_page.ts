@@ -1,7 +1,7 @@
 // The alerts of all runs: what fires, for how long, how long is left, who is on it, and what waits for a word.
-import { actionTitle, scopeOf, waiting } from './action_words';
+import { actionTitle, scopeOf } from './action_words';
 import { counts, headName, isFiring, severityOf } from './alerts';
-import { ApiError, api, num } from './api';
+import { api, num } from './api';
 import { caller, whyNot } from './caller';
 import { fill, focusIn, h, tableHead } from './dom';
 import { ago, integer, stageName } from './format';
@@ -11,14 +11,10 @@ import { Route, formatRoute, routeOf } from './route';
 import { Signing } from './signing';
 import { silencedWords } from './silences';
 import { oneStop, term } from './terms';
-import type { Action, Alert, Run } from './wire';
+import type { Alert, Run } from './wire';
 
 const severities = ['info', 'warning', 'critical'];
 const leastWords: Record<string, string> = { info: 'every severity', warning: 'warning or worse', critical: 'critical' };
-/** Runs whose actions are asked for: no answer of the server has those of all. */
-const actedMax = 20;
-const atOnce = 4;
-const actionsMs = 10000;
 const shownMax = 500;
 
 interface Filters { firing: boolean; unacknowledged: boolean; severity: string }
@@ -45,30 +41,6 @@ function whatWords({ last }: Alert): string {
   return `${last.rule} in ${headName(last.layer, last.head)}${last.heads_total > 1 ? ` + ${last.heads_total - 1}` : ''}${stage}`;
 }
 
-/** Actions of the runs that need one, each asked for at most every few seconds. */
-class Proposals {
-  private readonly held = new Map<string, { at: number; actions: Action[] }>();
-
-  of(run: string): Action[] {
-    return this.held.get(run)?.actions ?? [];
-  }
-
-  async read(runs: string[]): Promise<void> {
-    const now = performance.now();
-    const due = runs.slice(0, actedMax).filter((run) => now - (this.held.get(run)?.at ?? -Infinity) > actionsMs);
-    while (due.length > 0) {
-      await Promise.all(due.splice(0, atOnce).map(async (run) => {
-        try {
-          this.held.set(run, { at: now, actions: (await api.actions(run)).actions });
-        } catch (error) {
-          if (!(error instanceof ApiError)) throw error;
-          this.held.set(run, { at: now, actions: [] });  // The server only watches, or the caller may not see them.
-        }
-      }));
-    }
-  }
-}
-
 export class AlertsPage {
   readonly element: HTMLElement;
   private readonly body = h('tbody');
@@ -81,7 +53,6 @@ export class AlertsPage {
   private readonly severity = h('select', { id: 'least-severity', onchange: () => this.filter() },
     ...severities.map((name) => h('option', { value: name }, leastWords[name])));
   private readonly table: HTMLElement;
-  private readonly proposals = new Proposals();
   private readonly signing: Signing;
   private alerts: Alert[] = [];
   private runs = new Map<string, Run>();
@@ -136,9 +107,6 @@ export class AlertsPage {
     this.missing.hidden = alerts.unanswered.length === 0;
     this.missing.textContent = `Did not answer, so who is on their alerts is not known: ${alerts.unanswered.join(', ')}.`;
     this.draw();
-    const acting = this.alerts.filter((alert) => counts(alert) && this.runOf(alert)?.ended === false).map((alert) => alert.last.run);
-    await this.proposals.read([...new Set(acting)]);
-    this.draw();
   }
 
   fail(message: string): void {
@@ -190,7 +158,7 @@ export class AlertsPage {
     const seconds = run ? meanStepSeconds(run) : 0;
     const since = run ? toldWords(run, alert) : '';
     const left = run && !run.ended && counts(alert) && last.stage < 5 ? leftOf(run, alert, seconds) : null;
-    const proposal = isQuiet ? undefined : waiting(this.proposals.of(last.run), last.key);
+    const proposal = isQuiet ? undefined : alert.proposed[0];
     const link = formatRoute({ ...routeOf(last.run), alert: last.key });
     const allowed = proposal?.not_allowed ? ' (not allowed by the job)' : '';
     const waits = proposal ? h('a', { href: link }, `${actionTitle(proposal)}, ${scopeOf(proposal)}${allowed}`) : '–';

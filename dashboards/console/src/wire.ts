@@ -13,6 +13,11 @@ export type Granularity =
 export type Merge =
   'MERGE_UNSPECIFIED' | 'MERGE_SUM' | 'MERGE_MAX' | 'MERGE_MEAN' | 'MERGE_EQUAL';
 
+export interface LayerHead {
+  layer: number;
+  head: number;
+}
+
 export interface RunDescription {
   name: string;
   uuid: string;
@@ -134,6 +139,49 @@ export type EventKind =
 export type OwnPast =
   'OWN_PAST_UNSPECIFIED' | 'OWN_PAST_FALLS' | 'OWN_PAST_RISES';
 
+export interface ActionScope {
+  layers: number[];
+  heads: LayerHead[];
+}
+
+export interface Action {
+  id: string;
+  run_uuid: string;
+  attempt: number;
+  kind: ActionKind;
+  scope?: ActionScope;
+  mode: string;
+  value: Real;
+  apply_at_step: string;
+  expires_unix_ns: string;
+  expected_effect: string;
+  cost: string;
+  asked_by: string;
+  alert_key: string;
+  state: ActionState;
+  history: ActionChange[];
+  undoes: string;
+  not_allowed: string;
+}
+
+export interface ActionChange {
+  state: ActionState;
+  time_unix_ns: string;
+  by: string;
+  reason: string;
+  step: string;
+}
+
+export type ActionKind =
+  'ACTION_KIND_UNSPECIFIED' | 'ACTION_KIND_ATTENTION_MODE' | 'ACTION_KIND_CENTER_K' | 'ACTION_KIND_QK_CLIP' |
+  'ACTION_KIND_LR_SCALE' | 'ACTION_KIND_CHECKPOINT_NOW' | 'ACTION_KIND_BATCH_SKIP' |
+  'ACTION_KIND_SAMPLING_DEEPEN' | 'ACTION_KIND_STOP' | 'ACTION_KIND_ROLLBACK_SUGGEST';
+
+export type ActionState =
+  'ACTION_STATE_UNSPECIFIED' | 'ACTION_STATE_PROPOSED' | 'ACTION_STATE_APPROVED' | 'ACTION_STATE_SENT' |
+  'ACTION_STATE_APPLIED' | 'ACTION_STATE_REFUSED' | 'ACTION_STATE_EXPIRED' | 'ACTION_STATE_HELPED' |
+  'ACTION_STATE_DID_NOT_HELP' | 'ACTION_STATE_KEPT' | 'ACTION_STATE_UNDONE' | 'ACTION_STATE_ESCALATED';
+
 export interface SiblingBand {
   runs: number;
   step_begin: string;
@@ -186,11 +234,6 @@ export interface Transition {
   do_first: string;
 }
 
-export interface LayerHead {
-  layer: number;
-  head: number;
-}
-
 export interface Alert {
   last: Transition;
   history: Transition[];
@@ -202,6 +245,7 @@ export interface Alert {
   muted: boolean;
   false_alarm_history: FalseAlarm[];
   first_time_unix_ns: string;
+  proposed: Action[];
 }
 
 export interface FalseAlarm {
@@ -220,49 +264,6 @@ export type Severity =
 
 export type AlertState =
   'ALERT_STATE_UNSPECIFIED' | 'ALERT_STATE_FIRING' | 'ALERT_STATE_RESOLVED';
-
-export interface ActionScope {
-  layers: number[];
-  heads: LayerHead[];
-}
-
-export interface Action {
-  id: string;
-  run_uuid: string;
-  attempt: number;
-  kind: ActionKind;
-  scope?: ActionScope;
-  mode: string;
-  value: Real;
-  apply_at_step: string;
-  expires_unix_ns: string;
-  expected_effect: string;
-  cost: string;
-  asked_by: string;
-  alert_key: string;
-  state: ActionState;
-  history: ActionChange[];
-  undoes: string;
-  not_allowed: string;
-}
-
-export interface ActionChange {
-  state: ActionState;
-  time_unix_ns: string;
-  by: string;
-  reason: string;
-  step: string;
-}
-
-export type ActionKind =
-  'ACTION_KIND_UNSPECIFIED' | 'ACTION_KIND_ATTENTION_MODE' | 'ACTION_KIND_CENTER_K' | 'ACTION_KIND_QK_CLIP' |
-  'ACTION_KIND_LR_SCALE' | 'ACTION_KIND_CHECKPOINT_NOW' | 'ACTION_KIND_BATCH_SKIP' |
-  'ACTION_KIND_SAMPLING_DEEPEN' | 'ACTION_KIND_STOP' | 'ACTION_KIND_ROLLBACK_SUGGEST';
-
-export type ActionState =
-  'ACTION_STATE_UNSPECIFIED' | 'ACTION_STATE_PROPOSED' | 'ACTION_STATE_APPROVED' | 'ACTION_STATE_SENT' |
-  'ACTION_STATE_APPLIED' | 'ACTION_STATE_REFUSED' | 'ACTION_STATE_EXPIRED' | 'ACTION_STATE_HELPED' |
-  'ACTION_STATE_DID_NOT_HELP' | 'ACTION_STATE_KEPT' | 'ACTION_STATE_UNDONE' | 'ACTION_STATE_ESCALATED';
 
 export interface ListRunsRequest {
   live_only: boolean;
