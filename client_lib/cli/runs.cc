@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "cli/cli.h"
@@ -62,13 +63,41 @@ struct NameOptions {
   std::string run;
 };
 
+// "2, the worst critical at L1 H3 since step 2,750"; the number alone where that is not known.
+std::string FiringText(Connection* connection, const v1::Run& run) {
+  const std::string count = std::to_string(run.alerts_firing());
+  if (run.alerts_firing() == 0 || !ForPeople()) return count;
+  v1::ListAlertsRequest request;
+  request.set_run(Hex(run.description().uuid()));
+  request.set_firing_only(true);
+  v1::ListAlertsResponse response;
+  grpc::ClientContext context;
+  connection->Prepare(&context);
+  if (!connection->stub().ListAlerts(&context, request, &response).ok()) return count;
+  const v1::Transition* worst = nullptr;
+  for (const v1::Alert& alert : response.alerts()) {
+    const v1::Transition& last = alert.last();
+    const auto rank = [](const v1::Transition& of) { return std::tuple(of.severity(), of.head() >= 0, of.stage()); };
+    if (!alert.muted() && (worst == nullptr || rank(last) > rank(*worst))) worst = &last;
+  }
+  if (worst == nullptr) return count;
+  const std::string at = worst->layer() < 0 ? "" : " at " + HeadText(worst->layer(), worst->head());
+  return count + ", the worst " + SeverityName(worst->severity()) + at + " since step " + Integer(worst->first_step());
+}
+
+// On a terminal how many there are: the names of a hundred signals hide what else is told.
+std::string SignalsText(const v1::Run& run) {
+  if (ForPeople()) return std::to_string(run.signals_size()) + "; -o json has their names";
+  std::string names;
+  for (const std::string& name : run.signals()) names += (names.empty() ? "" : " ") + name;
+  return names;
+}
+
 ExitCode GetRun(Cli* cli, const NameOptions& options) {
   v1::GetRunRequest request;
   request.set_run(options.run);
-  return CallAndPrint<v1::GetRunRequest, v1::Run>(cli, &v1::Query::Stub::GetRun, request, [cli](const v1::Run& run) {
+  const auto print = [cli](Connection* connection, const v1::Run& run) {
     const v1::RunDescription& is = run.description();
-    std::string signals;
-    for (const std::string& name : run.signals()) signals += (signals.empty() ? "" : " ") + name;
     std::string labels;
     for (const auto& [key, value] : std::map<std::string, std::string>(is.labels().begin(), is.labels().end())) {
       labels += (labels.empty() ? "" : " ") + key + "=" + value;
@@ -86,7 +115,7 @@ ExitCode GetRun(Cli* cli, const NameOptions& options) {
         {"stage", Stage(run)},
         {"judged", JudgedText(run)},
         {"eta_steps", EtaText(run.eta())},
-        {"alerts_firing", std::to_string(run.alerts_firing())},
+        {"alerts_firing", FiringText(connection, run)},
         {"loss", LossText(run, 6, "not reported")},
         {"layers", std::to_string(layout.layers())},
         {"heads", std::to_string(layout.heads())},
@@ -104,10 +133,11 @@ ExitCode GetRun(Cli* cli, const NameOptions& options) {
         {"started", Time(run.started_unix_ns())},
         {"last_report", Time(run.last_report_unix_ns())},
         {"labels", labels},
-        {"signals", signals}};
+        {"signals", SignalsText(run)}};
     Print(cli->output, table, run);
     return kOk;
-  });
+  };
+  return CallAndPrint<v1::GetRunRequest, v1::Run>(cli, &v1::Query::Stub::GetRun, request, print);
 }
 
 struct EventsOptions {

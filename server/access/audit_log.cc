@@ -78,8 +78,10 @@ void AuditLog::ReportRefusal(const AuditLine& line) {
     return;
   }
   told_ns_ = now_ns;
-  LogWarning("refused {} from {} for run '{}' by '{}': {} ({} more since the last such line)", Plain(line.call),
-             Plain(line.from), Plain(line.run), Plain(line.who), Plain(std::string(line.result.message())), not_told_);
+  const std::string run = line.run.empty() ? "" : absl::StrCat(" for run '", Plain(line.run), "'");
+  const std::string who = line.who.empty() ? "" : absl::StrCat(" by '", Plain(line.who), "'");
+  LogWarning("refused {} from {}{}{}: {} ({} more since the last such line)", Plain(line.call), Plain(line.from), run,
+             who, Plain(std::string(line.result.message())), not_told_);
   not_told_ = 0;
 }
 

@@ -193,6 +193,12 @@ def test_watched_alerts_stand_below_each_other(server: Server) -> None:
     assert "do: " in text and f"{ILL}: " not in text
 
 
+def test_a_run_names_its_worst_alert(server: Server) -> None:
+    text = folded(shown(server, 120, "run", "get", ILL))
+    assert re.search(r"alerts_firing \d+, the worst critical at L\d+ H\d+ since step [\d,]+", text), text
+    assert re.search(r"signals \d+; -o json has their names", text), text
+
+
 def test_one_frame_of_a_run_says_what_to_do(server: Server) -> None:
     text = shown(server, 80, "run", "watch", ILL, "--once")
     alerts = server.json("alert", "list", "--run", ILL, "--firing")["alerts"]
