@@ -84,11 +84,12 @@ def main() -> int:
                 op.run()
                 Backward(op, g).run()
     if not args.forward_only:  # one tile of each head, of long rows that Hopper prepares under other heads' products
-        q, g = (torch.randn(1, 132, 1300, d, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-        k, v = (torch.randn(1, 132, 100, d, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-        op = Forward(lib, q, k, v, Options(mode="hp"))
-        op.run()
-        Backward(op, g).run()
+        for center in (False, True):
+            q, g = (torch.randn(1, 132, 1600, d, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+            k, v = (torch.randn(1, 132, 100, d, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+            op = Forward(lib, q, k, v, Options(mode="hp", center=center))
+            op.run()
+            Backward(op, g).run()
     if not args.forward_only:  # so few tiles that Hopper has several blocks share each
         for o in OPTIONS:
             q, g = (torch.randn(1, 8, 600, d, device="cuda", dtype=torch.bfloat16) for _ in range(2))

@@ -23,7 +23,7 @@ constexpr int64_t kSectionBytesOfOneWave = int64_t{16} << 20;
 // Sections of one wave where they were measured: plain batches, a CTA for each tile.
 int64_t SectionBytes(const AttentionBackwardParams& b, int shares) {
   const AttentionForwardParams& a = b.forward;
-  const bool plain = a.heads == a.kv_heads && !IsPacked(a) && !b.center && !b.deterministic;
+  const bool plain = a.heads == a.kv_heads && !IsPacked(a) && !b.deterministic;
   return plain && shares == 1 && WidestDim(a) <= 128 ? kSectionBytesOfOneWave : kSectionBytes;
 }
 
@@ -50,13 +50,16 @@ void PlaceLaunches(const BwdLauncher& launcher, AttentionBwdParams* p) {
 int PairsAhead(const BwdLauncher& launcher, const AttentionBwdParams& p) {
   constexpr int kTilesMin = 192;  // about one and a half of a multiprocessor
   // Of the mean tile.  With 576 (1k, causal) its idle warps take longer than its steps: 308 TFLOP/s instead of 340.
-  constexpr int kQueriesMin = 1024;
+  // Of centred keys they have more to do: at head dim 128, 1k (full) and 2k (causal) are 5 % slower so.
+  constexpr int kQueriesMin = 1024, kCentredMin = 1536;
   constexpr int kLengthMax = 1 << 20;  // The kernel has 32 bits for the product of rows and tiles.
   const SequenceParams& seq = p.seq;
   if (launcher.ahead_rows == 0 || seq.group > 1 || p.shares > 1 || std::max(seq.q_len, seq.k_len) > kLengthMax)
     return 0;
+  if (p.stats.sums != nullptr) return 0;  // The last kernel takes them.
   if (seq.causal && seq.q_len != seq.k_len) return 0;
-  if ((seq.causal ? (seq.q_len + launcher.cols) / 2 : seq.q_len) < kQueriesMin) return 0;
+  const int least = p.center && seq.head_dim > 64 ? kCentredMin : kQueriesMin;
+  if ((seq.causal ? (seq.q_len + launcher.cols) / 2 : seq.q_len) < least) return 0;
   const int pairs = seq.batch * seq.heads, tiles = p.key_tiles / seq.batch;
   const int section = std::max(p.section_queries / seq.q_len, kBwdSectionPairsMin);
   const int ahead = section * tiles >= kTilesMin ? section : 2 * section;
@@ -108,8 +111,17 @@ Status AttentionBackward(const AttentionBackwardParams& b, void* stream) {
   p.shares = BackwardShares(a);
   p.section_queries = static_cast<int>(SectionBytes(b, p.shares) / (8 * a.head_dim));
   p.tile_step = TileStep(p, b.deterministic);
-  p.overlaps = launcher.ahead_rows > 0 && p.shares == 1;  // A share without steps waits for nothing.
   p.ahead = PairsAhead(launcher, p);
+  if (p.ahead > 0 && p.center) {
+    p.launch_pairs = p.ahead;  // The last kernels take the means from what nothing came behind.
+    if (EncodeTensorMap("dk", b.dk, keys, a.dtype, launcher.ahead_rows, &maps.d_k) != Status::kOk) {
+      p.ahead = p.launch_pairs = 0;  // It can be centred without.
+    }
+  }
+  const bool has_sums = p.center || p.stats.sums != nullptr;
+  if (p.ahead == 0 && p.center) p.section_queries = static_cast<int>(kSectionBytes / (8 * a.head_dim));
+  // A share without steps waits for nothing, nor do kernels with sums unless rows are prepared ahead.
+  p.overlaps = launcher.ahead_rows > 0 && p.shares == 1 && (p.ahead > 0 || !has_sums);
   if (p.ahead > 0) {
     const TensorMapShape out = OutputShape(a);
     const int rows = launcher.ahead_rows;
@@ -119,8 +131,8 @@ Status AttentionBackward(const AttentionBackwardParams& b, void* stream) {
       BELLWETHER_KERNELS_RETURN_IF_ERROR(EncodeTensorMap("o_lo", a.o_lo, out, DType::kBFloat16, rows, &maps.o_lo));
     }
   }
-  if (launcher.center_rows > 0 && p.center && p.shares == 1) PlaceLaunches(launcher, &p);
-  if (p.launch_pairs > 0 &&
+  if (p.ahead == 0 && launcher.center_rows > 0 && p.center && p.shares == 1) PlaceLaunches(launcher, &p);
+  if (p.ahead == 0 && p.launch_pairs > 0 &&
       EncodeTensorMap("dk", b.dk, keys, a.dtype, launcher.center_rows, &maps.d_k) != Status::kOk) {
     p.launch_pairs = 0;  // It can be centred without.
   }

@@ -68,7 +68,7 @@ __device__ __forceinline__ void BwdProduce(const AttentionBwdParams& p, const Bw
     }
     __syncwarp();
   }
-  if constexpr (S::kPlain) AwaitPrepared<S>(p, tile);
+  if constexpr (S::kPlain || S::kWorksAhead) AwaitPrepared<S>(p, tile);
   // Little is kept across the loop, and it is not unrolled: 24 registers are few.
   const Sequence seq = tile->sequence;
   TileOrigin q = OriginOf(p.seq, seq.index, seq.q_start, seq.q_len, 0);
@@ -112,7 +112,7 @@ __device__ __forceinline__ void BwdReduce(const AttentionBwdParams& p, const Bwd
                                           const typename S::Tile* tile, int first) {
   constexpr int kTurn = 0;  // One adds the whole step.
   const bool turns = S::kGeneral && p.turns != nullptr, adds = threadIdx.x % 32 == 0;
-  if constexpr (S::kPlain) AwaitPrepared<S>(p, tile);
+  if constexpr (S::kPlain || S::kWorksAhead) AwaitPrepared<S>(p, tile);
   QueryStep at = FirstQueryStep(p, *tile);
   if (first > 0) Advance(p, *tile, &at);
 #pragma unroll 1
@@ -144,7 +144,10 @@ __device__ __forceinline__ void BwdReduce(const AttentionBwdParams& p, const Bwd
     Advance(p, t, &at);
   }
   BulkWait();
-  if constexpr (S::kWorksAhead) SayAdded<S>(p, tile);
+  if constexpr (S::kWorksAhead) {
+    if constexpr (S::kRowSums) NamedSync(kDkStored, kBwdBarrierThreads);
+    SayAdded<S>(p, tile);
+  }
 }
 
 // Clears K and V of padding, whatever it holds: dS of it is 0, but 0 times NaN is not.  By the 256
@@ -384,6 +387,7 @@ __device__ __forceinline__ void BwdConsume(const AttentionBwdParams& p, const Bw
   StoreRows<S::kHeadDim>(words, place(p.dk, p.dk_stride, key), place(p.dk, p.dk_stride, key + 8), p.seq.head_dim, lane);
   if constexpr (S::kRowSums) {
     if (p.center) BwdSumGradients<S>(p, done, key, words);
+    if constexpr (S::kWorksAhead) NamedArrive(kDkStored, kBwdBarrierThreads);
   }
 }
 
@@ -427,7 +431,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
     } else if (S::kWorksAhead && p.ahead > 0) {
       if constexpr (S::kWorksAhead) {
         __shared__ AheadPart parts[kAheadWarps];
-        BwdWorkAhead<S>(p, maps, sm.ahead, sm.ahead_full, &tile, parts + warp - 2, warp - 2);
+        BwdWorkAhead<S>(p, maps, sm, &tile, parts + warp - 2, warp - 2);
       }
     } else if (S::kRowSums && warp == 2 && p.center && tile.share == 0) {
       BwdSumKeys<S>(p, sm.k, sm.kv_full, &tile);
@@ -463,11 +467,12 @@ void LaunchPart(Kernel kernel, int blocks, int threads, int shared_bytes, bool e
 template <class S>
 Status LaunchAttentionBwd(const AttentionBwdParams& p, const BwdMaps& maps, cudaStream_t stream) {
   // Of plain kernels, grouped queries have one of their own: with the code of warps that work ahead it is 1 to 2 %
-  // slower.
-  using Ahead = BwdShape<typename S::T, S::kHeadDim, S::kGeneral, S::kRounded, S::kRowSums, S::kCount, S::kPlain>;
-  const bool alone = p.seq.group == 1;
-  const auto kernel = alone ? AttentionBwdKernel<Ahead> : AttentionBwdKernel<S>;
-  const int shared_bytes = alone ? Ahead::kSharedBytes : S::kSharedBytes;
+  // slower.  Centred calls whose rows are not prepared ahead take means of dK by launches.
+  using Ahead =
+      BwdShape<typename S::T, S::kHeadDim, S::kGeneral, S::kRounded, S::kRowSums, S::kCount, S::kMayWorkAhead>;
+  const bool ahead = S::kPlain ? p.seq.group == 1 : p.ahead > 0;
+  const auto kernel = ahead ? AttentionBwdKernel<Ahead> : AttentionBwdKernel<S>;
+  const int shared_bytes = ahead ? Ahead::kSharedBytes : S::kSharedBytes;
   if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes) != cudaSuccess) {
     return Status::kDeviceError;
   }
@@ -475,7 +480,8 @@ Status LaunchAttentionBwd(const AttentionBwdParams& p, const BwdMaps& maps, cuda
   using Rows = BwdShape<typename S::T, S::kHeadDim, false, false, false, false>;
   LaunchBwdAround<Rows, typename Rows::Keys>(p, stream, [&] {
     const int tiles = p.seq.kv_heads * p.key_tiles * p.shares;
-    const int at_once = S::kCenters && p.launch_pairs > 0 ? p.launch_pairs * (p.key_tiles / p.seq.batch) : tiles;
+    const int at_once =
+        S::kCenters && !ahead && p.launch_pairs > 0 ? p.launch_pairs * (p.key_tiles / p.seq.batch) : tiles;
     AttentionBwdParams part = p;
     for (part.first_tile = 0; part.first_tile < tiles; part.first_tile += at_once) {
       LaunchPart(kernel, std::min(at_once, tiles - part.first_tile), S::kThreads, shared_bytes,
@@ -501,7 +507,7 @@ struct BwdKernels {
             S::kCount,
             S::kCenters ? kCenterUnitRows<S> : 0,
             LaunchAttentionBwd<S>,
-            S::kPlain ? kAheadRows<S> : 0};
+            S::kMayWorkAhead ? kAheadRows<S> : 0};
   }
 };
 

@@ -28,8 +28,9 @@ struct BwdShape {
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr bool kGeneral = kGeneral_, kRounded = kRounded_, kRowSums = kRowSums_, kCount = kCount_;
   static constexpr bool kPlain = !kGeneral && !kRounded && !kRowSums && !kCount;
+  static constexpr bool kMayWorkAhead = !kGeneral && !kRounded && !kCount;
   static constexpr bool kWorksAhead = kWorksAhead_;
-  static_assert(kPlain || !kWorksAhead);
+  static_assert(kMayWorkAhead || !kWorksAhead);
   static constexpr int kCols = 128;                        // keys a CTA
   static constexpr int kRows = kHeadDim == 64 ? 128 : 64;  // queries a step
   static constexpr int kStages = 2;
@@ -40,7 +41,9 @@ struct BwdShape {
   static constexpr int kQBytes = kRows * kHeadDim * 2;
   static constexpr int kRowBytes = kRows * 4;  // of L, delta or 1 / lt
   static constexpr int kDsBytes = kCols * kRows * 2;
-  static constexpr int kOnesBytes = kRowSums ? kCols * 128 : 0;
+  // Ones for 16 keys, which all products of a step read; or for all keys.
+  static constexpr bool kOnesOfProduct = kRowSums && kWorksAhead;
+  static constexpr int kOnesBytes = kOnesOfProduct ? 16 * 128 : kRowSums ? kCols * 128 : 0;
   static constexpr int kQueries = kRowSums ? 72 : 64;  // columns of a warpgroup's dQ
   // What a consumer thread has of a step's dQ: see attention_bwd_rows.cuh.
   static constexpr int kQueryThreads = 256, kQueryTiles = 1, kQueryColumns = 64;
@@ -56,15 +59,15 @@ struct BwdShape {
   // Where it is kept, ahead is 1 % faster: RESULTS.md, step 9.
   static constexpr bool kScoresAhead = kHeadDim == 64 && !kGeneral && !kRounded;
   // Whether a kernel for one query head a kv head runs in the order of attention_bwd_deferred.cuh.  At 4k and 16k it is
-  // 2 to 3 % faster; with 4 query heads it is 0 to 2 % slower, and at head dim 128 4 to 8 %.
-  static constexpr bool kDeferred = kHeadDim == 64 && kWorksAhead;
+  // 2 to 3 % faster; with 4 query heads it is 0 to 2 % slower, at head dim 128 4 to 8 %, and with rowsum(dS) up to 5 %.
+  static constexpr bool kDeferred = kHeadDim == 64 && kWorksAhead && !kRowSums;
   // delta is loaded before dP is awaited where registers suffice.  Behind dP each load would be waited for.
   static constexpr bool kEarlyDeltas = kHeadDim == 128;
   static constexpr int kDqBytes = kRows * kHeadDim * 4;
   static constexpr int kDqBarriers = kGeneral ? 2 : 1;  // for the two warps of BwdReduce() in turns
   static constexpr int kSumBytes = kRowSums ? kRowBytes : 0;
   // dK of other keys is centred meanwhile.
-  static constexpr bool kCenters = kRowSums && !kGeneral;
+  static constexpr bool kCenters = kRowSums && !kGeneral && !kWorksAhead;
   static constexpr int kSharedBytes = 2 * kKvBytes + 2 * kStages * kQBytes + 3 * kStages * kRowBytes + 2 * kDsBytes +
                                       kOnesBytes + kDqBytes + kSumBytes + (kCenters ? kCenterBytes<BwdShape> : 0) +
                                       (kWorksAhead ? kAheadWarps * kAheadBytes : 0) + 1024 +
@@ -107,8 +110,17 @@ struct BwdShared {
 };
 
 // Named barriers between the consumers and the warp of the loading warpgroup that waits for them.
-// kDsFull and the three behind it: attention_bwd_deferred.cuh.
-enum BwdBarrier { kConsumers = 1, kQEmpty = 2, kDoEmpty = kQEmpty + 2, kDqFull = kDoEmpty + 2, kDsFull = kDqFull + 2 };
+// kDkStored: in kernels that work ahead, which have one for dQ.  kDsFull and the three behind it:
+// attention_bwd_deferred.cuh.  kMeansThere: between the warps that work ahead.
+enum BwdBarrier {
+  kConsumers = 1,
+  kQEmpty = 2,
+  kDoEmpty = kQEmpty + 2,
+  kDqFull = kDoEmpty + 2,
+  kDkStored = kDqFull + 1,
+  kDsFull = kDqFull + 2,
+  kMeansThere = kDsFull + 4
+};
 constexpr int kBwdBarrierThreads = 256 + 32;
 
 // The barrier that announces a step's dQ.

@@ -47,13 +47,15 @@ __device__ __forceinline__ void IssueOuter(float (&d)[S::kHeadDim / 2], const ui
   }
 }
 
-// dQ[64, 64] = dS[64 queries, 128 keys] K[128 keys, 64]; dS lies as two tiles of 64 keys.
+// dQ[64, 64] = dS[64 queries, 128 keys] K[128 keys, 64]; dS lies as two tiles of 64 keys.  Columns of ones that all
+// products share are nearer to K of each one that follows.
 template <class S>
 __device__ __forceinline__ void IssueQueries(float (&d)[S::kQueries / 2], uint64_t ds, uint64_t k) {
 #pragma unroll
   for (int i = 0; i < S::kCols / 16; ++i) {
-    Wgmma<typename S::T, S::kQueries, false, true>::Ss(d, ds + (i / 4) * (S::kRows * 8) + (i % 4) * 2, k + i * 128,
-                                                       i > 0);
+    const uint64_t nearer = S::kOnesOfProduct ? static_cast<uint64_t>(i * 128) << 16 : 0;
+    Wgmma<typename S::T, S::kQueries, false, true>::Ss(d, ds + (i / 4) * (S::kRows * 8) + (i % 4) * 2,
+                                                       k + i * 128 - nearer, i > 0);
   }
 }
 
