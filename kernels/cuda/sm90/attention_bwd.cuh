@@ -173,7 +173,7 @@ __device__ __forceinline__ void ClearPadding(const BwdShared<S>& sm, const typen
 template <class S>
 __device__ __forceinline__ void RunSteps(const AttentionBwdParams& p, const BwdShared<S>& sm, const typename S::Tile& t,
                                          const typename S::Tile* tile, const BwdOperands& from, int warpgroup,
-                                         float (&dv)[S::kHeadDim / 2], float (&dk)[S::kHeadDim / 2]) {
+                                         float (&dv)[S::kChannels / 2], float (&dk)[S::kChannels / 2]) {
   using T = typename S::T;
   constexpr int kScores = S::kRows / 2, kPairs = S::kRows / 4;
   const int first_column = threadIdx.x % 4 * 2, steps = t.steps;
@@ -345,9 +345,9 @@ __device__ __forceinline__ void BwdConsume(const AttentionBwdParams& p, const Bw
   from.q_tiles = TileDescriptor(sm.q, S::kRows * 128, 1024);
   from.d_o_tiles = TileDescriptor(sm.d_o, S::kRows * 128, 1024);
 
-  float dk[S::kHeadDim / 2], dv[S::kHeadDim / 2];
+  float dk[S::kChannels / 2], dv[S::kChannels / 2];
 #pragma unroll
-  for (int i = 0; i < S::kHeadDim / 2; ++i) dk[i] = dv[i] = 0.f;
+  for (int i = 0; i < S::kChannels / 2; ++i) dk[i] = dv[i] = 0.f;
 
   if (t.steps > 0) {
     BarrierWait(sm.kv_full, 0);
@@ -376,15 +376,16 @@ __device__ __forceinline__ void BwdConsume(const AttentionBwdParams& p, const Bw
     return static_cast<uint16_t*>(base) + seq.index * stride.batch + done.kv_head * stride.head +
            (seq.k_start + at) * stride.token;
   };
-  uint32_t words[S::kHeadDim / 4];
+  uint32_t words[S::kChannels / 4];
 #pragma unroll
-  for (int i = 0; i < S::kHeadDim / 4; ++i) words[i] = PackPair<T>(dv[2 * i], dv[2 * i + 1]);
-  StoreRows<S::kHeadDim>(words, place(p.dv, p.dv_stride, key), place(p.dv, p.dv_stride, key + 8), p.seq.v_dim, lane);
+  for (int i = 0; i < S::kChannels / 4; ++i) words[i] = PackPair<T>(dv[2 * i], dv[2 * i + 1]);
+  StoreRows<S::kChannels>(words, place(p.dv, p.dv_stride, key), place(p.dv, p.dv_stride, key + 8), p.seq.v_dim, lane);
 #pragma unroll
-  for (int i = 0; i < S::kHeadDim / 4; ++i) {
+  for (int i = 0; i < S::kChannels / 4; ++i) {
     words[i] = PackPair<T>(dk[2 * i] * p.scale, dk[2 * i + 1] * p.scale);
   }
-  StoreRows<S::kHeadDim>(words, place(p.dk, p.dk_stride, key), place(p.dk, p.dk_stride, key + 8), p.seq.head_dim, lane);
+  StoreRows<S::kChannels>(words, place(p.dk, p.dk_stride, key), place(p.dk, p.dk_stride, key + 8), p.seq.head_dim,
+                          lane);
   if constexpr (S::kRowSums) {
     if (p.center) BwdSumGradients<S>(p, done, key, words);
     if constexpr (S::kWorksAhead) NamedArrive(kDkStored, kBwdBarrierThreads);
@@ -468,8 +469,8 @@ template <class S>
 Status LaunchAttentionBwd(const AttentionBwdParams& p, const BwdMaps& maps, cudaStream_t stream) {
   // Of plain kernels, grouped queries have one of their own: with the code of warps that work ahead it is 1 to 2 %
   // slower.  Centred calls whose rows are not prepared ahead take means of dK by launches.
-  using Ahead =
-      BwdShape<typename S::T, S::kHeadDim, S::kGeneral, S::kRounded, S::kRowSums, S::kCount, S::kMayWorkAhead>;
+  using Ahead = BwdShape<typename S::T, S::kHeadDim, S::kGeneral, S::kRounded, S::kRowSums, S::kCount, S::kMayWorkAhead,
+                         S::kChannels>;
   const bool ahead = S::kPlain ? p.seq.group == 1 : p.ahead > 0;
   const auto kernel = ahead ? AttentionBwdKernel<Ahead> : AttentionBwdKernel<S>;
   const int shared_bytes = ahead ? Ahead::kSharedBytes : S::kSharedBytes;
@@ -491,15 +492,15 @@ Status LaunchAttentionBwd(const AttentionBwdParams& p, const BwdMaps& maps, cuda
   return cudaGetLastError() == cudaSuccess ? Status::kOk : Status::kDeviceError;
 }
 
-// For attention_bwd_shapes.cuh.
-template <class T, int kHeadDim>
+// For attention_bwd_shapes.cuh.  kChannels: BwdShape's.
+template <class T, int kHeadDim, int kChannels = kHeadDim>
 struct BwdKernels {
   template <bool kGeneral, bool kRounded, bool kRowSums>
   static constexpr bool kExact = !kGeneral && !kRowSums && !(kRounded && kHeadDim == 64);
 
   template <bool kGeneral, bool kRounded, bool kRowSums, bool kCount>
   static BwdLauncher Make() {
-    using S = BwdShape<T, kHeadDim, kGeneral, kRounded, kRowSums, kCount>;
+    using S = BwdShape<T, kHeadDim, kGeneral, kRounded, kRowSums, kCount, false, kChannels>;
     return {S::kRows,
             S::kCols,
             S::kCols,

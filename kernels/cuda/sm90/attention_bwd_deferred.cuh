@@ -24,8 +24,8 @@ namespace bellwether::kernels::cuda::sm90 {
 template <class S>
 __device__ __forceinline__ void RunDeferredSteps(const AttentionBwdParams& p, const BwdShared<S>& sm,
                                                  const typename S::Tile* tile, const BwdOperands& from, int warpgroup,
-                                                 int steps, float (&dv)[S::kHeadDim / 2],
-                                                 float (&dk)[S::kHeadDim / 2]) {
+                                                 int steps, float (&dv)[S::kChannels / 2],
+                                                 float (&dk)[S::kChannels / 2]) {
   using T = typename S::T;
   constexpr int kScores = S::kRows / 2, kPairs = S::kRows / 4, kBoth = 256;
   const int first_column = threadIdx.x % 4 * 2;

@@ -20,12 +20,13 @@ inline constexpr int kAheadWarps = 2, kAheadBytes = 12 * 1024;
 // beside K, for centring, or for the statistics.  kCount: they are taken without it.
 // kWorksAhead: warps that are idle otherwise work as attention_bwd_ahead.cuh says.
 template <class T_, int kHeadDim_, bool kGeneral_, bool kRounded_, bool kRowSums_, bool kCount_,
-          bool kWorksAhead_ = false>
+          bool kWorksAhead_ = false, int kChannels_ = kHeadDim_>
 struct BwdShape {
   using T = T_;
   using Keys = BwdShape;
   using Tile = BwdTileOf<SequenceOf<kGeneral_>>;
-  static constexpr int kHeadDim = kHeadDim_;
+  // kChannels: those of a row that S, dP, dV and dK are computed of, a multiple of 32; the others are 0.
+  static constexpr int kHeadDim = kHeadDim_, kChannels = kChannels_;
   static constexpr bool kGeneral = kGeneral_, kRounded = kRounded_, kRowSums = kRowSums_, kCount = kCount_;
   static constexpr bool kPlain = !kGeneral && !kRounded && !kRowSums && !kCount;
   static constexpr bool kMayWorkAhead = !kGeneral && !kRounded && !kCount;

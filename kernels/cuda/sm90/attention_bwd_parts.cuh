@@ -31,7 +31,7 @@ struct BwdOperands {
 template <class S>
 __device__ __forceinline__ void IssueInner(float (&d)[S::kRows / 2], uint64_t a, uint64_t b) {
 #pragma unroll
-  for (int i = 0; i < S::kHeadDim / 16; ++i) {
+  for (int i = 0; i < S::kChannels / 16; ++i) {
     Wgmma<typename S::T, S::kRows, false, false>::Ss(d, a + (i / 4) * (S::kCols * 8) + (i % 4) * 2,
                                                      b + (i / 4) * (S::kRows * 8) + (i % 4) * 2, i > 0);
   }
@@ -39,11 +39,12 @@ __device__ __forceinline__ void IssueInner(float (&d)[S::kRows / 2], uint64_t a,
 
 // D[64 keys, head_dim] += A[64 keys, kRows] B[kRows, head_dim].
 template <class S>
-__device__ __forceinline__ void IssueOuter(float (&d)[S::kHeadDim / 2], const uint32_t (&a)[S::kRows / 4], uint64_t b) {
+__device__ __forceinline__ void IssueOuter(float (&d)[S::kChannels / 2], const uint32_t (&a)[S::kRows / 4],
+                                           uint64_t b) {
 #pragma unroll
   for (int i = 0; i < S::kRows / 16; ++i) {
-    Wgmma<typename S::T, S::kHeadDim, false, true>::Rs(d, a[4 * i], a[4 * i + 1], a[4 * i + 2], a[4 * i + 3],
-                                                       b + i * 128, 1);
+    Wgmma<typename S::T, S::kChannels, false, true>::Rs(d, a[4 * i], a[4 * i + 1], a[4 * i + 2], a[4 * i + 3],
+                                                        b + i * 128, 1);
   }
 }
 

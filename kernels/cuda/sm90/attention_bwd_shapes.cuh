@@ -29,6 +29,11 @@ BwdLauncher MakeBwdLauncher(const AttentionBackwardParams& p) {
                   : Kernels::template Make<kGeneral, kRounded, false, false>();
 }
 
+// Whether a call is plain: it has neither masks and turns, nor rounded P, nor rowsum(dS) of it.
+inline bool IsPlain(const AttentionBackwardParams& p) {
+  return !IsGeneral(p) && p.forward.mode != AttentionMode::kHpm && !p.center && p.forward.stats == nullptr;
+}
+
 template <class Kernels>
 BwdLauncher FindBwdOf(const AttentionBackwardParams& p) {
   const bool general = IsGeneral(p);
