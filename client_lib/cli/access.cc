@@ -10,11 +10,16 @@ namespace {
 struct AccessOptions {
   std::string folder, name, uri, out, file, id, expires, days;
   std::vector<std::string> hosts;
+  bool replace = false;
 };
 
 class Words {
  public:
   explicit Words(std::vector<std::string> words) : words_(std::move(words)) {}
+  Words& Flag(const char* flag, bool set) {
+    if (set) words_.emplace_back(flag);
+    return *this;
+  }
   Words& Option(const char* flag, const std::string& value) {
     if (!value.empty()) words_.insert(words_.end(), {flag, value});
     return *this;
@@ -47,6 +52,7 @@ ExitCode CertClient(Cli*, const AccessOptions& options) {
   return Words({"cert", "client"})
       .Option("--uri", options.uri)
       .Option("--out", options.out)
+      .Flag("--replace", options.replace)
       .Option("--days", options.days)
       .Run({options.folder, options.name});
 }
@@ -114,6 +120,7 @@ void AddCert(Cli* cli) {
   command->add_option("--uri", options->uri,
                       "the name by which access_file knows it [spiffe://bellwether/client/NAME]");
   command->add_option("--out", options->out, "another folder for the files");
+  command->add_flag("--replace", options->replace, "in the place of the files that are there, as to renew them");
   AddDays(command, options);
   options =
       AddCommand<AccessOptions>(cli, noun, "revoke", "Takes a client's certificate back; a running server refuses it",

@@ -211,6 +211,9 @@ absl::StatusOr<std::shared_ptr<const Access::Known>> Access::Read() const {
   auto known = std::make_shared<Known>();
   if (options_.access_file.empty()) return known;
   BW_ASSIGN_OR_RETURN(known->rules, ReadAccess(options_.access_file));
+  if (const absl::Status shadows = CheckShadows(known->rules, options_.access_file); !shadows.ok()) {
+    LogWarning("{}", std::string(shadows.message()));
+  }
   if (options_.tokens_file.empty()) return known;
   auto tokens = ReadTokens(options_.tokens_file);
   std::error_code unknown;  // Set where it cannot be told: it may be there, and hold tokens.
@@ -425,18 +428,18 @@ absl::Status Access::Reload() {
   return absl::OkStatus();
 }
 
-void Access::Tick() {
-  if (open()) return;
+std::optional<absl::Status> Access::Tick() {
+  if (open()) return std::nullopt;
   bool changed = false;
   {
     absl::MutexLock lock(&reload_mutex_);
     changed = access_stamp_.Changed(options_.access_file);
     changed = tokens_stamp_.Changed(options_.tokens_file) || changed;
   }
-  if (!changed) return;
-  if (const absl::Status read = Reload(); !read.ok()) {
-    LogError("identities stay as they were: {}", std::string(read.message()));
-  }
+  if (!changed) return std::nullopt;
+  absl::Status read = Reload();
+  if (!read.ok()) LogError("identities stay as they were: {}", std::string(read.message()));
+  return read;
 }
 
 }  // namespace bellwether::server

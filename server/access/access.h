@@ -177,8 +177,9 @@ class Access {
   // Reads both files again; on an error nothing changes.  Errors as Open(); the
   // caller reports them.
   absl::Status Reload();
-  // Call each second: reloads what has changed.
-  void Tick();
+  // Call each second: reloads what has changed, and reports an error.  Nothing:
+  // nothing had changed.
+  std::optional<absl::Status> Tick();
 
  private:
   friend class Grant;

@@ -7,7 +7,9 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "server/access/secret_file.h"
+#include "server/util/glob.h"
 #include "server/util/status_macros.h"
 #include "server/util/strict_yaml.h"
 
@@ -185,6 +187,27 @@ class Reader {
 
 absl::StatusOr<AccessRules> ParseAccess(std::string_view text, const std::string& file) {
   return Reader(file).Read(text);
+}
+
+absl::Status CheckShadows(const AccessRules& rules, const std::string& file) {
+  std::vector<std::string> findings;
+  for (auto at = rules.entries.begin(); at != rules.entries.end(); ++at) {
+    for (const std::string& glob : at->certificates) {
+      // A pattern is covered if it fits another to the letter; a ? stands for no *.
+      const auto covers = [&glob](const std::string& before) {
+        const bool wild = glob.find('*') != std::string::npos && before.find('?') != std::string::npos;
+        return !wild && GlobMatches(before, glob);
+      };
+      const auto by = std::find_if(rules.entries.begin(), at, [&covers](const AccessRules::Entry& entry) {
+        return std::any_of(entry.certificates.begin(), entry.certificates.end(), covers);
+      });
+      if (by == at) continue;
+      findings.push_back(
+          absl::StrCat(file, ": ", at->identity.name, ": certificates ", glob, " is taken by ", by->identity.name,
+                       ", which stands before it: the first that fits counts, so put ", at->identity.name, " first"));
+    }
+  }
+  return findings.empty() ? absl::OkStatus() : absl::InvalidArgumentError(absl::StrJoin(findings, "\n"));
 }
 
 absl::StatusOr<AccessRules> ReadAccess(const std::string& path) {

@@ -54,6 +54,9 @@ struct AccessRules {
 
 // INVALID_ARGUMENT: every finding, a line each, `file:line:column: ...`.
 absl::StatusOr<AccessRules> ParseAccess(std::string_view text, const std::string& file);
+// INVALID_ARGUMENT, a line each: certificates that an entry before takes, so that
+// their own never counts.  Such a file is read all the same.
+absl::Status CheckShadows(const AccessRules& rules, const std::string& file);
 // NOT_FOUND: no such file.  FAILED_PRECONDITION: others may write it.
 absl::StatusOr<AccessRules> ReadAccess(const std::string& path);
 

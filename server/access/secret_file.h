@@ -19,13 +19,17 @@ enum class Secrecy {
   kIntegrity,  // Not writable for group and others.
 };
 
-// NOT_FOUND, INVALID_ARGUMENT (longer than 1 MiB, no plain file),
-// FAILED_PRECONDITION (its mode is too open): names file, mode and remedy.
+// NOT_FOUND (also: this process may not read it), INVALID_ARGUMENT (longer than
+// 1 MiB, no plain file), FAILED_PRECONDITION (its mode is too open): names file,
+// mode, user and remedy.
 absl::StatusOr<std::string> ReadGuardedFile(const std::string& path, Secrecy secrecy);
 
 // Appears whole, synced, with that mode, or not at all.  ALREADY_EXISTS unless
-// `replace`.  INTERNAL: it cannot be written.
-absl::Status WriteSecretFile(const std::string& path, std::string_view text, bool replace, mode_t mode = 0600);
+// `replace`.  A file that is replaced keeps its owner, its group and what
+// `secrecy` allows of its mode: root writes what a service reads.  INTERNAL: it
+// cannot be written, or not with that owner.
+absl::Status WriteSecretFile(const std::string& path, std::string_view text, bool replace, mode_t mode = 0600,
+                             Secrecy secrecy = Secrecy::kSecret);
 
 // Changes when the file does; 0 = there is no file.
 class FileStamp {

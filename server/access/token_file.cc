@@ -123,7 +123,7 @@ absl::StatusOr<std::vector<StoredToken>> ReadTokens(const std::string& path) {
 }
 
 absl::Status WriteTokens(const std::string& path, const std::vector<StoredToken>& tokens) {
-  return WriteSecretFile(path, FormatTokens(tokens), /*replace=*/true);
+  return WriteSecretFile(path, FormatTokens(tokens), /*replace=*/true, 0600, Secrecy::kIntegrity);
 }
 
 std::string FormatUnixSeconds(int64_t unix_s) {

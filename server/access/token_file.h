@@ -48,7 +48,8 @@ std::string FormatTokens(const std::vector<StoredToken>& tokens);
 
 // NOT_FOUND: no such file.  FAILED_PRECONDITION: others may write it.
 absl::StatusOr<std::vector<StoredToken>> ReadTokens(const std::string& path);
-// Whole or not at all, mode 0600.  INTERNAL: it cannot be written.
+// Whole or not at all; a new file has mode 0600, another keeps owner, group and
+// mode.  INTERNAL: it cannot be written.
 absl::Status WriteTokens(const std::string& path, const std::vector<StoredToken>& tokens);
 
 // "2026-11-22T06:30:00Z", or "never".

@@ -296,13 +296,6 @@ absl::Status CheckPeerAddress(std::string_view key, std::string_view address) {
   return address.empty() ? absl::OkStatus() : CheckGrpcAddress(key, address);
 }
 
-// A link that people follow; {name} stands for the runbook's name.
-absl::Status CheckRunbookUrl(std::string_view key, std::string_view url) {
-  if (url.empty() || url.starts_with("https://") || url.starts_with("http://")) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(std::string(key), " = ", CleanText(url, 200), ": must begin with https:// or http://"));
-}
-
 // The one list of keys.  `folder` is where the configuration lies; only reading needs it.
 std::vector<Field> Fields(ServerOptions* o, const std::filesystem::path& folder = {}) {
   Engine::Options& p = o->engine;
@@ -339,9 +332,12 @@ std::vector<Field> Fields(ServerOptions* o, const std::filesystem::path& folder 
           .Says("",
                 "Names, without port, by which browsers and Prometheus may call this server beside its addresses; `*` "
                 "allows any."),
-      Text("web.external_url", &o->external_url)
-          .Says("", "The page's address as others reach it; links in notifications begin with it.",
-                "made of the listen address"),
+      Address("web.external_url", &o->external_url, CheckPageUrl, "https://...")
+          .Says("",
+                "The page's address as others reach it: links in notifications begin with it, and trainers ask it for "
+                "their alerts (`on_alert=`, the lines on the terminal), so that they must reach it, too. Behind TLS it "
+                "begins with https.",
+                "made of the listen address; a trainer takes the host by which it reaches gRPC for 0.0.0.0"),
       Number<int64_t>("web.connections_per_address_max", &o->http.connections_per_address_max, 1, 100'000)
           .Says("connections",
                 "HTTP connections of one address; behind a reverse proxy, whose address all callers have, say 344."),
@@ -374,7 +370,7 @@ std::vector<Field> Fields(ServerOptions* o, const std::filesystem::path& folder 
           .Says("bytes", "Size at which the audit log is renamed and a new one begins."),
       Number<int>("audit.files_max", &o->access.audit.files_max, 1, 100)
           .Says("files", "How many audit logs are kept; the oldest goes."),
-      Address("alerting.runbook_url", &o->runbook_url, CheckRunbookUrl, "https://...")
+      Address("alerting.runbook_url", &o->runbook_url, CheckPageUrl, "https://...")
           .Says("",
                 "Where runbooks are, for links in notifications; `{name}` stands for the runbook's name, which else "
                 "follows behind a slash.",
@@ -552,6 +548,31 @@ absl::Status CheckGrpcAddress(std::string_view key, std::string_view address) {
 
 absl::Status CheckWebAddress(std::string_view key, std::string_view address) {
   return address.empty() ? absl::OkStatus() : SplitHostPort(key, address).status();
+}
+
+absl::Status CheckPageUrl(std::string_view key, std::string_view url) {
+  if (url.empty() || url.starts_with("https://") || url.starts_with("http://")) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(std::string(key), " = ", CleanText(url, 200), ": must begin with https:// or http://"));
+}
+
+absl::Status CheckProtection(const ServerOptions& options) {
+  if (options.insecure_i_understand) return absl::OkStatus();
+  if (!IsLoopback(options.grpc_address) && (!options.tls.on() || options.tls.client_ca.empty())) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "grpc.listen_address = ", options.grpc_address,
+        ": off loopback clients must show certificates, else anybody writes into your runs: set tls.cert_file, "
+        "tls.key_file and tls.client_ca_file (`bellwether cert` makes them), or use a loopback address behind a proxy, "
+        "or --insecure-i-understand"));
+  }
+  if (options.web_address.empty() || IsLoopback(options.web_address)) return absl::OkStatus();
+  const bool guarded = !options.access.access_file.empty() || !options.web_token.empty();
+  if (options.tls.on() && options.web_tls && guarded) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat("web.listen_address = ", options.web_address,
+                                                    ": off loopback the page must speak TLS and ask who reads it: set "
+                                                    "tls.cert_file and tls.key_file, and access_file or "
+                                                    "--web.token-file; or use a loopback address behind a proxy, or "
+                                                    "--insecure-i-understand"));
 }
 
 absl::StatusOr<size_t> ReadConfig(const std::string& path, ServerOptions* options, ServerOptions* legible) {

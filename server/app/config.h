@@ -27,6 +27,11 @@ absl::StatusOr<size_t> ReadConfig(const std::string& path, ServerOptions* option
 // unix:/path.  The web's address is host:port, or "" for none.
 absl::Status CheckGrpcAddress(std::string_view key, std::string_view address);
 absl::Status CheckWebAddress(std::string_view key, std::string_view address);
+// INVALID_ARGUMENT: begins neither with https:// nor with http://; "" is none.
+absl::Status CheckPageUrl(std::string_view key, std::string_view url);
+// FAILED_PRECONDITION: an address off loopback that anybody might use.  Once all
+// options are known, the page's token among them.
+absl::Status CheckProtection(const ServerOptions& options);
 
 // When a change of a key counts.  The file itself is read at start alone.
 enum class ConfigChange {

@@ -234,7 +234,8 @@ int Main(int argc, char** argv) {
       "rights of each identity, YAML; read again on SIGHUP and when it changes");
   add("--access.tokens-file", &options.access.tokens_file,
       "hashes of tokens, written by `bellwether token`; read again in the same cases");
-  add("--web.external-url", &options.external_url, "the page's address in notifications");
+  add("--web.external-url", &options.external_url,
+      "the page's address in notifications, and where trainers ask for their alerts");
   app.add_option("--web.token-file", flags.token_file, "file with the token that the page asks for");
   app.add_flag("--web.enable-reload", options.reload_by_http,
                "POST /-/reload reads the rules and the policy file again");
@@ -325,12 +326,15 @@ int Main(int argc, char** argv) {
     }
     check(CheckGrpcAddress("--grpc.listen-address", options.grpc_address));
     check(CheckWebAddress("--web.listen-address", options.web_address));
+    check(CheckPageUrl("--web.external-url", options.external_url));
   }
   check(ReadNamedFiles(std::getenv("BELLWETHER_CLUSTER_DSN"), &options));
   check(CheckClusterBuild(options.cluster));
   if (flags.config_check) {
     check(CheckNamedFiles(options, std::time(nullptr)));
     if (!flags.token_file.empty()) check(ReadWebToken(flags.token_file, &options.web_token));
+    if (!flags.idle_exit.empty()) options.web_token = "made at the start";
+    if (findings.empty()) check(CheckProtection(options));
   }
   if (!findings.empty()) {
     std::fputs(findings.c_str(), stderr);

@@ -82,6 +82,8 @@ absl::Status ReadNamedFiles(const char* dsn, ServerOptions* options) {
 absl::Status CheckNamedFiles(const ServerOptions& options, int64_t now_unix_s) {
   KeyedFindings findings;
   const std::string &access_file = options.access.access_file, &tokens_file = options.access.tokens_file;
+  const auto access = access_file.empty() ? AccessRules() : ReadAccess(access_file);
+  if (access.ok()) findings.Add("access_file", CheckShadows(*access, access_file));
   if (!tokens_file.empty()) {
     const auto tokens = ReadTokens(tokens_file);
     std::error_code unknown;
@@ -93,7 +95,6 @@ absl::Status CheckNamedFiles(const ServerOptions& options, int64_t now_unix_s) {
     } else {
       findings.Add("tokens_file", tokens.status());
     }
-    const auto access = access_file.empty() ? AccessRules() : ReadAccess(access_file);
     if (tokens.ok() && access.ok() && !access_file.empty()) {
       findings.Add("tokens_file", CheckTokenOwners(*tokens, tokens_file, *access, access_file));
     }

@@ -19,6 +19,7 @@
 #include <cstring>
 #include <filesystem>
 #include <limits>
+#include <optional>
 #include <system_error>
 #include <utility>
 
@@ -45,11 +46,6 @@ namespace {
 bool ListensOnAll(const std::string& address) {
   return absl::StartsWith(address, "0.0.0.0:") || absl::StartsWith(address, "[::]:") ||
          absl::StartsWith(address, ":::");
-}
-
-bool IsLoopback(const std::string& address) {
-  return absl::StartsWith(address, "unix:") || absl::StartsWith(address, "127.") ||
-         absl::StartsWith(address, "localhost:") || absl::StartsWith(address, "[::1]:");
 }
 
 // RELIABILITY: how a stream's memory stays bounded and a dead peer is found.
@@ -119,11 +115,14 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(ServerOptions options) {
 
 absl::Status Server::StartAll() {
   TakeGrpcLog();
-  BW_RETURN_IF_ERROR(CheckAddresses());
+  BW_RETURN_IF_ERROR(CheckProtection(options_));
   BW_RETURN_IF_ERROR(StartAccess());
   BW_RETURN_IF_ERROR(StartBank());
   RecordInfo();
-  RecordReload();
+  {
+    absl::MutexLock lock(&reload_mutex_);
+    RecordReload();
+  }
   if (options_.cluster.on()) BW_RETURN_IF_ERROR(StartCluster());
   options_.engine.answers_bytes_max = options_.query_engine.memory.WholeMax();
   BW_ASSIGN_OR_RETURN(engine_, Engine::Open(options_.engine, &counters_, clock_));
@@ -143,6 +142,12 @@ absl::Status Server::StartAll() {
   const std::string page = options_.external_url.empty() ? PageForOthers() : options_.external_url;
   const AlertLinks links = {.page = page,
                             .runbooks = options_.runbook_url.empty() ? RunbooksOfPage(page) : options_.runbook_url};
+  if (http_ != nullptr && options_.tls.on() && options_.web_tls && absl::StartsWith(options_.external_url, "http://")) {
+    LogWarning(
+        "web.external_url = {}: the page speaks TLS, and trainers ask this address for alerts: it should begin with "
+        "https://",
+        options_.external_url);
+  }
   const bool notifies = !options_.webhooks.empty() || !options_.alertmanagers.empty();
   if (notifies && options_.external_url.empty() && ListensOnAll(http_address_)) {
     LogWarning("web.listen_address is {} and web.external_url is not set: links in notifications will not open",
@@ -204,26 +209,6 @@ absl::Status Server::StartCluster() {
   BW_ASSIGN_OR_RETURN(cluster_, ClusterPart::Make(std::move(options), tls_.get(), access_.get(), &counters_, clock_));
   cluster_->ShareLog(&options_.engine);
   return absl::OkStatus();
-}
-
-absl::Status Server::CheckAddresses() const {
-  if (options_.insecure_i_understand) return absl::OkStatus();
-  if (!IsLoopback(options_.grpc_address) && (!options_.tls.on() || options_.tls.client_ca.empty())) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "grpc.listen_address = ", options_.grpc_address,
-        ": off loopback clients must show certificates, else anybody writes into your runs: set tls.cert_file, "
-        "tls.key_file and tls.client_ca_file (`bellwether cert` makes them), or use a loopback address behind a proxy, "
-        "or "
-        "--insecure-i-understand"));
-  }
-  if (options_.web_address.empty() || IsLoopback(options_.web_address)) return absl::OkStatus();
-  const bool guarded = !options_.access.access_file.empty() || !options_.web_token.empty();
-  if (options_.tls.on() && options_.web_tls && guarded) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat("web.listen_address = ", options_.web_address,
-                                                    ": off loopback the page must speak TLS and ask who reads it: set "
-                                                    "tls.cert_file and tls.key_file, and access_file or "
-                                                    "--web.token-file; or use a loopback address behind a proxy, or "
-                                                    "--insecure-i-understand"));
 }
 
 absl::Status Server::StartAccess() {
@@ -395,7 +380,8 @@ absl::Status Server::Reload() {
     LogWarning(
         "nothing to read again: there is no rules, policy or access file, and the configuration is read at start only");
   }
-  const auto refuse = [this](const char* what, const absl::Status& status) {
+  const auto refuse = [this](bool* good, const char* what, const absl::Status& status) {
+    *good = false;
     counters_.gauge("bellwether_config_last_reload_successful")->Set(0);
     LogError("{} as they were: {}", what, std::string(status.message()));
     return status;
@@ -403,19 +389,21 @@ absl::Status Server::Reload() {
   // Rules and policy both or neither; identities by themselves, so that taking
   // one's rights away waits for nothing.
   const absl::Status access = access_->Reload();
-  if (!access.ok()) return refuse("identities stay", access);
+  if (!access.ok()) return refuse(&identities_good_, "identities stay", access);
+  identities_good_ = true;
   RuleSetPtr rules;
   PolicyPtr policy;
   if (!options_.rules_file.empty()) {
     const auto read = ReadRules(options_.rules_file);
-    if (!read.ok()) return refuse("the rules stay", read.status());
+    if (!read.ok()) return refuse(&rules_good_, "the rules stay", read.status());
     rules = *read;
   }
   if (!options_.policy_file.empty()) {
     const auto read = ReadPolicy(options_.policy_file);
-    if (!read.ok()) return refuse("rules and policy stay", read.status());
+    if (!read.ok()) return refuse(&rules_good_, "rules and policy stay", read.status());
     policy = *read;
   }
+  rules_good_ = true;
   RecordReload();
   if (rules != nullptr) {
     engine_->SetRules(rules);
@@ -457,7 +445,9 @@ ServerInfo Server::Info() {
 }
 
 void Server::RecordReload() {
-  counters_.gauge("bellwether_config_last_reload_successful")->Set(1);
+  const bool good = rules_good_ && identities_good_;
+  counters_.gauge("bellwether_config_last_reload_successful")->Set(good ? 1 : 0);
+  if (!good) return;
   counters_.gauge("bellwether_config_last_reload_success_timestamp_seconds")
       ->Set(static_cast<double>(clock_->UnixMillis()) * 1e-3);
 }
@@ -468,7 +458,11 @@ absl::StatusOr<bool> Server::Tick() {
     ready_ = ready;
     grpc_->GetHealthCheckService()->SetServingStatus(ready);
   }
-  access_->Tick();
+  if (const std::optional<absl::Status> read = access_->Tick(); read.has_value()) {
+    absl::MutexLock lock(&reload_mutex_);
+    identities_good_ = read->ok();
+    RecordReload();
+  }
   if (tls_ != nullptr) tls_->Tick();
   if (cluster_ != nullptr) cluster_->Tick();
   const int64_t now_ns = clock_->MonotonicNanos();

@@ -100,7 +100,6 @@ class Server {
  private:
   explicit Server(ServerOptions options);
   absl::Status StartAll();
-  absl::Status CheckAddresses() const;
   absl::Status StartAccess();
   absl::Status StartBank();
   absl::Status StartGrpc();
@@ -114,13 +113,16 @@ class Server {
   // What GetServerInfo is answered.
   ServerInfo Info();
   void RecordInfo();
-  void RecordReload();
+  void RecordReload() ABSL_EXCLUSIVE_LOCKS_REQUIRED(reload_mutex_);
 
   ServerOptions options_;
   std::string grpc_address_, http_address_, page_url_;
   absl::Mutex info_mutex_;
   ServerInfo info_ ABSL_GUARDED_BY(info_mutex_);  // Without what changes: Info().
   absl::Mutex reload_mutex_;
+  // Whether what was read last was good: rules and policy, and identities.
+  bool rules_good_ ABSL_GUARDED_BY(reload_mutex_) = true;
+  bool identities_good_ ABSL_GUARDED_BY(reload_mutex_) = true;
   Counters counters_;
   Clock* const clock_;
   std::unique_ptr<TlsWatch> tls_;  // Null: plaintext.

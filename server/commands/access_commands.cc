@@ -4,7 +4,6 @@
 #include <openssl/pem.h>
 #include <openssl/x509v3.h>
 #include <sys/file.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -49,9 +48,13 @@ std::string HostName() {
 }
 
 absl::Status Write(const std::string& folder, const std::string& name, const IssuedCertificate& issued, bool replace) {
-  BW_RETURN_IF_ERROR(WriteSecretFile(Beside(folder, name + ".key"), issued.key, replace));
-  BW_RETURN_IF_ERROR(WriteSecretFile(Beside(folder, name + ".pem"), issued.certificate, replace, kPublic));
-  std::printf("wrote %s and %s\n", Beside(folder, name + ".pem").c_str(), Beside(folder, name + ".key").c_str());
+  const std::string key = Beside(folder, name + ".key"), pem = Beside(folder, name + ".pem");
+  for (const std::string& path : {key, pem}) {
+    if (!replace && std::filesystem::exists(path)) return absl::AlreadyExistsError(path + ": is there already");
+  }
+  BW_RETURN_IF_ERROR(WriteSecretFile(key, issued.key, replace));
+  BW_RETURN_IF_ERROR(WriteSecretFile(pem, issued.certificate, replace, kPublic, Secrecy::kIntegrity));
+  std::printf("wrote %s and %s\n", pem.c_str(), key.c_str());
   return absl::OkStatus();
 }
 
@@ -109,7 +112,7 @@ absl::Status Revoke(const std::string& folder, const std::string& certificate) {
     return absl::Status(list.status().code(),
                         absl::StrCat(certificate.empty() ? path : certificate, ": ", list.status().message()));
   }
-  BW_RETURN_IF_ERROR(WriteSecretFile(path, *list, /*replace=*/true, kPublic));
+  BW_RETURN_IF_ERROR(WriteSecretFile(path, *list, /*replace=*/true, kPublic, Secrecy::kIntegrity));
   std::printf("wrote %s\n", path.c_str());
   return absl::OkStatus();
 }
@@ -158,18 +161,11 @@ absl::Status ChangeTokens(const std::string& path, Change change) {
   BW_ASSIGN_OR_RETURN(const int lock, Lock(path));
   const auto unlock = absl::MakeCleanup([lock] { close(lock); });
   std::vector<StoredToken> tokens;
-  struct stat info {};
-  const bool exists = stat(path.c_str(), &info) == 0;
-  if (exists) {
+  if (std::filesystem::exists(path)) {
     BW_ASSIGN_OR_RETURN(tokens, ReadTokens(path));
   }
   BW_RETURN_IF_ERROR(change(&tokens));
-  BW_RETURN_IF_ERROR(WriteTokens(path, tokens));
-  // As root for a server that is not: the file stays its reader's.
-  if (exists && chown(path.c_str(), info.st_uid, info.st_gid) != 0 && geteuid() == 0) {
-    return absl::InternalError(absl::StrCat(path, ": ", std::strerror(errno)));
-  }
-  return absl::OkStatus();
+  return WriteTokens(path, tokens);
 }
 
 // "90d", "12h"; "never" = INT64_MAX.
@@ -212,6 +208,7 @@ void AccessCommands::AddTo(CLI::App* app) {
   cert_client_->add_option("--uri", uri_,
                            "the name by which access_file knows it [" + std::string(kDefaultUri) + "NAME]");
   cert_client_->add_option("--out", out_, "another folder for the files");
+  cert_client_->add_flag("--replace", replace_, "in the place of the files that are there, as to renew them");
   days(cert_client_);
   cert_revoke_ = cert->add_subcommand("revoke", "take a client's certificate back; a running server refuses it");
   cert_revoke_->add_option("folder", folder_, "where ca.pem and ca.key are, and crl.pem is written")->required();
@@ -276,7 +273,9 @@ int AccessCommands::CertClient() const {
     BW_ASSIGN_OR_RETURN(const Authority authority, LoadAuthority(folder_));
     BW_ASSIGN_OR_RETURN(const IssuedCertificate issued,
                         authority.IssueClient(name_, uri_.empty() ? kDefaultUri + name_ : uri_, From(days_)));
-    return Write(out_.empty() ? folder_ : out_, name_, issued, /*replace=*/true);
+    const absl::Status written = Write(out_.empty() ? folder_ : out_, name_, issued, replace_);
+    if (!absl::IsAlreadyExists(written)) return written;
+    return absl::AlreadyExistsError(absl::StrCat(written.message(), "; --replace makes it anew"));
   }());
 }
 
@@ -299,7 +298,12 @@ int AccessCommands::TokenCreate() const {
       tokens->push_back({HashToken(token), name_, NowSeconds(), expires});
       return absl::OkStatus();
     }));
-    if (out_.empty()) std::printf("%s\n", token.c_str());
+    if (out_.empty()) {
+      std::printf("%s\n", token.c_str());
+    } else {
+      std::printf("wrote %s: token %s of %s, until %s\n", out_.c_str(), TokenId(HashToken(token)).c_str(),
+                  name_.c_str(), FormatUnixSeconds(expires).c_str());
+    }
     return absl::OkStatus();
   }());
 }

@@ -44,6 +44,7 @@ class AccessCommands {
   CLI::App* token_list_ = nullptr;
   CLI::App* token_revoke_ = nullptr;
   std::string folder_, name_, uri_, file_, out_, id_, expires_;
+  bool replace_ = false;
   std::vector<std::string> hosts_;
   int64_t days_ = 365, authority_days_ = 3650;
 };

@@ -72,7 +72,13 @@ HttpConnection::Head HttpConnection::ReadHead() {
     if (ssl_ == nullptr) return Head::kEnded;  // No memory for it.
     ERR_clear_error();
     if (const ssize_t done = TlsResult(SSL_do_handshake(ssl_.get())); done != 1) {
-      return done == -2 ? Head::kPartial : Head::kEnded;
+      if (done == -2) return Head::kPartial;
+      // None: the peer has ended without a word of TLS, as a check of the port does.
+      if (const unsigned long error = ERR_peek_error(); error != 0) {
+        const char* const reason = ERR_reason_error_string(error);
+        tls_error_ = reason != nullptr ? reason : "unknown";
+      }
+      return Head::kEnded;
     }
     shook_hands_ = true;
   }

@@ -58,6 +58,8 @@ class HttpConnection final : public httplib::Stream {
 
   // Goes on with the handshake and takes what has come of a head; never waits.
   Head ReadHead();
+  // Why TLS refused the peer, or the peer us; "" = it has not.
+  const std::string& tls_error() const { return tls_error_; }
   // Whether the handshake waits to write rather than to read.
   bool wants_to_write() const { return wants_to_write_; }
   // When what is waited for must have come, on the monotonic clock.
@@ -120,6 +122,7 @@ class HttpConnection final : public httplib::Stream {
   const std::function<void()> closed_;
   const std::unique_ptr<SSL, SslFree> ssl_;
   std::string source_;
+  std::string tls_error_;
   bool health_only_ = false;
   bool shook_hands_;
   bool wants_to_write_ = false;

@@ -15,12 +15,14 @@
 #include "server/util/await_for.h"
 #include "server/util/clock.h"
 #include "server/util/connection_source.h"
+#include "server/util/log.h"
 
 namespace bellwether::server {
 namespace {
 
 constexpr int64_t kLookNs = 200'000'000;  // So often for connections that are late.
 constexpr int64_t kSecondNs = 1'000'000'000;
+constexpr int64_t kTellNs = kSecondNs;  // Between two lines about handshakes.
 constexpr size_t kProbeThreads = 2;
 constexpr char kTooLong[] =
     "HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n";
@@ -44,6 +46,7 @@ HttpListener::HttpListener(const Options& options, Serve serve, Counters* counte
       refused_time_(Refused(counters, "time")),
       refused_head_(Refused(counters, "head")),
       refused_queue_(Refused(counters, "queue")),
+      handshakes_failed_(counters->counter("bellwether_http_handshakes_failed_total")),
       pool_(options.threads_max, options.queue_max),
       probes_(kProbeThreads, options.connections_max) {}
 
@@ -198,8 +201,24 @@ void HttpListener::Progress(const ConnectionPtr& connection) {
     case HttpConnection::Head::kTooLong:
       return Turn(connection, kTooLong, refused_head_);
     case HttpConnection::Head::kEnded:
+      if (!connection->tls_error().empty()) Tell(*connection);
       return Forget(connection);
   }
+}
+
+void HttpListener::Tell(const HttpConnection& connection) {
+  handshakes_failed_->Add();
+  const int64_t now_ns = MonotonicNow();
+  if (told_ns_ != 0 && now_ns - told_ns_ < kTellNs) {
+    ++not_told_;
+    return;
+  }
+  told_ns_ = now_ns;
+  std::string ip = "an address that is gone";
+  int port = 0;
+  connection.get_remote_ip_and_port(ip, port);
+  LogWarning("the page's port: the TLS handshake of {} failed: {} ({} more before, without a line)", ip,
+             connection.tls_error(), std::exchange(not_told_, 0));
 }
 
 void HttpListener::Hold(const ConnectionPtr& connection) {

@@ -85,6 +85,8 @@ class HttpListener {
   void Hold(const ConnectionPtr& connection);
   void Watch(const ConnectionPtr& connection);
   void Forget(const ConnectionPtr& connection);
+  // A handshake that failed, with its address; a line a second at most.
+  void Tell(const HttpConnection& connection);
   void Dispatch(const ConnectionPtr& connection);
   void ServeOne(const ConnectionPtr& connection);
   // Answers without a worker, and ends the connection.
@@ -113,9 +115,12 @@ class HttpListener {
   Counter* const refused_time_;
   Counter* const refused_head_;
   Counter* const refused_queue_;
+  Counter* const handshakes_failed_;
   // Of the one thread.
   std::map<int, ConnectionPtr> waiting_;  // By descriptor.
   int64_t looked_ns_ = 0;                 // For late ones.
+  int64_t told_ns_ = 0;                   // Of Tell().
+  int64_t not_told_ = 0;
   int listener_ = -1;
   int epoll_fd_ = -1;
   int wake_fd_ = -1;

@@ -34,6 +34,11 @@ absl::StatusOr<HostPort> SplitHostPort(std::string_view key, std::string_view ad
   return HostPort{std::string(address.substr(0, colon)), port};
 }
 
+bool IsLoopback(std::string_view address) {
+  return address.starts_with("unix:") || address.starts_with("127.") || address.starts_with("localhost:") ||
+         address.starts_with("[::1]:");
+}
+
 std::string BareHost(std::string_view host) {
   const bool brackets = host.size() > 2 && host.front() == '[' && host.back() == ']';
   return std::string(brackets ? host.substr(1, host.size() - 2) : host);

@@ -22,6 +22,9 @@ absl::StatusOr<HostPort> SplitHostPort(std::string_view key, std::string_view ad
 // The host as look-ups want it: an IPv6 address without its brackets.
 std::string BareHost(std::string_view host);
 
+// Of host:port or unix:/path: whether only this machine reaches it.
+bool IsLoopback(std::string_view address);
+
 }  // namespace bellwether::server
 
 #endif  // BELLWETHER_SERVER_UTIL_HOST_PORT_H_

@@ -465,6 +465,26 @@ def test_a_check_says_every_file_that_is_missing(tmp_path: Path) -> None:
     assert len(lines) == len(begins) and all(map(str.startswith, lines, begins)), lines
 
 
+def test_a_check_refuses_what_a_start_refuses(tmp_path: Path) -> None:
+    config, identity = tmp_path / "bellwetherd.yml", "roles: [read], runs: []"
+    (tmp_path / "access.yml").write_text(
+        f"identities:\n- {{name: all, certificates: ['*'], {identity}}}\n- {{name: ann, certificates: ['x'], {identity}}}\n"
+    )
+    for text, flags, finding in (
+        ("web: {external_url: box}", [], "web.external_url = box: must begin with https:// or http://"),
+        ("", ["--web.external-url=box"], "--web.external-url = box: must begin with https:// or http://"),
+        ("grpc: {listen_address: '0.0.0.0:1'}", [], "off loopback clients must show certificates"),
+        ("web: {listen_address: '0.0.0.0:1'}", [], "off loopback the page must speak TLS"),
+        ("access_file: access.yml", [], "ann: certificates x is taken by all, which stands before it"),
+        ("grpc: {listen_address: '0.0.0.0:1'}", ["--insecure-i-understand"], ""),
+    ):
+        config.write_text(text)
+        command = [str(BIN / "bellwetherd"), f"--config.file={config}", *flags, "--config.check"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+        assert (done.returncode, bool(done.stderr)) == ((3, True) if finding else (0, False)), (text, done.stderr)
+        assert finding in done.stderr
+
+
 JOB = """
 import sys, time
 from bellwether.client import Block, RunClient, RunOptions

@@ -11,6 +11,7 @@ import datetime
 import json
 import math
 import os
+import queue
 import resource
 import socket
 import ssl
@@ -27,7 +28,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 from bellwether_process import BIN, Server, free_port, wait_for
 from secure_server import SecureServer, answers, cpu_seconds, eventually, resident_mib, tool
 
+from bellwether._server.alerts import Alert, Follower
 from bellwether.client import Block
+from bellwether.settings import Settings
 
 ACCESS = """
 identities:
@@ -256,6 +259,35 @@ def test_open_streams_end_with_their_certificate_and_nothing_is_lost(server: Sec
     expect_every_step(server, "r", root, 50)
     assert server.log().count("open streams of everybody end: ") == 1, "once an identity"
     assert any(line["call"] == "Attach" and line["result"] == "UNAUTHENTICATED" for line in server.audit())
+
+
+class Owner:
+    """Of a follower: it knows the page."""
+
+    def __init__(self, server: SecureServer) -> None:
+        self._url = f"https://{server.http}"
+
+    def page_url(self) -> str:
+        return self._url
+
+
+def test_alerts_while_a_certificate_was_revoked_are_heard_later(server: SecureServer) -> None:
+    kept, lost, root = server.client_certificate("kept"), server.client_certificate("lost"), server.token("root")
+    wait_for("the token is read", lambda: server.ask("/metrics", root)[0] == 200)
+    owner, heard = Owner(server), queue.Queue[Alert]()
+    follower = Follower(Settings(run="sick", **lost), owner.page_url, heard.put)
+    wait_for("it follows", lambda: server.metric(root, "bellwether_console_streams") == 1)
+    tool("cert", "revoke", str(server.tls), str(server.tls / "lost.pem"))
+    wait_for("it is refused", lambda: server.metric(root, "bellwether_tls_revoked_refused_total") > 0)
+    with server.trainer("sick", kept) as sick:
+        sick.push(0, [Block("loss", [math.nan])])
+        assert sick.flush(20)
+    for name in ("lost.pem", "lost.key"):
+        (server.tls / name).unlink()
+    assert server.client_certificate("lost") == lost
+    alert = heard.get(timeout=60)
+    assert (alert.run, alert.rule) == ("sick", "nonfinite")
+    follower.stop()
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -566,6 +598,61 @@ def test_readable_keys_and_mismatched_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "access.yml").write_text(ACCESS)
     (tmp_path / "access.yml").chmod(0o666)
     assert "mode 0666 lets others change it" in starts(tmp_path, *local, f"--access.file={tmp_path}/access.yml")
+
+
+def test_failed_handshakes_of_the_page_have_their_address(server: SecureServer, tmp_path: Path) -> None:
+    root = server.token("root")
+    wait_for("the token is read", lambda: server.ask("/metrics", root)[0] == 200)
+    assert server.metric(root, "bellwether_http_handshakes_failed_total") == 0
+    tool("cert", "init", str(tmp_path / "other"))
+    tool("cert", "client", str(tmp_path / "other"), "stranger")
+    stranger = server.shown(tmp_path / "other/stranger.pem", tmp_path / "other/stranger.key")
+    for _ in range(3):
+        assert not page_takes(server, stranger)
+    assert server.metric(root, "bellwether_http_handshakes_failed_total") == 3
+    assert "the page's port: the TLS handshake of 127.0.0.1 failed: certificate verify failed" in server.log()
+
+
+def test_any_reload_sets_the_gauge(server: SecureServer) -> None:
+    root = server.token("root")
+    wait_for("the token is read", lambda: server.ask("/metrics", root)[0] == 200)
+
+    def good() -> float:
+        return server.metric(root, "bellwether_config_last_reload_successful")
+
+    assert good() == 1
+    access = server.folder / "access.yml"
+    access.write_text("identities: 1\n")  # Read because it has changed, without a signal.
+    wait_for("it is refused", lambda: good() == 0)
+    access.write_text(ACCESS)
+    wait_for("it is taken", lambda: good() == 1)
+
+
+def test_a_plain_address_of_a_tls_server_is_warned_of(tmp_path: Path) -> None:
+    with SecureServer(tmp_path, ACCESS, more="web: {external_url: 'http://box:7071'}") as server:
+        assert "web.external_url = http://box:7071: the page speaks TLS" in server.log()
+
+
+def test_a_client_certificate_is_replaced_on_demand_only(tmp_path: Path) -> None:
+    tls = tmp_path / "tls"
+    tool("cert", "init", str(tls))
+    tool("cert", "client", str(tls), "ann")
+    (tls / "ann.key").chmod(0o640)
+    before = (tls / "ann.pem").read_text(), (tls / "ann.key").read_text()
+    again = subprocess.run([BIN / "bellwether", "cert", "client", tls, "ann"], capture_output=True, text=True, check=False)
+    assert again.returncode == 1 and "ann.key: is there already; --replace makes it anew" in again.stderr, again
+    assert (tls / "ann.pem").read_text() == before[0]
+    tool("cert", "client", str(tls), "ann", "--replace")
+    assert (tls / "ann.pem").read_text() != before[0] and (tls / "ann.key").read_text() != before[1]
+    assert (tls / "ann.key").stat().st_mode & 0o777 == 0o640  # As the one before.
+
+
+def test_a_token_written_to_a_file_says_its_id(tmp_path: Path) -> None:
+    tokens, out = str(tmp_path / "tokens"), tmp_path / "ann.token"
+    said = tool("token", "create", "ann", "--file", tokens, "--expires", "90d", "--out", str(out))
+    listed = tool("token", "list", "--file", tokens).splitlines()[1].split()
+    assert said == f"wrote {out}: token {listed[0]} of ann, until {listed[3]}\n"
+    assert out.read_text().strip() not in said
 
 
 def test_server_with_keys_is_not_dumpable(server: SecureServer) -> None:

@@ -7,6 +7,9 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <pwd.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <fstream>
 #include <sstream>
@@ -19,6 +22,7 @@
 namespace bellwether::server {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 constexpr char kRules[] = R"(
@@ -314,6 +318,78 @@ TEST(AccessFileTest, IllegalEntriesAreNamed) {
     EXPECT_THAT(std::string(rules.status().message()), HasSubstr(words)) << text;
     EXPECT_THAT(std::string(rules.status().message()), HasSubstr("access.yml:1:"));
   }
+}
+
+TEST(SecretFileTest, AReplacedFileKeepsOwnerGroupAndMode) {
+  TempDirectory directory;
+  const std::string path = directory.path() + "/key";
+  struct stat info {};
+  ASSERT_TRUE(WriteSecretFile(path, "1", /*replace=*/false).ok());
+  ASSERT_EQ(stat(path.c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 07777, 0600u);
+  const uid_t owner = geteuid() == 0 ? 12'345 : geteuid();
+  const gid_t group = geteuid() == 0 ? 23'456 : getegid();
+  ASSERT_EQ(chown(path.c_str(), owner, group), 0);
+  ASSERT_EQ(chmod(path.c_str(), 0640), 0);
+  ASSERT_TRUE(WriteSecretFile(path, "2", /*replace=*/true).ok());
+  ASSERT_EQ(stat(path.c_str(), &info), 0);
+  EXPECT_EQ(info.st_uid, owner);
+  EXPECT_EQ(info.st_gid, group);
+  EXPECT_EQ(info.st_mode & 07777, 0640u);
+  // What would be refused is not kept.
+  ASSERT_EQ(chmod(path.c_str(), 0666), 0);
+  ASSERT_TRUE(WriteSecretFile(path, "3", /*replace=*/true).ok());
+  ASSERT_EQ(stat(path.c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 07777, 0640u);
+  ASSERT_EQ(chmod(path.c_str(), 0664), 0);
+  ASSERT_TRUE(WriteSecretFile(path, "4", /*replace=*/true, 0644, Secrecy::kIntegrity).ok());
+  ASSERT_EQ(stat(path.c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 07777, 0644u);
+}
+
+TEST(SecretFileTest, AnUnreadableFileNamesTheUserAndWhatHelps) {
+  TempDirectory directory;
+  const std::string path = directory.path() + "/key";
+  ASSERT_TRUE(WriteSecretFile(path, "1", /*replace=*/false).ok());
+  ASSERT_EQ(chmod(path.c_str(), 0), 0);
+  ASSERT_EQ(chmod(directory.path().c_str(), 0755), 0);
+  const bool root = geteuid() == 0;
+  if (root) {
+    ASSERT_EQ(seteuid(65'534), 0);
+  }
+  const auto read = ReadGuardedFile(path, Secrecy::kSecret);
+  const passwd* const user = getpwuid(geteuid());
+  const std::string name = user != nullptr ? user->pw_name : std::to_string(geteuid());
+  if (root) {
+    ASSERT_EQ(seteuid(0), 0);
+  }
+  EXPECT_THAT(std::string(read.status().message()),
+              AllOf(HasSubstr(path + ": cannot be read: Permission denied; user " + name + " must be able to read it"),
+                    HasSubstr("sudo chgrp "), HasSubstr(" " + path + " && sudo chmod 640 " + path)));
+}
+
+TEST(AccessFileTest, CertificatesThatAnEntryBeforeTakesAreNamed) {
+  const auto rules = ParseAccess(R"(
+identities:
+- {name: all, certificates: ["spiffe://b/client/*"], roles: [read], runs: ["*"]}
+- {name: alice, certificates: ["spiffe://b/client/alice", "spiffe://b/other/alice"], roles: [read], runs: ["*"]}
+- {name: some, certificates: ["spiffe://b/client/a?"], roles: [read], runs: ["*"]}
+- {name: others, certificates: ["spiffe://b/*"], roles: [read], runs: ["*"]}
+)",
+                                 "access.yml");
+  ASSERT_TRUE(rules.ok()) << rules.status();
+  EXPECT_EQ(
+      CheckShadows(*rules, "access.yml").message(),
+      "access.yml: alice: certificates spiffe://b/client/alice is taken by all, which stands before it: the first "
+      "that fits counts, so put alice first\n"
+      "access.yml: some: certificates spiffe://b/client/a? is taken by all, which stands before it: the first "
+      "that fits counts, so put some first");
+  const auto wild = ParseAccess(
+      "identities:\n- {name: a, certificates: [\"x?\"], roles: [read], runs: []}\n"
+      "- {name: b, certificates: [\"x*\"], roles: [read], runs: []}\n",
+      "access.yml");
+  ASSERT_TRUE(wild.ok()) << wild.status();
+  EXPECT_TRUE(CheckShadows(*wild, "access.yml").ok()) << "a longer name is b's";
 }
 
 TEST(TokenFileTest, TokensSurviveFormatAndParse) {
