@@ -133,8 +133,9 @@ std::unique_ptr<Connection> TryConnect(const ConnectOptions& options, ExitCode* 
     return std::make_unique<Connection>(own, token.empty() ? own.token : token, options, credentials);
   }
   const std::string earlier = EarlierRuns("bellwether open");
-  *why = std::string("no server: nothing answers at ") + kDefaultServer + ", and you have no private server running; " +
-         (earlier.empty() ? "start bellwetherd, or name a server with --server or BELLWETHER_SERVER" : earlier);
+  *why = std::string("no server is named: give --server HOST:PORT, or set BELLWETHER_SERVER. Nothing answers at ") +
+         kDefaultServer + ", and you have no private server running; " +
+         (earlier.empty() ? "bellwetherd starts one" : earlier);
   *code = kUnreachable;
   return nullptr;
 }
@@ -157,7 +158,11 @@ std::string Explain(Connection* connection, const grpc::Status& status) {
       return WhyUnreachable(*connection, status);
     case grpc::StatusCode::UNAUTHENTICATED:
     case grpc::StatusCode::PERMISSION_DENIED:
-      return "denied by " + connection->address() + ": " + status.error_message() + " (see --token-file, --tls-cert)";
+      return "denied by " + connection->address() + ": " + status.error_message() +
+             // Of a name; a server that knows its callers by name takes none.
+             (status.error_message().find("approvers") != std::string::npos
+                  ? " (see --by; where the server knows you by name, --token-file or --tls-cert)"
+                  : " (see --token-file, --tls-cert)");
     default:
       return status.error_message() + Suggestion(connection, status);
   }

@@ -144,7 +144,9 @@ int main(int argc, char** argv) {
       }
     }
     // CLI11 has codes of its own; help is a success and goes to stdout.
-    return cli.app.exit(error, std::cout, std::cerr) == 0 ? kOk : kUsage;
+    if (!failed) return cli.app.exit(error, std::cout, std::cerr) == 0 ? kOk : kUsage;
+    Complain(std::string(error.what()) + " (see --help)");
+    return kUsage;
   }
   SetForPeople(cli.output);
   const ExitCode code = cli.every.count() > 0 ? Repeat(&cli) : cli.action();

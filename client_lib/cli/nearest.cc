@@ -86,6 +86,11 @@ std::string WhyNoCommand(const CLI::App* root, const std::vector<std::string>& w
   if (!found.positionals.empty()) {
     const std::string& word = found.positionals.front();
     std::string nearest = DidYouMean(word, names);
+    // The words in the other order, as "check policy" of "policy check".
+    const CLI::App* const other = found.command == root ? nullptr : FindCommand(root, word);
+    if (other != nullptr && FindCommand(other, found.command->get_name()) != nullptr) {
+      nearest = "; did you mean " + word + " " + found.command->get_name();
+    }
     // A verb of a noun, as "explain" of "run explain".
     for (const std::string& name : nearest.empty() && found.command == root ? names : std::vector<std::string>()) {
       if (FindCommand(FindCommand(root, name), word) == nullptr) continue;

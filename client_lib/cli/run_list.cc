@@ -2,6 +2,7 @@
 #include <iostream>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -13,8 +14,8 @@ namespace {
 
 constexpr uint32_t kAlertsAsked = 1000;  // The server's own limit.
 
-// The worst alert that fires, by the run's uuid.
-std::map<std::string, v1::Transition> WorstAlerts(Connection* connection) {
+// The worst alert that fires, by the run's uuid.  `muted`: those where one fires that was called false.
+std::map<std::string, v1::Transition> WorstAlerts(Connection* connection, std::set<std::string>* muted) {
   v1::ListAlertsRequest request;
   request.set_firing_only(true);
   request.set_limit(kAlertsAsked);
@@ -28,7 +29,10 @@ std::map<std::string, v1::Transition> WorstAlerts(Connection* connection) {
     return a.stage() != b.stage() ? a.stage() > b.stage() : a.first_step() < b.first_step();
   };
   for (const v1::Alert& alert : response.alerts()) {
-    if (alert.muted()) continue;
+    if (alert.muted()) {
+      muted->insert(alert.last().run_uuid());
+      continue;
+    }
     const auto [at, is_new] = worst.try_emplace(alert.last().run_uuid(), alert.last());
     if (!is_new && worse(alert.last(), at->second)) at->second = alert.last();
   }
@@ -43,7 +47,8 @@ std::string StateOf(const v1::Run& run) {
 }
 
 // Of a run without alerts: what may be claimed of it, where there is no room for its stage.
-std::string Health(const v1::Run& run) {
+std::string Health(const v1::Run& run, bool muted) {
+  if (muted) return "muted";
   if (!run.has_judged() || run.stage() > 0) return "-";
   if (!run.judged().whole()) return "partly";
   return run.judged().text() == "healthy" ? "healthy" : "none yet";
@@ -52,7 +57,8 @@ std::string Health(const v1::Run& run) {
 }  // namespace
 
 Table RunsForPeople(Connection* connection, const v1::ListRunsResponse& response) {
-  const std::map<std::string, v1::Transition> worst = WorstAlerts(connection);
+  std::set<std::string> muted;
+  const std::map<std::string, v1::Transition> worst = WorstAlerts(connection, &muted);
   Table table{.columns = {"RUN", "STATE", "SEV", "HEAD", "SINCE", "LEFT", "STAGE", "STEP", "LOSS", "REPORT"},
               .texts = {"-"},  // None of them is a sentence.
               .spare = {"LOSS", "STEP", "REPORT", "STAGE"}};
@@ -65,7 +71,8 @@ Table RunsForPeople(Connection* connection, const v1::ListRunsResponse& response
                        : alert.severity() == v1::SEVERITY_WARNING  ? 214
                                                                    : -1;
     table.rows.push_back(
-        {run.description().name(), StateOf(run), Cell(ill ? SeverityName(alert.severity()) : Health(run), colour),
+        {run.description().name(), StateOf(run),
+         Cell(ill ? SeverityName(alert.severity()) : Health(run, muted.contains(run.description().uuid())), colour),
          ill ? HeadText(alert.layer(), alert.head()) : "-", ill ? Integer(alert.first_step()) : "-", EtaText(run.eta()),
          Stage(run), Integer(run.step()), LossText(run, 4), Time(run.last_report_unix_ns())});
   }

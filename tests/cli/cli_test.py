@@ -574,6 +574,7 @@ class ConnectTest(unittest.TestCase):
             result = run("run", "list", env=environment(XDG_STATE_HOME=folder))
         self.assertEqual(result.returncode, 4, "is a server of yours on 127.0.0.1:7070?")
         self.assertIn("no private server", result.stderr)
+        self.assertTrue(result.stderr.startswith("bellwether: no server is named: give --server HOST:PORT"), result.stderr)
 
     def test_environment_and_flag(self) -> None:
         server = Server()

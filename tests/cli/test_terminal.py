@@ -113,6 +113,18 @@ def test_times_are_told_from_now(server: Server) -> None:
     assert re.search(r"silenced, ends in (2\.0 h|1\d\d min)", silenced)
 
 
+def test_runs_with_false_alarms_alone_are_muted(server: Server) -> None:
+    firing = [alert["last"]["key"] for alert in server.json("alert", "list", "--run", WARNED, "--firing")["alerts"]]
+    try:
+        for key in firing:
+            server.run("alert", "false-alarm", WARNED, key, "--reason", "known")
+        lines = shown(server, 120, "run", "list").splitlines()
+        assert next(line for line in lines if line.startswith(WARNED)).split()[2] == "muted"
+    finally:
+        for key in firing:
+            server.run("alert", "false-alarm", WARNED, key, "--undo")
+
+
 @contextmanager
 def proposing() -> Iterator[str]:
     """The address of a server that takes proposals."""
