@@ -163,7 +163,7 @@ const checks = {
     const verdict = page.locator('.verdict');
     await verdict.locator('.why li', { hasText: ", now " }).nth(2).waitFor();
     assert.deepEqual(await verdict.locator('button.primary').allTextContents(), ['Approve: centre the keys, layer 1']);
-    assert.match(await verdict.locator('.cost').textContent(), /^Cost: 1 to 6 % of attention time/);
+    assert.match(await verdict.locator('.cost').textContent(), /^Cost: up to 8 % of attention time/);
     const lines = await verdict.locator('.why li').allTextContents();
     assert.deepEqual(lines.map((line) => line.split(/ [\d.]/)[0]), ['Drift ratio', 'Key-gradient leak', 'Tied rows']);
     assert.match(lines[1], /^Key-gradient leak 0\.0081 when judged, now 0\.0\d+ · threshold 0\.0012 · healthy 4\.4e−4$/);
