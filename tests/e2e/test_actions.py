@@ -95,6 +95,7 @@ def await_judged(server: Server, run: str, step: int) -> None:
 def without_advice(log: list[dict[str, Any]], run: str) -> list[dict[str, Any]]:
     for transition in log:
         transition.pop("advice")
+        transition.pop("do_first")
         transition.pop("run")
         transition["summary"] = transition["summary"].replace(run, "")
         transition.pop("siblings", None)

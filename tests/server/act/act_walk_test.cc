@@ -104,7 +104,8 @@ struct Walker : ActRun {
 const std::map<S, std::set<S>>& Legal() {
   static const std::map<S, std::set<S>> legal = {
       {S::kNone, {S::kProposed}},
-      {S::kProposed, {S::kApproved, S::kRefused, S::kExpired}},
+      // Proposed again: what the job allows has changed.
+      {S::kProposed, {S::kProposed, S::kApproved, S::kRefused, S::kExpired}},
       {S::kApproved, {S::kSent, S::kRefused, S::kExpired}},
       // Sent again: a new attempt began without it.
       {S::kSent, {S::kSent, S::kApplied, S::kRefused, S::kExpired}},
