@@ -29,8 +29,8 @@ void AddActions(AlertTransition last, const std::vector<Action>& actions, const 
   shown->mutable_last()->set_advice(last.advice);
   shown->mutable_last()->set_do_first(DoText(last, /*link=*/""));
   for (const Action& action : actions) {
-    const bool waits = action.state == ActionState::kProposed && action.alert_key == last.key;
-    if (waits && run != nullptr) *shown->add_proposed() = ToProto(action, run->record.description.uuid);
+    const bool is_its = action.alert_key == last.key || action.alert_key.empty();
+    if (is_its && action.state == ActionState::kProposed && run != nullptr) *shown->add_proposed() = ToProto(action, run->record.description.uuid);
   }
 }
 
