@@ -30,7 +30,8 @@ void AddActions(AlertTransition last, const std::vector<Action>& actions, const 
   shown->mutable_last()->set_do_first(DoText(last, /*link=*/""));
   for (const Action& action : actions) {
     const bool is_its = action.alert_key == last.key || action.alert_key.empty();
-    if (is_its && action.state == ActionState::kProposed && run != nullptr) *shown->add_proposed() = ToProto(action, run->record.description.uuid);
+    if (is_its && action.state == ActionState::kProposed && run != nullptr)
+      *shown->add_proposed() = ToProto(action, run->record.description.uuid);
   }
 }
 
