@@ -145,8 +145,8 @@ absl::StatusOr<v1::Alert> QueryEngine::PutNote(const std::string& run, const std
   BW_ASSIGN_OR_RETURN(const AlertView alert, stores_.alerts->Get(id, key));
   v1::Alert noted = ToProto(alert, *stores_.runs);
   HideSiblings(stores_, context.grant.get(), id, &noted);
-  BW_ASSIGN_OR_RETURN(const std::vector<Action> actions, stores_.actions->List(id));
-  AddActions(alert.last, actions, found, &noted);
+  // The note is kept, whatever else can be read.
+  if (const auto actions = stores_.actions->List(id); actions.ok()) AddActions(alert.last, *actions, found, &noted);
   return noted;
 }
 

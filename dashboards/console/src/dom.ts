@@ -47,6 +47,10 @@ export class Openings {
   details(key: string, open: boolean, props: Props, ...children: Child[]): HTMLDetailsElement {
     const element = h('details', { ...props, open: this.chosen.get(key) ?? open }, ...children);
     element.addEventListener('toggle', () => this.chosen.set(key, element.open));
+    // That comes later, when it may have been drawn anew, as it was before the click.
+    element.addEventListener('click', ({ target }) => {
+      if (target instanceof Element && target.closest('summary')?.parentElement === element) this.chosen.set(key, !element.open);
+    });
     return element;
   }
 }
