@@ -104,8 +104,14 @@ std::string AdviceNow(const std::vector<Action>& actions, const AlertTransition&
   if (const std::string more = ProposalText(actions, now); !more.empty()) {
     absl::StrAppend(&advice, advice.empty() ? "" : " ", more);
   }
+  // What was applied for no alert may help those that began before, unless it is too late for any repair.
+  const auto is_its = [&](const Action& action) {
+    return action.alert_key == transition.key ||
+           (action.alert_key.empty() && !action.history.empty() &&
+            transition.first_step <= action.history.back().step && !absl::StartsWith(advice, "Stop"));
+  };
   const bool on_trial = std::any_of(actions.begin(), actions.end(), [&](const Action& action) {
-    return action.state == ActionState::kApplied && (action.alert_key == transition.key || action.alert_key.empty());
+    return action.state == ActionState::kApplied && is_its(action);
   });
   if (on_trial && transition.state == AlertState::kFiring) {
     advice = absl::StrCat(kOnTrialWords, advice.empty() ? "" : " ", advice);

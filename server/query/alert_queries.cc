@@ -48,7 +48,7 @@ absl::StatusOr<v1::ListAlertsResponse> QueryEngine::ListAlerts(const v1::ListAle
     run = found->record.id;
   }
   v1::ListAlertsResponse response;
-  std::map<RunId, std::vector<Action>> actions;  // Of runs whose alerts speak of proposals.
+  std::map<RunId, std::vector<Action>> actions;
   for (const AlertView& alert : stores_.alerts->List(run, request.firing_only())) {
     if (static_cast<int>(alert.last.severity) < request.severity_min()) continue;
     const RunSnapshotPtr named = stores_.runs->Get(alert.last.run);  // It may have been renamed since.
@@ -59,16 +59,22 @@ absl::StatusOr<v1::ListAlertsResponse> QueryEngine::ListAlerts(const v1::ListAle
     *response.add_alerts() = ToProto(alert, *stores_.runs);
     v1::Alert* const shown = response.mutable_alerts(response.alerts_size() - 1);
     HideSiblings(stores_, context.grant.get(), alert.last.run, shown);
-    const bool is_open = alert.last.state == AlertState::kFiring && !alert.muted;
-    if (!is_open && !SpeaksOfProposals(alert.last.advice)) continue;
-    const auto [known, is_new] = actions.try_emplace(alert.last.run);
-    if (is_new) {
-      BW_RETURN_IF_ERROR(Check(context));
-      if (auto read = stores_.actions->List(alert.last.run); read.ok()) known->second = *std::move(read);
-    }
-    AddActions(alert.last, known->second, named, shown);
+    BW_RETURN_IF_ERROR(ShowActions(alert, context, &actions, shown));
   }
   return response;
+}
+
+absl::Status QueryEngine::ShowActions(const AlertView& alert, const CallContext& context,
+                                      std::map<RunId, std::vector<Action>>* known, v1::Alert* shown) const {
+  const bool is_open = alert.last.state == AlertState::kFiring && !alert.muted;
+  if (!is_open && !SpeaksOfProposals(alert.last.advice)) return absl::OkStatus();
+  const auto [of_run, is_new] = known->try_emplace(alert.last.run);
+  if (is_new) {
+    BW_RETURN_IF_ERROR(Check(context));
+    if (auto read = stores_.actions->List(alert.last.run); read.ok()) of_run->second = *std::move(read);
+  }
+  AddActions(alert.last, of_run->second, stores_.runs->Get(alert.last.run), shown);
+  return absl::OkStatus();
 }
 
 absl::StatusOr<v1::GetAlertResponse> QueryEngine::GetAlert(const v1::GetAlertRequest& request,

@@ -81,13 +81,17 @@ absl::StatusOr<v1::ListAlertsResponse> RunRouter::ListAlerts(const QueryEngine& 
   const auto others = AskAll<v1::ListAlertsResponse>(peers_, peers_->spread(), "ListAlerts", request, context,
                                                      response.mutable_unanswered());
   const QueryStores& stores = engine.stores();
+  std::map<RunId, std::vector<Action>> actions;
   for (const AlertView& alert : stores.alerts->List(/*run=*/0, request.firing_only())) {
     if (static_cast<int>(alert.last.severity) < request.severity_min() || !context.Sees(alert.last.run_name)) continue;
     const Peers::Owner owner = peers_->OwnerOfRun(alert.last.run);
     if (!owner.here && others.count(owner.address) > 0) continue;             // He knows it better.
     if (owner.here && stores.runs->Get(alert.last.run) == nullptr) continue;  // The run is deleted.
-    *response.add_alerts() = ToProto(alert, *stores.runs);
-    HideSiblings(stores, context.grant.get(), alert.last.run, response.mutable_alerts(response.alerts_size() - 1));
+    v1::Alert* const shown = response.add_alerts();
+    *shown = ToProto(alert, *stores.runs);
+    HideSiblings(stores, context.grant.get(), alert.last.run, shown);
+    // What waits is known where the run is.
+    if (owner.here) BW_RETURN_IF_ERROR(engine.ShowActions(alert, context, &actions, shown));
   }
   for (const auto& [server, list] : others) response.mutable_alerts()->MergeFrom(list.alerts());
   std::stable_sort(response.mutable_alerts()->begin(), response.mutable_alerts()->end(),

@@ -17,8 +17,10 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -109,6 +111,10 @@ class QueryEngine {
 
   const Options& options() const { return options_; }
   const QueryStores& stores() const { return stores_; }
+  // Adds to an open alert, as ListAlerts has it, what waits for it and the advice as of now.  `known`: actions of runs,
+  // which are read once each.
+  absl::Status ShowActions(const AlertView& alert, const CallContext& context,
+                           std::map<RunId, std::vector<Action>>* known, v1::Alert* shown) const;
   // A context whose deadline is deadline_ms from now.
   CallContext NewContext(GrantPtr grant = nullptr) const;
   // A stream's share of the memory of queries, as long as it lives.

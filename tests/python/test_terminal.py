@@ -251,12 +251,12 @@ def test_a_run_is_asked_for_by_its_uuid(owner: Owner) -> None:
 
 
 @pytest.mark.parametrize("status", [401, 403])
-def test_a_server_that_refuses_is_asked_once(
+def test_a_refusal_is_told_and_not_asked_again_soon(
     owner: Owner, caplog: pytest.LogCaptureFixture, status: int
 ) -> None:
     Answers.status = status
     shown = begun(owner)
-    time.sleep(0.5)
+    until(lambda: len(told(caplog)) == 1)
     assert Answers.asked == 1
     (line,) = told(caplog)
     base = owner.page_url().partition("/?")[0]
@@ -266,6 +266,18 @@ def test_a_server_that_refuses_is_asked_once(
     caplog.set_level(logging.INFO, "bellwether")
     shown.end(ended())
     assert "is not known here: the server refused: " in told(caplog)[1]
+
+
+def test_a_run_that_has_not_begun_is_no_failure(
+    owner: Owner, caplog: pytest.LogCaptureFixture
+) -> None:
+    Answers.status = 404
+    shown = begun(owner)
+    until(lambda: Answers.asked > 8)
+    Answers.status = 200
+    asked_again()
+    assert told(caplog) == []
+    shown.end(ended(-1))
 
 
 def test_a_server_that_takes_us_again_is_heard(

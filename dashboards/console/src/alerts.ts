@@ -42,6 +42,7 @@ export function alertName(alert: Alert): string {
 
 /** What to do first, and what more the advice says. */
 export function firstAndRest({ do_first, advice }: Alert['last']): [first: string, rest: string] {
+  if (do_first === '') return [advice, ''];  // A server of before says its advice only.
   return advice.startsWith(do_first) ? [do_first, advice.slice(do_first.length).trim()] : [do_first, advice];
 }
 

@@ -1,5 +1,5 @@
 // The alerts of all runs: what fires, for how long, how long is left, who is on it, and what waits for a word.
-import { actionTitle, scopeOf } from './action_words';
+import { actionTitle, scopeOf, waiting } from './action_words';
 import { counts, headName, isFiring, severityOf } from './alerts';
 import { api, num } from './api';
 import { caller, whyNot } from './caller';
@@ -158,7 +158,7 @@ export class AlertsPage {
     const seconds = run ? meanStepSeconds(run) : 0;
     const since = run ? toldWords(run, alert) : '';
     const left = run && !run.ended && counts(alert) && last.stage < 5 ? leftOf(run, alert, seconds) : null;
-    const proposal = isQuiet ? undefined : alert.proposed[0];
+    const proposal = isQuiet ? undefined : waiting(alert.proposed, last.key);
     const link = formatRoute({ ...routeOf(last.run), alert: last.key });
     const allowed = proposal?.not_allowed ? ' (not allowed by the job)' : '';
     const waits = proposal ? h('a', { href: link }, `${actionTitle(proposal)}, ${scopeOf(proposal)}${allowed}`) : '–';

@@ -232,7 +232,8 @@ export class VerdictView {
     const proposed = refused !== '' ? h('p', { class: 'refused' }, refused)
       : proposal && !mayAct ? h('span', {}, `Proposed: ${actionTitle(proposal)}, ${scopeOf(proposal)}`) : null;
     const expiry = proposal ? expiryWords(proposal) : '';
-    const cost = proposal?.cost && refused === '' ? h('span', { class: 'cost' }, `Cost: ${proposal.cost}`, expiry ? ` · ${expiry}` : '') : null;
+    const price = `Cost: ${proposal?.cost ?? ''}${expiry ? ` · ${expiry}` : ''}`;
+    const cost = proposal?.cost && refused === '' ? h('span', { class: 'cost' }, price) : null;
     const name = alertName(alert);
     const silence = (seconds: number) =>
       this.signing.sign('Silence', () => api.silence(this.name, key, seconds));

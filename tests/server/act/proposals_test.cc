@@ -107,6 +107,16 @@ TEST(ProposalsTest, RepairOnTrialIsToBeWaitedFor) {
   transition.advice = "Stop.";
   EXPECT_EQ(AdviceNow({Centring("aa-1", ActionState::kApplied)}, transition), absl::StrCat(kOnTrialWords, " Stop."));
   EXPECT_EQ(AdviceNow({Centring("aa-1", ActionState::kHelped)}, transition), "Stop.");
+  // Of an action for no alert: not where all is lost, nor for what began later.
+  Action other = Centring("aa-2", ActionState::kApplied);
+  other.alert_key.clear();
+  other.history.push_back({.state = ActionState::kApplied, .step = 90});
+  EXPECT_EQ(AdviceNow({other}, transition), "Stop.");
+  transition.advice = "Clip.";
+  transition.first_step = 80;
+  EXPECT_EQ(AdviceNow({other}, transition), absl::StrCat(kOnTrialWords, " Clip."));
+  transition.first_step = 100;
+  EXPECT_EQ(AdviceNow({other}, transition), "Clip.");
 }
 
 TEST(ProposalsTest, ProposalsOfOtherAlertsOrStatesAddNothing) {

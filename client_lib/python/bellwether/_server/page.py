@@ -74,8 +74,8 @@ class Hearing:
 
 @dataclass(frozen=True)
 class Event:
-    kind: str  # alert, runs or resync
-    id: str  # Of an alert; "" else.
+    kind: str  # alert, runs, resync or refused
+    id: str  # Of an alert or a resync, from where the stream goes on; "" else.
     data: Any
 
 

@@ -118,7 +118,9 @@ class Terminal:
             else:
                 why = f": {files.one_line(e)}" if isinstance(e, OSError) else " that can be read"
                 self._why = f"the server gave no answer{why}"
-            if not self._ending.is_set():
+            # A run is known from its first step on, which may take minutes.
+            unknown = isinstance(e, QueryError) and e.status == 404
+            if not unknown and not self._ending.is_set():
                 since = "" if self._judged is None else f" since step {self._judged.step}"
                 self._hearing.failed(self._url, self._why, self._refused, since)
             if self._refused or not isinstance(e, QueryError):
