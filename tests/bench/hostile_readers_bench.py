@@ -26,7 +26,8 @@ from typing import Any
 
 import grpc
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / part) for part in ("support", "fault")]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fault"))
 from ack_ledger import HEADS, INGEST, LAYERS, SIGNALS
 from bellwether_process import Server
 from test_unread_answers import QUERY_MIB, RECORDING, hostile_readers

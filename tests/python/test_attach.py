@@ -398,7 +398,7 @@ def test_a_missing_sender_is_said(
     model(batch(SHAPE, 0)).square().mean().backward()
     monitor.step(loss=1.0)
     assert "bellwether-sender was not found" in monitor.status()["last_error"]
-    assert "nothing is sent: bellwether-sender was not found" in caplog.text
+    assert "nothing is recorded: bellwether-sender was not found" in caplog.text
     monitor.detach()
 
 
