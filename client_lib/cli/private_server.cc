@@ -152,7 +152,7 @@ pid_t Spawn(const fs::path& folder, const std::string& socket, const std::string
   const pid_t child = fork();
   if (child != 0) return std::max(child, 0);
   setsid();  // Ctrl-C is not for the server.
-  const int in = open("/dev/null", O_RDONLY), out = open(log.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+  const int in = open("/dev/null", O_RDONLY), out = open(log.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND, 0600);
   for (const auto& [from, to] : {std::pair(in, 0), std::pair(out, 1), std::pair(out, 2)}) {
     if (from < 0 || dup2(from, to) < 0) _exit(127);
   }
@@ -168,6 +168,14 @@ std::string LastLine(const std::string& path) {
     if (!line.empty()) last = line;
   }
   return last;
+}
+
+bool HasLineWith(const std::string& path, const std::string& words) {
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    if (line.find(words) != std::string::npos) return true;
+  }
+  return false;
 }
 
 PrivateServer Start(const fs::path& folder, std::string* why) {
@@ -195,8 +203,8 @@ PrivateServer Start(const fs::path& folder, std::string* why) {
     if (waitpid(child, &status, WNOHANG) == child) {
       child = 0;
       *why = "bellwetherd has ended: " + LastLine(log);
-      // The one before may still be closing its folder: its ready file goes first.
-      if (why->find("one server per directory") == std::string::npos) return {};
+      // The one before may still be closing its folder: its ready file goes first, and its last words may come last.
+      if (!HasLineWith(log, "one server per directory")) return {};
       starts.Wait();
       looks = {};
       continue;

@@ -241,7 +241,9 @@ def _start(binary: Path, folder: Path) -> PrivateServer:
 
 
 def _spawn(binary: Path, folder: Path, listen: Path, output_path: Path) -> subprocess.Popen[bytes]:
-    with open(output_path, "w", encoding="utf-8") as output:
+    output_path.write_bytes(b"")
+    # The one before may have last words yet: they come behind what is there.
+    with open(output_path, "ab") as output:
         return subprocess.Popen(
             [
                 str(binary),
