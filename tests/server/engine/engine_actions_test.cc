@@ -332,16 +332,15 @@ TEST_F(EngineActionsTest, AgreeingRanksAreAskedThroughFirstRank) {
   EXPECT_EQ(Actions()[0].state, ActionState::kApplied);
 }
 
-TEST_F(EngineActionsTest, TrainersRefusalKeepsItsReason) {
+TEST_F(EngineActionsTest, ActionTheJobForbidsIsRefusedAtOnce) {
   ActionsTrainer trainer(engine_.get(), Job{.kinds_mask = 0});
   trainer.Step(1);
   trainer.got();
   const auto action = Ask(Centring(true));
+  EXPECT_EQ(action.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(action.status().message()), HasSubstr("allow"));
   EXPECT_THAT(trainer.got(), IsEmpty());
-  const std::vector<Action> actions = Actions();
-  ASSERT_THAT(actions, SizeIs(1));
-  EXPECT_EQ(actions[0].state, ActionState::kRefused);
-  EXPECT_THAT(actions[0].history.back().reason, HasSubstr("allow"));
+  EXPECT_THAT(Actions(), IsEmpty());
 }
 
 TEST_F(EngineActionsTest, AuditKeepsRefusedRequestsOverRestart) {
