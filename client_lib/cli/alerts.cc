@@ -238,11 +238,6 @@ Table TransitionTable() {
           .widths = {20, 12, 8, 8, 6, 6, 4}};
 }
 
-// A server of before does not say what comes first.
-std::string DoText(const v1::Transition& transition) {
-  return transition.do_first().empty() ? transition.advice() : transition.do_first();
-}
-
 std::vector<Cell> TransitionRow(const v1::Transition& transition) {
   const Cell state(StateName(transition.state()), Colour(transition));
   const Cell severity(SeverityName(transition.severity()), Colour(transition));

@@ -263,6 +263,10 @@ std::string EtaText(const v1::Eta& eta) {
   return text;
 }
 
+std::string DoText(const v1::Transition& transition) {
+  return transition.do_first().empty() ? transition.advice() : transition.do_first();
+}
+
 std::string SummaryText(const v1::Transition& transition) {
   const std::string name = transition.run() + ": ";
   const bool repeats = ForPeople() && transition.summary().rfind(name, 0) == 0;

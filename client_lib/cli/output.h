@@ -74,6 +74,8 @@ std::string JudgedText(const v1::Run& run);
 std::string EtaText(const v1::Eta& eta);
 // The summary; for people without the run's name, which stands beside it.
 std::string SummaryText(const v1::Transition& transition);
+// What to do first; all of the advice where an older server does not say what comes first.
+std::string DoText(const v1::Transition& transition);
 // What 98 % lay between: "0.31..1.9 in 12 runs"; "-" if nothing is known.
 std::string BandText(const v1::SiblingBand& band);
 // Its name; for people its title: "Tied rows" for tied_fraction_bf16.

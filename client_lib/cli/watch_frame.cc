@@ -81,8 +81,7 @@ std::string Advice(const v1::ListAlertsResponse& alerts) {
     if (alert.muted() || alert.last().advice().empty()) continue;
     if (worst == nullptr || alert.last().severity() > worst->severity()) worst = &alert.last();
   }
-  if (worst == nullptr) return "";
-  return "do: " + (worst->do_first().empty() ? worst->advice() : worst->do_first());
+  return worst == nullptr ? "" : "do: " + DoText(*worst);
 }
 
 // The newest first: those that wait, are on their way or on trial.

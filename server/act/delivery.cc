@@ -40,13 +40,16 @@ std::string ActionEngine::State::WhyNot(ActionKind kind) const {
   return "";
 }
 
+bool ActionEngine::State::AbilitiesKnown() const {
+  if (ranks.empty()) return false;
+  const RankAbilities& lowest = ranks.begin()->second;
+  return ranks.size() >= run.reporters || (lowest.rank == 0 && lowest.ranks_agree);
+}
+
 std::optional<std::string> ActionEngine::State::NotAllowed(const Action& action) const {
   // Advice is for people, and what was applied may be taken back.
   if (action.kind == ActionKind::kRollbackSuggest || !action.undoes.empty()) return "";
-  if (ranks.empty()) return std::nullopt;
-  if (ranks.size() < run.reporters && !(ranks.begin()->first == 0 && ranks.begin()->second.ranks_agree)) {
-    return std::nullopt;
-  }
+  if (!AbilitiesKnown()) return std::nullopt;
   return Clipped(WhyNot(action.kind), kReasonBytesMax);
 }
 
@@ -67,10 +70,9 @@ int64_t ActionEngine::State::margin_steps() const {
 }
 
 void ActionEngine::State::Address(Tracked* tracked, const Now& now, Changed* changed) {
-  if (!tracked->on_its_way() || !tracked->recipients.empty() || ranks.empty()) return;
+  if (!tracked->on_its_way() || !tracked->recipients.empty()) return;
+  if (!AbilitiesKnown()) return;  // Until they have said hello, or it expires.
   const RankAbilities& lowest = ranks.begin()->second;
-  const bool all_here = ranks.size() >= run.reporters;
-  if (!all_here && !(lowest.rank == 0 && lowest.ranks_agree)) return;  // Until they have said hello, or it expires.
   Action& action = tracked->action;
   if (const std::string why = WhyNot(action.kind); !why.empty()) {
     return Fail(tracked, ActionState::kRefused, "server", why, false, now, changed);

@@ -248,6 +248,8 @@ struct ActionEngine::State {
   void Settle(Tracked* tracked, const Now& now, Changed* changed);
   // Why the kind cannot be applied in this attempt; "" = it can.
   std::string WhyNot(ActionKind kind) const;
+  // Whether all ranks that answer for the run have said what they can apply.
+  bool AbilitiesKnown() const;
   // Action::not_allowed of one that is proposed; none = not all of its ranks have said what they can apply.
   std::optional<std::string> NotAllowed(const Action& action) const;
   // Brings what is proposed up to what the ranks allow.

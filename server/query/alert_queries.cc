@@ -37,10 +37,14 @@ void AddActions(AlertTransition last, const std::vector<Action>& actions, const 
 
 }  // namespace
 
+absl::Status QueryEngine::CheckRanges(const v1::ListAlertsRequest& request) const {
+  BW_RETURN_IF_ERROR(Range("limit", request.limit(), 0, options_.alerts_max));
+  return Range("severity_min", request.severity_min(), 0, static_cast<int64_t>(Severity::kCritical));
+}
+
 absl::StatusOr<v1::ListAlertsResponse> QueryEngine::ListAlerts(const v1::ListAlertsRequest& request,
                                                                const CallContext& context) const {
-  BW_RETURN_IF_ERROR(Range("limit", request.limit(), 0, options_.alerts_max));
-  BW_RETURN_IF_ERROR(Range("severity_min", request.severity_min(), 0, static_cast<int64_t>(Severity::kCritical)));
+  BW_RETURN_IF_ERROR(CheckRanges(request));
   const size_t limit = request.limit() == 0 ? 100 : request.limit();
   RunId run = 0;
   if (!request.run().empty()) {

@@ -76,7 +76,7 @@ absl::StatusOr<v1::ListRunsResponse> RunRouter::ListRuns(const QueryEngine& engi
 absl::StatusOr<v1::ListAlertsResponse> RunRouter::ListAlerts(const QueryEngine& engine,
                                                              const v1::ListAlertsRequest& request,
                                                              const CallContext& context) {
-  BW_RETURN_IF_ERROR(engine.ListAlerts(request, context).status());  // The request is legal.
+  BW_RETURN_IF_ERROR(engine.CheckRanges(request));
   v1::ListAlertsResponse response;
   const auto others = AskAll<v1::ListAlertsResponse>(peers_, peers_->spread(), "ListAlerts", request, context,
                                                      response.mutable_unanswered());

@@ -111,6 +111,8 @@ class QueryEngine {
 
   const Options& options() const { return options_; }
   const QueryStores& stores() const { return stores_; }
+  // INVALID_ARGUMENT: a number is out of its range.
+  absl::Status CheckRanges(const v1::ListAlertsRequest& request) const;
   // Adds to an open alert, as ListAlerts has it, what waits for it and the advice as of now.  `known`: actions of runs,
   // which are read once each.
   absl::Status ShowActions(const AlertView& alert, const CallContext& context,

@@ -29,7 +29,7 @@ import grpc
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fault"))
 from ack_ledger import HEADS, INGEST, LAYERS, SIGNALS
-from bellwether_process import Server
+from bellwether_process import Server, wait_for
 from test_unread_answers import QUERY_MIB, RECORDING, hostile_readers
 
 NAMES = ("SIGNAL_ROWS", "SIGNAL_LOGIT_MAX", "SIGNAL_ENTROPY_SUM", "SIGNAL_SINK_SUM")
@@ -115,13 +115,13 @@ def main() -> None:
         trainers = [Trainer(server.grpc, n, options.rate) for n in range(options.trainers)]
         ratios = []
         try:
-            time.sleep(2)
+            wait_for("each trainer is heard", lambda: all(trainer.late for trainer in trainers))
             for number in range(options.rounds):
                 found = {}
                 for name in ("without", "with"):
                     beside = hostile_readers(server) if name == "with" else contextlib.nullcontext()
                     with beside:
-                        time.sleep(1)
+                        time.sleep(1)  # The readers' streams fill meanwhile.
                         for trainer in trainers:
                             trainer.begin()
                         time.sleep(options.seconds)

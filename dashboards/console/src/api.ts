@@ -58,7 +58,7 @@ export const api = {
     call('GetSeries', { run, series, points_max: points, attempt: -1, step_begin: String(begin), step_end: String(end) }),
   events: (run: string, after: string) => call('ListEvents', { run, limit: 1000, after }),
   acknowledge: (run: string, key: string) => call('AcknowledgeAlert', { run, key, by: whoName(), comment: '' }),
-  silence: (run: string, key: string, seconds: number) =>  call('SilenceAlert', { run, key, seconds, by: whoName(), comment: '' }),
+  silence: (run: string, key: string, seconds: number) => call('SilenceAlert', { run, key, seconds, by: whoName(), comment: '' }),
   markFalseAlarm: (run: string, key: string, reason: string) => call('MarkFalseAlarm', { run, key, by: whoName(), reason, undo: false }),
   undoFalseAlarm: (run: string, key: string) => call('MarkFalseAlarm', { run, key, by: whoName(), reason: '', undo: true }),
   actions: (run: string) => call('ListActions', { run }),
